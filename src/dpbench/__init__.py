@@ -1,0 +1,22 @@
+"""dpbench: differentially private deep learning with PyTorch Lightning, by adding one callback."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpbench.data.lots import LotLoader
+    from dpbench.strategies.dpsgd import DPSGD
+
+__version__ = "0.1.0"
+__all__ = ["DPSGD", "LotLoader", "__version__"]
+
+_LAZY = {"DPSGD": "dpbench.strategies.dpsgd", "LotLoader": "dpbench.data.lots"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch only when something of it is asked for, so that `dpbench --help` answers at once."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'dpbench' has no attribute {name!r}")

@@ -1,0 +1,179 @@
+"""Images in memory, normalised once and indexed by whole lots; and the LightningDataModule on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.sources import Images, Source, Split, data_root, source
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling import Sampling
+
+Batch = tuple[Tensor, Tensor]
+_SPLIT_SEED = 0  # the validation split is the same for every run, so that runs can be compared on it
+
+
+class InMemoryImages(Dataset[Batch]):
+    """Normalised images and labels.
+
+    Images lie in memory as (N, H, W, C), so that a lot is one indexed copy that convolutions read channels-last.
+
+    Args:
+        pixels: (N, H, W, C), float32, contiguous.
+        labels: (N,), int64.
+    """
+
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        self.pixels, self.labels = pixels, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, position: int) -> Batch:
+        """Image (C, H, W) and label ()."""
+        return self.pixels[position].permute(2, 0, 1), self.labels[position]
+
+    def __getitems__(self, positions: Sequence[int]) -> Batch:
+        """Images (R, C, H, W), channels-last in memory, and labels (R,)."""
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return self.pixels[index].permute(0, 3, 1, 2), self.labels[index]
+
+    def subset(self, positions: Sequence[int]) -> InMemoryImages:
+        """The records at some positions."""
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return InMemoryImages(self.pixels[index], self.labels[index])
+
+
+def normalise(images: Images, spec: Source, image_size: int | None) -> InMemoryImages:
+    """Scale to [0, 1], resize, subtract the mean, divide by the standard deviation: once for all."""
+    pixels = images.pixels
+    pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
+    if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
+        planes = pixels.permute(0, 3, 1, 2)
+        planes = F.interpolate(planes, (image_size, image_size), mode="bilinear", align_corners=False, antialias=True)
+        pixels = planes.permute(0, 2, 3, 1).contiguous()
+    pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
+    return InMemoryImages(pixels, images.labels)
+
+
+class ImageDataModule(pl.LightningDataModule):
+    """Training lots, an optional validation split and the test set of an image data set.
+
+    Args:
+        name: A name in `dpbench.data.sources.SOURCES`.
+        root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
+        expected_batch_size: Mean number of records in a training lot.
+        sampling: "poisson", "fixed_size" or "shuffled".
+        val_size: Records taken from the training data for validation; 0 for the papers' tables. The population that
+            the ledger states is what remains.
+        eval_batch_size: Records in a validation or test batch.
+        image_size: Side to which images are resized; None keeps the data set's own choice.
+        download: Whether torchvision may download an absent data set.
+        seed: Key of the lots; None takes the operating system's entropy.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str | None = None,
+        expected_batch_size: float = 256,
+        sampling: str = "poisson",
+        val_size: int = 0,
+        eval_batch_size: int = 1000,
+        image_size: int | None = None,
+        download: bool = True,
+        seed: int | None = 0,
+    ) -> None:
+        super().__init__()
+        self.spec = source(name)
+        self.name = name
+        self.root = data_root(root)
+        self._expected_batch_size, self._kind = expected_batch_size, sampling
+        self._val_size, self._eval_batch_size = val_size, eval_batch_size
+        self._image_size = image_size if image_size is not None else self.spec.image_size
+        self._download, self._seed = download, seed
+        self._train: InMemoryImages | None = None
+        self._val: InMemoryImages | None = None
+        self._test: InMemoryImages | None = None
+        if eval_batch_size < 1 or val_size < 0:
+            raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
+
+    def _load(self, split: Split) -> InMemoryImages:
+        return normalise(self.spec.load(self.root, split, self._download), self.spec, self._image_size)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load everything once.
+
+        Raises:
+            DataError: The data set is absent and cannot be downloaded, or damaged.
+            ConfigurationError: The validation split leaves no training data.
+        """
+        if self._train is not None:
+            return
+        train, self._test = self._load("train"), self._load("test")
+        if self._val_size >= len(train):
+            raise ConfigurationError(
+                f"data.val_size={self._val_size} leaves nothing of {len(train)} training records to train on."
+            )
+        if self._val_size:
+            order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
+            self._val = train.subset(np.sort(order[: self._val_size]).tolist())
+            train = train.subset(np.sort(order[self._val_size :]).tolist())
+        self._train = train
+
+    @property
+    def train_set(self) -> InMemoryImages:
+        """The records that lots are drawn from; the population of the ledger."""
+        self.setup()
+        assert self._train is not None
+        return self._train
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        height, width, channels = self.train_set.pixels.shape[1:]
+        return channels, height, width
+
+    @property
+    def monitored(self) -> str:
+        """Which data `val_dataloader` gives: "val" or "test"."""
+        return "val" if self._val_size else "test"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.spec.num_classes
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training lots are drawn."""
+        return make_sampling(self._kind, len(self.train_set), self._expected_batch_size)
+
+    def train_dataloader(self) -> LotLoader:
+        """Lots of one epoch after the other."""
+        return LotLoader(self.train_set, Lots(self.sampling, self._seed))
+
+    def _eval_loader(self, images: InMemoryImages | None) -> DataLoader[Batch]:
+        assert images is not None
+        return DataLoader(images, batch_size=self._eval_batch_size, collate_fn=_whole)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
+        self.setup()
+        return self._eval_loader(self._val if self._val_size else self._test)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """The test set."""
+        self.setup()
+        return self._eval_loader(self._test)
+
+
+def _whole(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,192 @@
+"""How the records of each training step are drawn.
+
+Lot t is a function of (seed, t) alone: every rank draws the same lot and takes its share `lot[rank::world_size]`, and a
+resumed run draws what the interrupted one would have drawn. With `seed=None` the key comes from the operating
+system's entropy, for models that will be published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Sampler as TorchSampler
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.noise import fresh_key
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
+
+_STREAM = 1  # the noise of a release is keyed by other numbers, see strategies.base
+
+
+class Lots(TorchSampler[list[int]]):
+    """A batch sampler that yields the lots of one epoch, from where it stands.
+
+    Args:
+        sampling: What is drawn; the ledger records it.
+        seed: Key of the draws, or None for the operating system's entropy.
+
+    Attributes:
+        position: Number of lots that were handed out; the whole state.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int | None) -> None:
+        self.sampling = sampling
+        self.position = 0
+        self.seed = seed
+        self._key = seed
+        self._permutation: tuple[int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        return self.sampling.steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        done = self.position % len(self)
+        for step in range(self.position, self.position - done + len(self)):
+            yield self.lot(step)[rank::world].tolist()
+
+    def lot(self, step: int) -> NDArray[np.int64]:
+        """Positions of all records of lot `step`, over all ranks; may be empty."""
+        sampling = self.sampling
+        if isinstance(sampling, ShuffledEpochs):
+            epoch, start = divmod(step, len(self))
+            start *= sampling.batch_size
+            return self._shuffled(epoch)[start : start + sampling.batch_size]
+        rng = self._rng(step)
+        if isinstance(sampling, PoissonSampling):
+            # A binomial size and a uniform subset of that size is Poisson sampling, without a draw for each record.
+            size = int(rng.binomial(sampling.population, sampling.sample_rate))
+        elif isinstance(sampling, FixedSizeSampling):
+            size = sampling.batch_size
+        else:
+            raise ConfigurationError(f"cannot draw lots by {sampling.kind!r} sampling.")
+        return rng.choice(sampling.population, size, replace=False, shuffle=False)
+
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        if self._permutation is None or self._permutation[0] != epoch:
+            self._permutation = (epoch, self._rng(epoch).permutation(self.sampling.population))
+        return self._permutation[1]
+
+    def _rng(self, number: int) -> np.random.Generator:
+        if self._key is None:
+            key = [fresh_key()]
+            if dist.is_initialized():
+                dist.broadcast_object_list(key, src=0)
+            self._key = key[0]
+        return np.random.Generator(np.random.PCG64DXSM([self._key, _STREAM, number]))
+
+
+class LotLoader(DataLoader[Any]):
+    """A data loader whose sampling the ledger knows; the only kind that private strategies accept.
+
+    It hands out empty lots (with `(0, …)` tensors), and resumes in mid-epoch from its state.
+
+    Args:
+        dataset: Map-style data set; with `__getitems__(positions)` it returns whole batches itself.
+        lots: Which records come when.
+        collate_fn: As for `torch.utils.data.DataLoader`.
+        **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], lots: Lots, collate_fn: Callable[[Any], Any] | None = None, **options: Any
+    ) -> None:
+        size = len(dataset)  # type: ignore[arg-type]
+        if size != lots.sampling.population:
+            raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
+        collate = collate_fn or (_as_is if hasattr(dataset, "__getitems__") else default_collate)
+        super().__init__(dataset, batch_sampler=lots, collate_fn=_CollateEmpty(dataset, collate), **options)
+        self.lots = lots
+
+    @classmethod
+    def poisson(
+        cls, dataset: Dataset[Any], expected_batch_size: float, seed: int | None = None, **options: Any
+    ) -> LotLoader:
+        """Poisson sampling: each record is in each lot with probability `expected_batch_size` / len(dataset).
+
+        Args:
+            dataset: Map-style data set.
+            expected_batch_size: Mean number of records in a lot.
+            seed: Reproduces the lots; None takes the operating system's entropy.
+            **options: Further options of `torch.utils.data.DataLoader`.
+        """
+        population = len(dataset)  # type: ignore[arg-type]
+        return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size), seed), **options)
+
+    @classmethod
+    def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:
+        """The same data, collation and workers with Poisson lots of `loader.batch_size` records on average."""
+        if loader.batch_size is None:
+            raise ConfigurationError("the data loader has no batch_size to expect; use LotLoader.poisson.")
+        return cls.poisson(
+            loader.dataset,
+            loader.batch_size,
+            seed,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
+        for batch in super().__iter__():
+            self.lots.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the sequence of lots; Lightning puts it into checkpoints."""
+        return {"lots": self.lots.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the lots that were handed out."""
+        self.lots.position = int(state["lots"])
+
+
+class _CollateEmpty:
+    """Collation that also knows what an empty lot looks like."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[Any], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, records: Any) -> Any:
+        if isinstance(records, list) and not records:
+            one = self._collate([self._dataset[0]])
+            return tree_map(lambda x: x[:0] if hasattr(x, "shape") and x.ndim else x, one)
+        return self._collate(records)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sampling:
+    """The sampling of a kind for lots of a size.
+
+    Args:
+        kind: "poisson", "fixed_size" or "shuffled".
+        population: Number of training records.
+        expected_batch_size: Mean lot size; a whole number unless `kind` is "poisson".
+
+    Raises:
+        ConfigurationError: Unknown kind, or a size that does not fit.
+    """
+    if not 0 < expected_batch_size <= population:
+        raise ConfigurationError(
+            f"expected_batch_size must lie between 1 and the {population} training records, not {expected_batch_size}."
+        )
+    if kind == "poisson":
+        return PoissonSampling(population, expected_batch_size / population)
+    if expected_batch_size != int(expected_batch_size):
+        raise ConfigurationError(f"{kind} lots need a whole expected_batch_size, not {expected_batch_size}.")
+    if kind == "fixed_size":
+        return FixedSizeSampling(population, int(expected_batch_size))
+    if kind == "shuffled":
+        return ShuffledEpochs(population, int(expected_batch_size))
+    raise ConfigurationError(f"unknown sampling {kind!r}; known are poisson, fixed_size, shuffled.")

@@ -1,0 +1,157 @@
+"""The data sets, as whole arrays: where they are found, how they are downloaded, how they are scaled.
+
+Pixel means and standard deviations are the published constants; nothing is computed from private data here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError, DataError
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split as it lies on disk.
+
+    Attributes:
+        pixels: (N, H, W, C); uint8, or float32 in [0, 1].
+        labels: (N,), int64.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by name.
+
+    Attributes:
+        load: (folder, split, download) → images.
+        mean: Per channel, of pixels in [0, 1].
+        std: Per channel, of pixels in [0, 1].
+        num_classes: Number of classes.
+        image_size: Side to which images are resized by default (bilinear), or None.
+    """
+
+    load: Callable[[Path, Split, bool], Images]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int = 10
+    image_size: int | None = None
+
+
+def data_root(root: str | os.PathLike[str] | None) -> Path:
+    """Folder of the data sets: `root`, else $DPBENCH_DATA, else a per-user cache folder."""
+    if root is None:
+        root = os.environ.get("DPBENCH_DATA")
+    if root is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = Path(cache) / "dpbench"
+    return Path(root).expanduser()
+
+
+def _digits(root: Path, split: Split, download: bool) -> Images:
+    """scikit-learn's 1,797 real handwritten digits (8×8), split 1,437 / 360 by class; part of the package."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    data = load_digits()
+    positions = train_test_split(np.arange(len(data.target)), test_size=360, random_state=0, stratify=data.target)
+    chosen = np.sort(positions[0 if split == "train" else 1])
+    pixels = torch.from_numpy(data.images[chosen] / 16).float().unsqueeze(-1)
+    return Images(pixels, torch.from_numpy(data.target[chosen]).long())
+
+
+_NOISE_SIZES = {"train": 50_000, "test": 10_000}
+
+
+def _random_noise(root: Path, split: Split, download: bool) -> Images:
+    """Uniform noise of CIFAR-10's size with random labels: what can be learned here is memorized (three_tools_2018)."""
+    rng = np.random.default_rng([2018, 0 if split == "train" else 1])
+    size = _NOISE_SIZES[split]
+    pixels = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
+    return Images(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, 10, size)))
+
+
+def _torchvision(class_name: str) -> Callable[[Path, Split, bool], Images]:
+    def load(root: Path, split: Split, download: bool) -> Images:
+        from torchvision import datasets
+
+        data = _open(getattr(datasets, class_name), class_name, root, split == "train", download)
+        pixels = torch.as_tensor(data.data)
+        pixels = pixels.unsqueeze(-1) if pixels.dim() == 3 else pixels
+        return Images(pixels, torch.as_tensor(data.targets).long())
+
+    return load
+
+
+def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> Any:
+    """Open a torchvision data set, downloading it only where nothing of it is there."""
+    folder = root / (getattr(dataset, "base_folder", None) or f"{name}/raw")
+    present = folder.is_dir() and any(folder.iterdir())
+    if not present and download:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            return dataset(root, train=train, download=True)
+        except Exception as error:
+            reason = f"downloading failed ({str(error).strip().splitlines()[0] or type(error).__name__})"
+            raise _absent(name, folder, reason) from error
+    if not present:
+        raise _absent(name, folder, "data.download is false")
+    try:
+        data = dataset(root, train=train, download=False)
+    except Exception as error:
+        bad = _damaged_file(dataset, folder)
+        raise DataError(
+            f"{name} in {folder} is incomplete or damaged ({bad or str(error).strip().splitlines()[0]}): "
+            "delete that folder and let torchvision download it again, or copy an intact one there."
+        ) from error
+    return data
+
+
+def _absent(name: str, folder: Path, reason: str) -> DataError:
+    return DataError(
+        f"{name} is not in {folder}, and {reason}. Copy it there, point data.root or $DPBENCH_DATA at the folder that "
+        "holds it, or use data=digits, which needs no files."
+    )
+
+
+def _damaged_file(dataset: Any, folder: Path) -> str | None:
+    from torchvision.datasets.utils import check_integrity
+
+    for name, md5 in [*getattr(dataset, "train_list", []), *getattr(dataset, "test_list", [])]:
+        if not check_integrity(str(folder / name), md5):
+            return f"{name} is missing or has a wrong md5 sum"
+    return None
+
+
+SOURCES: dict[str, Source] = {
+    "digits": Source(_digits, (0.3053,), (0.3760,), image_size=28),
+    "mnist": Source(_torchvision("MNIST"), (0.1307,), (0.3081,)),
+    "fashion_mnist": Source(_torchvision("FashionMNIST"), (0.2860,), (0.3530,)),
+    "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "random_noise": Source(_random_noise, (0.5, 0.5, 0.5), (0.2887, 0.2887, 0.2887)),
+}
+
+
+def source(name: str) -> Source:
+    """The data set of a name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if name not in SOURCES:
+        raise ConfigurationError(f"unknown data set {name!r}; known are {', '.join(SOURCES)}.")
+    return SOURCES[name]

@@ -1,0 +1,27 @@
+"""Errors that a user can mend: one line that says what was wrong and what to do."""
+
+from __future__ import annotations
+
+
+class DPBenchError(Exception):
+    """Base of all errors that the command line prints as a single line, without a traceback."""
+
+
+class ConfigurationError(DPBenchError, ValueError):
+    """A setting is wrong or contradicts another."""
+
+
+class UnsupportedModuleError(DPBenchError, ValueError):
+    """A layer mixes records, or its per-record gradients cannot be computed exactly."""
+
+
+class DataError(DPBenchError):
+    """Training data is missing or damaged."""
+
+
+class LedgerError(DPBenchError):
+    """A privacy ledger is missing, damaged, or contradicts the run that wants to write to it."""
+
+
+class BudgetExhausted(DPBenchError):
+    """A release would exceed the target epsilon; it was not made."""

@@ -1,0 +1,36 @@
+"""The multilayer perceptron of PyVacy."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Sequential):
+    """Fully connected layers with ReLU between them: 784-1000-10 on MNIST, 795,010 parameters.
+
+    Used by Waites 2019 (pyvacy_2019, section 5.1).
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_classes: Number of classes.
+        hidden: Width of each hidden layer.
+
+    Shape:
+        (N, channels, height, width) → (N, num_classes).
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...] | list[int] = (1000,)
+    ) -> None:
+        widths = [math.prod(input_shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for n_in, n_out in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        super().__init__(*layers, nn.Linear(widths[-1], num_classes))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits of each image."""
+        logits: Tensor = super().forward(input)
+        return logits

@@ -1,0 +1,53 @@
+"""The convolutional network of the TensorFlow Privacy tutorial."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dpbench.models.shapes import conv_output, require
+
+
+class MNISTCNN(nn.Sequential):
+    """Two convolutions and two fully connected layers; 26,010 parameters on MNIST.
+
+    | layer | output on 1×28×28 |
+    | --- | --- |
+    | conv 8×8, 16 channels, stride 2, padding 3 ('same'), ReLU | 16×14×14 |
+    | max-pool 2×2, stride 1 | 16×13×13 |
+    | conv 4×4, 32 channels, stride 2, ReLU | 32×5×5 |
+    | max-pool 2×2, stride 1 | 32×4×4 |
+    | fully connected, ReLU | 32 |
+    | fully connected | num_classes |
+
+    Used for MNIST by Nasr et al. 2020 (gradient_compression_denoising_2020, Table 1).
+
+    Args:
+        input_shape: (channels, height, width) of an image; at least 14×14.
+        num_classes: Number of classes.
+
+    Shape:
+        (N, channels, height, width) → (N, num_classes).
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int) -> None:
+        channels, *sides = input_shape
+        require(min(sides) >= 14, "mnist_cnn", input_shape, "images of at least 14×14 pixels")
+        for kernel, stride, padding in ((8, 2, 3), (2, 1, 0), (4, 2, 0), (2, 1, 0)):
+            sides = [conv_output(side, kernel, stride, padding) for side in sides]
+        super().__init__(
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            nn.ReLU(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Flatten(),
+            nn.Linear(32 * sides[0] * sides[1], 32),
+            nn.ReLU(),
+            nn.Linear(32, num_classes),
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits of each image."""
+        logits: Tensor = super().forward(input)
+        return logits

@@ -1,0 +1,136 @@
+"""The small AlexNet of Zhang et al. 2017, "Understanding deep learning requires rethinking generalization"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.models.shapes import require
+
+
+class _BandedNormalization(torch.autograd.Function):
+    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of channel neighbourhoods, with its backward in closed form."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, band: Tensor, scale: float, k: float) -> Tensor:
+        rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+        denominator = torch.addmm(rows.new_full((1,), k), rows.square(), band, alpha=scale)
+        root = denominator.rsqrt()
+        power = root * root.sqrt()
+        ctx.save_for_backward(rows, denominator, power, band)
+        ctx.scale, ctx.shape = scale, x.shape
+        return _as_image(rows * power, x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, denominator, power, band = ctx.saved_tensors
+        scaled = grads[0].permute(0, 2, 3, 1).reshape(rows.shape) * power
+        neighbours = (scaled * rows / denominator) @ band
+        return _as_image(scaled - 1.5 * ctx.scale * rows * neighbours, ctx.shape), None, None, None
+
+
+def _as_image(rows: Tensor, shape: torch.Size) -> Tensor:
+    batch, channels, height, width = shape
+    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+class LocalResponseNorm(nn.Module):
+    """Local response normalization over channels with exponent 3/4, as `torch.nn.LocalResponseNorm` computes it.
+
+    The sum over neighbouring channels is a product with a banded matrix; on the CPU that is several times faster.
+
+    Args:
+        channels: Number of channels.
+        size: Channels in a neighbourhood (odd).
+        alpha: Weight of the mean square over the neighbourhood.
+        k: Additive constant.
+
+    Shape:
+        (N, channels, H, W) → the same.
+    """
+
+    band: Tensor
+
+    def __init__(self, channels: int, size: int = 9, alpha: float = 1e-3, k: float = 1.0) -> None:
+        super().__init__()
+        index = torch.arange(channels)
+        band = ((index[:, None] - index).abs() <= size // 2).float()
+        self.register_buffer("band", band, persistent=False)
+        self.scale, self.k = alpha / size, k
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised input, channels-last in memory."""
+        output: Tensor = _BandedNormalization.apply(input, self.band.to(input.dtype), self.scale, self.k)
+        return output
+
+
+class CenterCrop(nn.Module):
+    """The central size × size pixels; smaller images stay as they are."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) → (N, C, min(H, size), min(W, size))."""
+        for dim in (2, 3):
+            surplus = input.shape[dim] - self.size
+            if surplus > 0:
+                input = input.narrow(dim, surplus // 2, self.size)
+        return input
+
+
+class SmallAlexNet(nn.Sequential):
+    """Two [conv 5×5, ReLU, max-pool 3×3 stride 2, local response normalization], fully connected 384, 192.
+
+    | layer | output on 3×32×32 |
+    | --- | --- |
+    | centre crop 28×28 | 3×28×28 |
+    | conv 5×5, 64 channels, ReLU, max-pool ('same'), LRN | 64×14×14 |
+    | conv 5×5, 64 channels, ReLU, max-pool ('same'), LRN | 64×7×7 |
+    | fully connected, ReLU | 384 |
+    | fully connected, ReLU | 192 |
+    | fully connected | num_classes |
+
+    Used by three_tools_2018 (Figs. 1 and 4, Table 1) after Zhang et al. 2017, appendix A.
+
+    Args:
+        input_shape: (channels, height, width) of an image; at least 8×8.
+        num_classes: Number of classes.
+        channels: Output channels of both convolutions.
+        crop: Side of the centre crop.
+
+    Shape:
+        (N, channels, height, width) → (N, num_classes).
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64, crop: int = 28
+    ) -> None:
+        in_channels, height, width = input_shape
+        require(min(height, width, crop) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
+        height, width = (-(-(-(-min(side, crop) // 2)) // 2) for side in (height, width))
+        blocks: list[nn.Module] = [CenterCrop(crop)]
+        for n_in in (in_channels, channels):
+            blocks += [
+                nn.Conv2d(n_in, channels, 5, padding=2),
+                nn.ReLU(),
+                nn.MaxPool2d(3, stride=2, ceil_mode=True),
+                LocalResponseNorm(channels),
+            ]
+        super().__init__(
+            *blocks,
+            nn.Flatten(),
+            nn.Linear(channels * height * width, 384),
+            nn.ReLU(),
+            nn.Linear(384, 192),
+            nn.ReLU(),
+            nn.Linear(192, num_classes),
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits of each image."""
+        logits: Tensor = super().forward(input)
+        return logits

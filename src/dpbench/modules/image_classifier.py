@@ -1,0 +1,66 @@
+"""Image classification with any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class ImageClassifier(pl.LightningModule):
+    """Cross-entropy training of a network on labelled images; knows nothing of privacy.
+
+    Args:
+        model: (N, C, H, W) → logits (N, num_classes).
+        optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
+        num_classes: Number of classes.
+        monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        num_classes: int,
+        monitored: str = "val",
+    ) -> None:
+        super().__init__()
+        self._monitored = monitored
+        # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
+        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._make_optimizer = optimizer
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, num_classes) of images (N, C, H, W)."""
+        logits: Tensor = self.model(images)
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Mean cross-entropy of a lot; the budget does not cover the logged value."""
+        images, labels = batch
+        loss = F.cross_entropy(self(images), labels)
+        if len(labels) and self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+            self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(labels))
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Accuracy on the monitored data."""
+        self.val_accuracy(self(batch[0]), batch[1])
+        self.log(f"{self._monitored}/accuracy", self.val_accuracy, prog_bar=True, batch_size=len(batch[1]))
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Accuracy on test data."""
+        self.test_accuracy(self(batch[0]), batch[1])
+        self.log("test/accuracy", self.test_accuracy, batch_size=len(batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all trainable parameters."""
+        return self._make_optimizer(p for p in self.parameters() if p.requires_grad)

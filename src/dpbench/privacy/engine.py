@@ -1,0 +1,199 @@
+"""Per-record gradients of a whole model from one backward pass that computes no weight gradient.
+
+Forward hooks keep each layer's input and the gradient edge of its output; one `torch.autograd.grad` gives the gradients
+of those outputs; the rules in `layers` turn the two into per-record gradients, lazily. Nothing is monkeypatched and
+no model is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.gradients import ParameterGradients, SummedGradients, zero_gradients
+from dpbench.privacy.layers import RULES, LayerGradients, fallback
+from dpbench.privacy.validation import refuse_unsupported
+
+LossReduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One call of a layer in the forward pass."""
+
+    name: str
+    layer: nn.Module
+    inputs: tuple[Any, ...]
+    versions: tuple[int, ...]
+    edge: GradientEdge
+    output: Tensor | None  # kept for layers without a rule only
+
+
+class PerRecordEngine:
+    """Watches a model's layers and answers a loss with the per-record gradients of its trainable parameters.
+
+    Args:
+        model: Its layers must treat records independently and carry them in dimension 0.
+        loss_reduction: How the loss combines the records of a lot: their "mean" or their "sum".
+
+    Attributes:
+        names: Names of the trainable parameters, tied ones once.
+        parameters: The parameters, in the same order.
+
+    Raises:
+        UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
+        ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
+    """
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
+        refuse_unsupported(model)
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ConfigurationError("the model has no trainable parameters.")
+        self.names = [name for name, _ in trainable]
+        self.parameters = [p for _, p in trainable]
+        self._reduction = loss_reduction
+        self._uses: list[_Use] = []
+        self._recording = True
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_hook(self._hook(name), with_kwargs=True)
+            for name, module in model.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._uses.clear()
+
+    def discard(self) -> None:
+        """Forget forward passes that no backward pass followed."""
+        self._uses.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward passes inside are not recorded."""
+        before, self._recording = self._recording, False
+        try:
+            yield
+        finally:
+            self._recording = before
+
+    def _hook(self, name: str) -> Any:
+        def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not (self._recording and torch.is_grad_enabled()):
+                return
+            if not isinstance(output, Tensor) or kwargs:
+                raise UnsupportedModuleError(
+                    f"{name} ({type(layer).__name__}) must take positional arguments and return one tensor: "
+                    "per-record gradients are not available otherwise."
+                )
+            if not output.requires_grad:
+                return
+            tensors = [x for x in args if isinstance(x, Tensor)]
+            inputs = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
+            kept = None if type(layer) in RULES else output.detach()
+            versions = tuple(x._version for x in tensors)
+            self._uses.append(_Use(name, layer, inputs, versions, get_gradient_edge(output), kept))
+
+        return remember
+
+    def backward(self, loss: Tensor, records: int, verify: bool = False) -> list[ParameterGradients]:
+        """Gradients of each record's own loss.
+
+        Args:
+            loss: Scalar, the mean or the sum (see `loss_reduction`) of the losses of `records` records.
+            records: R, the number of records in the forward passes since the last call.
+            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first lot.
+
+        Returns:
+            One `ParameterGradients` over R records for each of `parameters`.
+
+        Raises:
+            UnsupportedModuleError: A layer saw another number of rows than R, changed its input in place, has no
+                per-record gradients, or (with `verify`) a parameter is used where no hook can see it.
+        """
+        uses, self._uses = self._uses, []
+        factor = float(records) if self._reduction == "mean" else 1.0
+        scale = torch.full_like(loss, factor)
+        expected = self._ordinary(loss, scale) if verify else None
+        mixed = torch.is_autocast_enabled(loss.device.type)
+        edges = [use.edge for use in uses]
+        grads = torch.autograd.grad(loss, edges, scale, allow_unused=True) if edges else ()
+        parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
+        with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
+            for use, grad in zip(uses, grads, strict=True):
+                if grad is not None:
+                    for name, gradients in _layer_gradients(use, grad, records).items():
+                        parameter = use.layer.get_parameter(name)
+                        if parameter in parts:
+                            parts[parameter].append(gradients)
+            result = [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
+            if expected is not None:
+                self._compare(result, expected, records, mixed)
+        return result
+
+    def _ordinary(self, loss: Tensor, scale: Tensor) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(loss, self.parameters, scale, retain_graph=True, allow_unused=True)
+
+    def _compare(
+        self, result: list[ParameterGradients], expected: Sequence[Tensor | None], records: int, mixed: bool
+    ) -> None:
+        total = sum(float(e.double().square().sum()) for e in expected if e is not None) ** 0.5
+        if not total < float("inf"):
+            return  # non-finite records contribute zero; a later lot has to do
+        for name, parameter, gradients, grad in zip(self.names, self.parameters, result, expected, strict=True):
+            weights = torch.ones(records, dtype=parameter.dtype, device=parameter.device)
+            ours = gradients.weighted_sum(weights)
+            theirs = torch.zeros_like(parameter) if grad is None else grad
+            gap = float((ours.double() - theirs.double()).norm())
+            tolerance = 5e-2 if mixed or parameter.dtype.itemsize < 4 else 1e-3
+            if gap > tolerance * max(float(theirs.double().norm()), 1e-2 * total):
+                raise UnsupportedModuleError(
+                    f"per-record gradients of {name} do not add up to its gradient (off by {gap:.2g}): it is used "
+                    "outside of its module's forward, or its layer mixes records. Call the module itself."
+                )
+
+
+def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
+    who = f"{use.name} ({type(use.layer).__name__})"
+    tensors = [x for x in use.inputs if isinstance(x, Tensor)]
+    if any(x._version != version for x, version in zip(tensors, use.versions, strict=True)):
+        raise UnsupportedModuleError(f"the input of {who} was changed in place after its forward pass.")
+    for x in (*tensors, grad):
+        if x.dim() < 1 or x.shape[0] != records:
+            raise UnsupportedModuleError(
+                f"{who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
+                "every layer must carry the records in dimension 0, one row each."
+            )
+    if grad.is_floating_point() and grad.dtype.itemsize < 4:  # norms and sums in float32
+        grad = grad.float()
+    inputs = tuple(
+        x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs
+    )
+    rule = RULES.get(type(use.layer))
+    try:
+        if rule is not None:
+            return rule(use.layer, inputs, grad)
+        assert use.output is not None
+        return fallback(use.layer, inputs, grad, use.output)
+    except UnsupportedModuleError as error:
+        raise UnsupportedModuleError(f"no per-record gradients for {who}: {error}.") from error
+
+
+def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
+    if not parts:
+        return zero_gradients(parameter, records)
+    return parts[0] if len(parts) == 1 else SummedGradients(parts, parameter.shape)

@@ -1,0 +1,149 @@
+"""Per-record gradients of one parameter, in the form that its layer gives them most cheaply.
+
+Strategies are written against three questions only: `squared_norms`, `weighted_sum`, `per_record`. Clipping needs
+the first two, which for many layers never build the (R, D) matrix of per-record gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class ParameterGradients(ABC):
+    """Gradients of R records' losses with respect to one parameter."""
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Squared l2 norm of each record's gradient, shape (R,)."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum of the records' gradients times `weights` (R,), in the parameter's shape."""
+
+    @abstractmethod
+    def per_record(self) -> Tensor:
+        """All gradients, shape (R, *parameter.shape); costs R times the parameter's memory."""
+
+    @abstractmethod
+    def select(self, records: Tensor) -> ParameterGradients:
+        """The same for a subset of the records, given by their positions."""
+
+
+class InstantiatedGradients(ParameterGradients):
+    """Gradients that are computed record by record, on first use.
+
+    Args:
+        compute: Returns the gradients, shape (R, *shape).
+        shape: The parameter's shape.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor], shape: torch.Size) -> None:
+        self._compute = compute
+        self._shape = shape
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return self._compute().flatten(1)
+
+    def squared_norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self._rows, dim=1).square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return (weights @ self._rows).view(self._shape)
+
+    def per_record(self) -> Tensor:
+        return self._rows.view(-1, *self._shape)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        rows = self._rows[records]
+        return InstantiatedGradients(lambda: rows.view(-1, *self._shape), self._shape)
+
+
+class OuterProductGradients(ParameterGradients):
+    """Weight of a linear layer: the gradient of record r is Σ_t g_rt a_rtᵀ over its T positions.
+
+    One position: ‖g aᵀ‖² = ‖g‖²‖a‖², and the weighted sum is one matrix product; nothing is built per record.
+
+    Args:
+        outputs: Gradients of the layer's outputs g, shape (R, T, out).
+        inputs: The layer's inputs a, shape (R, T, in).
+    """
+
+    def __init__(self, outputs: Tensor, inputs: Tensor) -> None:
+        self._outputs, self._inputs = outputs, inputs
+
+    def squared_norms(self) -> Tensor:
+        g, a = self._outputs, self._inputs
+        positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
+        if positions == 1:
+            return g.square().sum((1, 2)) * a.square().sum((1, 2))
+        if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
+            # Rounding can leave a tiny negative number where the gradients of the positions cancel.
+            return ((g @ g.mT) * (a @ a.mT)).sum((1, 2)).clamp_(min=0)
+        return (g.mT @ a).square().sum((1, 2))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
+        return scaled.t() @ self._inputs.flatten(0, 1)
+
+    def per_record(self) -> Tensor:
+        return self._outputs.mT @ self._inputs
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return OuterProductGradients(self._outputs[records], self._inputs[records])
+
+
+class EmbeddingGradients(ParameterGradients):
+    """Weight of an embedding: row v gets the sum of the output gradients at the positions that hold token v.
+
+    Args:
+        outputs: Gradients of the layer's outputs, shape (R, T, width), zero at padding.
+        tokens: Token of each position, shape (R, T).
+        size: Number of rows of the weight.
+    """
+
+    def __init__(self, outputs: Tensor, tokens: Tensor, size: int) -> None:
+        self._outputs, self._tokens, self._size = outputs, tokens, size
+
+    def squared_norms(self) -> Tensor:
+        same = self._tokens[:, :, None] == self._tokens[:, None, :]
+        return (self._outputs @ self._outputs.mT).mul_(same).sum((1, 2)).clamp_(min=0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
+        return scaled.new_zeros(self._size, scaled.shape[1]).index_add_(0, self._tokens.flatten(), scaled)
+
+    def per_record(self) -> Tensor:
+        records, _, width = self._outputs.shape
+        rows = self._outputs.new_zeros(records, self._size, width)
+        return rows.scatter_add_(1, self._tokens[:, :, None].expand_as(self._outputs), self._outputs)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return EmbeddingGradients(self._outputs[records], self._tokens[records], self._size)
+
+
+class SummedGradients(InstantiatedGradients):
+    """A parameter used more than once (a module called twice, tied weights): the uses add up, record by record.
+
+    Norms do not add, so the gradients are built.
+    """
+
+    def __init__(self, uses: Sequence[ParameterGradients], shape: torch.Size) -> None:
+        def compute() -> Tensor:
+            total = uses[0].per_record()
+            for use in uses[1:]:
+                total = total + use.per_record()
+            return total
+
+        super().__init__(compute, shape)
+
+
+def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:
+    """Gradients of a parameter that the loss of this lot does not depend on."""
+    shape = parameter.shape
+    return InstantiatedGradients(lambda: parameter.new_zeros(records, *shape), shape)

@@ -1,0 +1,197 @@
+"""Rules: from a layer's input and the gradient of its output to per-record gradients of its parameters.
+
+A rule takes (layer, inputs, output gradient) and returns the gradients by the parameter's name in that layer. Record r
+is row r of input and output. A layer type without a rule takes `fallback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients import (
+    EmbeddingGradients,
+    InstantiatedGradients,
+    OuterProductGradients,
+    ParameterGradients,
+)
+
+LayerGradients = dict[str, ParameterGradients]
+Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
+
+
+def _instantiated(parameter: Tensor, compute: Callable[[], Tensor]) -> ParameterGradients:
+    return InstantiatedGradients(compute, parameter.shape)
+
+
+def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
+    records = grad_output.shape[0]
+    positions = grad_output[0:1, ..., 0].numel() if records else 1
+    g = grad_output.reshape(records, positions, layer.out_features)
+    a = inputs[0].reshape(records, positions, layer.in_features)
+    gradients: LayerGradients = {"weight": OuterProductGradients(g, a)}
+    if layer.bias is not None:
+        gradients["bias"] = _instantiated(layer.bias, lambda: g.sum(1))
+    return gradients
+
+
+def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
+    gradients: LayerGradients = {
+        "weight": _instantiated(layer.weight, lambda: _convolution_weights(layer, inputs[0], grad_output))
+    }
+    if layer.bias is not None:
+        gradients["bias"] = _instantiated(layer.bias, lambda: grad_output.flatten(2).sum(2))
+    return gradients
+
+
+def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> Tensor:
+    """Per-record weight gradients (R, out, in / groups, *kernel)."""
+    records, shape = g.shape[0], layer.weight.shape
+    if not records:
+        return g.new_zeros(0, *shape)
+    padding = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        a, padding = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode), (0,) * (a.dim() - 2)
+    pointwise = all(k == 1 for k in layer.kernel_size) and all(s == 1 for s in layer.stride) and not any(padding)
+    if pointwise and layer.groups == 1:
+        return (g.flatten(2) @ a.flatten(2).mT).view(records, *shape)
+    im2col = layer.weight[0].numel() * g[0, 0].numel()  # numbers per record
+    if im2col <= _IM2COL_LIMIT and a.dim() == 4 and layer.groups == 1:
+        return _im2col_weights(layer, a, g, padding)
+    # From here on the weight gradient of torch: record by record where one fills the machine, else all in one call
+    # with the records moved into the groups.
+    if im2col >= _LOOP_LIMIT:
+        weight = g.new_empty(()).expand(shape)
+        rows = [_weight_gradient(layer, a[r : r + 1], g[r : r + 1], weight, padding, 1) for r in range(records)]
+        return torch.stack(rows)
+    weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
+    a, g = (x.reshape(1, records * x.shape[1], *x.shape[2:]) for x in (a, g))
+    return _weight_gradient(layer, a, g, weight, padding, records).view(records, *shape)
+
+
+# Measured on two CPU cores over the shapes of our four networks. Fixed, not timed at run time: another choice rounds
+# differently, and a resumed run has to repeat the interrupted one to the bit.
+_IM2COL_LIMIT = 2**16
+_LOOP_LIMIT = 2**19
+
+
+def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: Any, records: int) -> Tensor:
+    none = [0] * (a.dim() - 2)
+    groups, mask = records * layer.groups, [False, True, False]
+    arguments = (layer.stride, padding, layer.dilation, False, none, groups, mask)
+    return cast(Tensor, torch.ops.aten.convolution_backward(g, a, weight, None, *arguments)[1])
+
+
+def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+    """Patches laid out channels-last, then one matrix product per record."""
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    a = F.pad(a, (padding[1], padding[1], padding[0], padding[0])).permute(0, 2, 3, 1)
+    records, height, width, channels = a.shape
+    a = a.reshape(-1).view(a.shape)  # contiguous with canonical strides also where a dimension is 1
+    row, column = width * channels, channels
+    rows, columns = g.shape[2:]
+    patches = a.as_strided(
+        (records, rows, columns, kh, kw, channels),
+        (height * row, sh * row, sw * column, dh * row, dw * column, 1),
+    ).reshape(records, rows * columns, kh * kw * channels)
+    weights = g.permute(0, 2, 3, 1).reshape(records, rows * columns, -1).mT @ patches
+    return weights.view(records, -1, kh, kw, channels).permute(0, 1, 4, 2, 3)
+
+
+def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Rows of a table: tokens (R, ...), g (R, ..., width)."""
+    records = grad_output.shape[0]
+    tokens = inputs[0].reshape(records, -1) if records else inputs[0].reshape(0, 1)
+    g = grad_output.reshape(*tokens.shape, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        g = g * (tokens != layer.padding_idx)[:, :, None]
+    return {"weight": EmbeddingGradients(g, tokens, layer.num_embeddings)}
+
+
+def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Scale and shift of each channel: a, g (R, C, *)."""
+
+    def weight() -> Tensor:
+        normalised = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
+        return (normalised * grad_output).flatten(2).sum(2)
+
+    gradients: LayerGradients = {"weight": _instantiated(layer.weight, weight)}
+    if layer.bias is not None:
+        gradients["bias"] = _instantiated(layer.bias, lambda: grad_output.flatten(2).sum(2))
+    return gradients
+
+
+def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Scale and shift of each coordinate of the trailing dimensions, which `normalized_shape` names."""
+    shape = layer.normalized_shape
+
+    def over_positions(values: Tensor) -> Tensor:
+        middle = values.shape[1 : values.dim() - len(shape)].numel()
+        return values.reshape(values.shape[0], middle, *shape).sum(1)
+
+    gradients: LayerGradients = {
+        "weight": _instantiated(
+            layer.weight, lambda: over_positions(F.layer_norm(inputs[0], shape, eps=layer.eps) * grad_output)
+        )
+    }
+    if layer.bias is not None:
+        gradients["bias"] = _instantiated(layer.bias, lambda: over_positions(grad_output))
+    return gradients
+
+
+def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, output: Tensor) -> LayerGradients:
+    """Any layer that treats records independently and without randomness: `vmap` of its own backward pass.
+
+    Args:
+        layer: A module that owns trainable parameters.
+        inputs: Its positional arguments; tensors carry the records in dimension 0.
+        grad_output: Gradient of its output.
+        output: Its output for the whole lot, to notice layers that mix records.
+
+    Raises:
+        UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
+            gave for the whole lot (it mixes records).
+    """
+    parameters = {name: p.detach().to(grad_output.dtype) for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    if not grad_output.shape[0]:
+        return {name: _instantiated(p, lambda p=p: p.new_zeros(0, *p.shape)) for name, p in parameters.items()}
+
+    def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        def forward(values: dict[str, Tensor]) -> Tensor:
+            row = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in record)
+            return cast(Tensor, torch.func.functional_call(layer, values, row)).squeeze(0)
+
+        value, pullback = torch.func.vjp(forward, parameters)
+        return value, pullback(cotangent)[0]
+
+    in_dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
+    try:
+        values, rows = torch.func.vmap(one_record, in_dims=in_dims)(grad_output, *inputs)
+    except Exception as error:
+        raise UnsupportedModuleError(
+            f"it has no rule in dpbench.privacy.layers, and torch.func.vmap over its records failed "
+            f"({str(error).strip().splitlines()[0]}); freeze it, replace it or add a rule"
+        ) from error
+    if not torch.allclose(values, output, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise UnsupportedModuleError("its output for a record depends on the other records of the lot, or on chance")
+    return {name: _instantiated(parameters[name], lambda row=row: row) for name, row in rows.items()}
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.Conv3d: convolution,
+    nn.Embedding: embedding,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
+}
+"""Exact types only: a subclass may change `forward`, so it takes the fallback."""

@@ -1,0 +1,255 @@
+"""The append-only record of every release, written before the release is used.
+
+A ledger is a JSONL file. A header line opens each *phase* (a run, or its continuation with other settings); a release
+line holds the sampling event and the sum queries. From these any accountant computes the epsilon, long after the
+run and without the training code (general_approach_2018, section 3).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import LedgerError
+from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.sampling import Sampling, sampling_from_dict
+
+SCHEMA = 1
+
+
+Event = tuple[Sampling, tuple[SumQuery, ...]]
+"""What one release costs: how its lot was drawn and what was summed."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What holds for all releases of a phase.
+
+    Attributes:
+        unit: Unit of privacy, such as "example".
+        neighbouring_relation: "add_or_remove_one" or "replace_one".
+        population: Number of records that can be drawn.
+        delta: The δ that the run aims at.
+        replay: Fingerprint of everything that determines the releases (seed included), or None. Only a run with
+            the same fingerprint may repeat a release without it counting twice.
+        phase: Number of this phase in the ledger.
+    """
+
+    unit: str
+    neighbouring_relation: str
+    population: int
+    delta: float
+    replay: str | None = None
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release: release number within the run, how its lot was drawn, and what was summed."""
+
+    number: int
+    sampling: Sampling
+    queries: tuple[SumQuery, ...]
+
+
+@dataclass
+class Ledger:
+    """A ledger in memory.
+
+    Attributes:
+        headers: One per phase.
+        releases: In the order of writing; (phase, release).
+        damage: None, or what is wrong with the file from some line on.
+    """
+
+    headers: list[Header] = field(default_factory=list)
+    releases: list[tuple[int, Release]] = field(default_factory=list)
+    damage: str | None = None
+
+    @property
+    def header(self) -> Header:
+        """The newest header."""
+        return self.headers[-1]
+
+
+def _dump(data: dict[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _header_line(header: Header) -> str:
+    return _dump({"record": "header", "schema": SCHEMA, **asdict(header)})
+
+
+def _release_line(release: Release) -> str:
+    queries = [asdict(query) for query in release.queries]
+    return _dump(
+        {"record": "release", "number": release.number, "sampling": release.sampling.to_dict(), "queries": queries}
+    )
+
+
+def read_ledger(path: str | os.PathLike[str]) -> Ledger:
+    """Read a ledger as far as it is intact.
+
+    Args:
+        path: The file.
+
+    Returns:
+        All that is readable before the first damaged line; `damage` names that line.
+
+    Raises:
+        LedgerError: There is no such file, or not even a header is readable.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise LedgerError(f"cannot read the ledger {path}: {error.strerror}.") from None
+    ledger = Ledger()
+    tail = lines.pop()
+    cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            _read_line(line, ledger, cache)
+        except (ValueError, KeyError, TypeError, LedgerError) as error:
+            ledger.damage = f"line {number} is damaged ({type(error).__name__}: {error})"
+            break
+    else:
+        if tail:
+            ledger.damage = f"line {len(lines) + 1} is cut off"
+    if not ledger.headers:
+        raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
+    return ledger
+
+
+def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]]) -> None:
+    data = json.loads(line)
+    if data["record"] == "header":
+        if data["schema"] != SCHEMA:
+            raise LedgerError(f"schema {data['schema']}, but this version of dpbench reads schema {SCHEMA}")
+        ledger.headers.append(Header(**{k: v for k, v in data.items() if k not in ("record", "schema")}))
+        return
+    if data["record"] != "release" or not ledger.headers:
+        raise LedgerError("neither a header nor a release after one")
+    _, comma, event = line.partition(b'"sampling"')
+    if event not in cache or not comma:
+        queries = tuple(SumQuery(**query) for query in data["queries"])
+        if not queries or not all(query.sensitivity > 0 and query.noise_std > 0 for query in queries):
+            raise LedgerError("a release needs queries with positive sensitivity and noise_std")
+        cache[event] = (sampling_from_dict(data["sampling"]), queries)
+    ledger.releases.append((len(ledger.headers) - 1, Release(int(data["number"]), *cache[event])))
+
+
+class LedgerWriter:
+    """Appends releases to a ledger file, each on disk (in the system's buffers) before `append` returns.
+
+    Args:
+        path: The file; its folder is made.
+        header: Of this run. Its `phase` is set here.
+        start: Releases that the restored checkpoint had made; 0 for a fresh run.
+        resume: Whether an existing ledger may be continued.
+
+    Attributes:
+        phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
+            other settings never adds old noise to new sums.
+        events: How often each release was made, all phases together.
+
+    Raises:
+        LedgerError: The file exists and `resume` is False, is damaged in the middle, ends before the checkpoint,
+            or the folder cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], header: Header, start: int = 0, resume: bool = False) -> None:
+        self.path = Path(path)
+        self._recorded: dict[int, Release] = {}
+        self.events: Counter[Event] = Counter()
+        lines: list[str] = []
+        header = Header(**{**asdict(header), "phase": 0})
+        if self.path.exists() and self.path.stat().st_size:
+            if not resume:
+                raise LedgerError(
+                    f"{self.path} already records a run: resume that run, choose another folder, or move the file away."
+                )
+            header = self._continue(header, start, lines)
+        elif start:
+            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} is missing or empty.")
+        else:
+            lines.append(_header_line(header))
+        self.phase = header.phase
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self._write("".join(lines))
+        except OSError as error:
+            raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
+
+    def _continue(self, header: Header, start: int, lines: list[str]) -> Header:
+        ledger = read_ledger(self.path)
+        if ledger.damage is not None:
+            if not ledger.damage.endswith("cut off"):
+                raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
+            # The process died while writing, before the release was used: the piece of a line may go.
+            whole = self.path.read_bytes()
+            os.truncate(self.path, whole.rindex(b"\n") + 1)
+        self.events.update((release.sampling, release.queries) for _, release in ledger.releases)
+        last = ledger.header
+        header = Header(**{**asdict(header), "phase": last.phase})
+        for name in ("unit", "neighbouring_relation", "population"):
+            if getattr(header, name) != getattr(last, name):
+                raise LedgerError(
+                    f"{self.path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
+                    "one ledger describes one training set. Start a new run."
+                )
+        mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
+        made = {release.number for _, release in ledger.releases}
+        if start and start - 1 not in made:
+            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
+        ahead = {number: release for number, release in mine.items() if number >= start}
+        same = header == last and header.replay is not None
+        if same:
+            self._recorded = ahead
+        elif header != last or ahead:
+            header = Header(**{**asdict(header), "phase": last.phase + 1})
+            lines.append(_header_line(header))
+        return header
+
+    @property
+    def replays(self) -> int:
+        """Recorded releases that this run will repeat, because it resumes from an earlier checkpoint."""
+        return len(self._recorded)
+
+    def append(self, release: Release) -> None:
+        """Record a release; must return before the release is used.
+
+        A replay of a release that this phase has recorded already (after a crash) is not written again: the same
+        noise on the same sum is the same release.
+
+        Raises:
+            LedgerError: The disk is full or the replay differs from what was recorded.
+        """
+        recorded = self._recorded.pop(release.number, None)
+        if recorded is not None:
+            if recorded != release:
+                raise LedgerError(f"release {release.number} was recorded with other parameters in {self.path}.")
+            return
+        try:
+            self._write(_release_line(release))
+        except OSError as error:
+            raise LedgerError(
+                f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
+                "free some space and resume the run."
+            ) from None
+        self.events[(release.sampling, release.queries)] += 1
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

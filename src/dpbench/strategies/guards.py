@@ -1,0 +1,121 @@
+"""Settings of the trainer that would break the guarantee silently, refused before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling import Sampling
+
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+
+
+def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Refuse what Lightning would do to gradients behind the mechanism's back.
+
+    Raises:
+        ConfigurationError: Names the setting and the remedy.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} rescales the loss, so that clipping is wrong: "
+            "leave it at 1 and set max_physical_batch_size to train large lots in bounded memory."
+        )
+    if trainer.gradient_clip_val:
+        raise ConfigurationError(
+            "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."
+        )
+    if str(trainer.precision) not in _PRECISIONS:
+        raise ConfigurationError(
+            f"precision={trainer.precision} scales the loss, so that clipping is wrong: use {' or '.join(_PRECISIONS)}."
+        )
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(
+            f"{type(trainer.strategy).__name__} is not supported: per-record gradients need whole parameters on each "
+            "device; use a single device or strategy=ddp."
+        )
+    if "backward" in pl_module.__dict__ or type(pl_module).backward is not pl.LightningModule.backward:
+        raise ConfigurationError(f"{type(pl_module).__name__} overrides backward, which the private strategy replaces.")
+    if type(pl_module).configure_gradient_clipping is not pl.LightningModule.configure_gradient_clipping:
+        raise ConfigurationError(
+            f"{type(pl_module).__name__} overrides configure_gradient_clipping: the strategy clips; remove it."
+        )
+
+
+def refuse_optimizers(trainer: pl.Trainer, parameters: list[Tensor], names: list[str]) -> None:
+    """Refuse optimizers that would not update exactly what is released.
+
+    Raises:
+        ConfigurationError: There is not exactly one optimizer, or it misses a trainable parameter.
+    """
+    if len(trainer.optimizers) != 1:
+        raise ConfigurationError(
+            f"the module has {len(trainer.optimizers)} optimizers; a private strategy releases gradients to exactly one."
+        )
+    updated = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
+    if missed:
+        raise ConfigurationError(
+            f"the optimizer does not update {', '.join(missed)}: pass all trainable parameters, or freeze these "
+            "(requires_grad=False before training), else they spend budget for nothing."
+        )
+
+
+def known_lots(trainer: pl.Trainer) -> LotLoader:
+    """The training loader, if its sampling is one that the ledger knows.
+
+    Raises:
+        ConfigurationError: It is another loader, several loaders, or samples in a way that no accountant covers.
+    """
+    loader: Any = trainer.train_dataloader
+    if not isinstance(loader, LotLoader) or loader.batch_sampler is not loader.lots:
+        raise ConfigurationError(
+            f"the sampling of the training data loader ({type(loader).__name__}) is unknown, so no epsilon holds for "
+            "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson lots, and with several processes "
+            "pass use_distributed_sampler=False to the trainer."
+        )
+    refuse_uncovered(loader.lots.sampling)
+    if trainer.limit_train_batches != 1.0 and trainer.limit_train_batches != float("inf"):
+        raise ConfigurationError("limit_train_batches drops lots from an epoch: set max_steps instead.")
+    return loader
+
+
+def refuse_uncovered(sampling: Sampling) -> None:
+    """Raise ConfigurationError for sampling without a neighbouring relation."""
+    if sampling.record_changes == 0:
+        raise ConfigurationError(
+            f"no accountant covers {sampling.kind!r} sampling: draw lots with data.sampling=poisson (or fixed_size)."
+        )
+
+
+def count_records(batch: Any) -> int:
+    """Number of records in a batch: the common first dimension of its tensors.
+
+    Raises:
+        ConfigurationError: There are no tensors, or they disagree.
+    """
+    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) != 1:
+        raise ConfigurationError(
+            f"the tensors of a batch must agree on dimension 0, the records; found {sorted(sizes) or 'no tensors'}."
+        )
+    return int(sizes.pop())
+
+
+def chunks_of(batch: Any, records: int, size: int | None) -> list[Any]:
+    """Split a batch into pieces of at most `size` records; an empty batch is one piece."""
+    from torch.utils._pytree import tree_map
+
+    if size is None or records <= size:
+        return [batch]
+
+    def piece(start: int) -> Any:
+        return tree_map(lambda x: x[start : start + size] if isinstance(x, Tensor) and x.dim() else x, batch)
+
+    return [piece(start) for start in range(0, records, size)]
