@@ -1,0 +1,1 @@
+"""Results of runs: records, logs, figures."""

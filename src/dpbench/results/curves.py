@@ -1,0 +1,66 @@
+"""curves.png: accuracy and epsilon against steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+_BLUE, _RED, _GREY = "#3060a8", "#c04030", "#808080"
+
+
+def plot_curves(folder: Path, title: str) -> Path | None:
+    """Draw a run's learning curve above its privacy budget.
+
+    Args:
+        folder: Holds metrics.csv.
+        title: Above the figure.
+
+    Returns:
+        The picture's path, or None if nothing was logged.
+    """
+    source = folder / "metrics.csv"
+    if not source.exists():
+        return None
+    table = pd.read_csv(source, index_col="step")
+    private = "privacy/epsilon" in table
+    figure = Figure(figsize=(7, 5.2 if private else 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2 if private else 1, sharex=True, squeeze=False)[:, 0]
+    _draw_accuracy(axes[0], table)
+    if private:
+        epsilon = table["privacy/epsilon"].dropna()
+        axes[1].plot(epsilon.index, epsilon, color=_RED)
+        axes[1].set_ylabel("ε spent (RDP)")
+        axes[1].set_ylim(bottom=0)
+        axes[1].annotate(f"{epsilon.iloc[-1]:.3g}", (epsilon.index[-1], epsilon.iloc[-1]), **_BESIDE)
+    for ax in axes:
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.margins(x=0.08)
+    axes[-1].set_xlabel("step")
+    figure.suptitle(title)
+    path = folder / "curves.png"
+    temporary = folder / ".curves.png"
+    figure.savefig(temporary, dpi=130, format="png")
+    temporary.replace(path)
+    return path
+
+
+_BESIDE = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+
+
+def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:
+    names = {"val/accuracy": ("validation", _BLUE), "test/accuracy": ("test", _GREY)}
+    for column, (label, color) in names.items():
+        if column not in table:
+            continue
+        accuracy = 100 * table[column].dropna()
+        ax.plot(accuracy.index, accuracy, marker=".", color=color, label=label)
+        ax.annotate(f"{accuracy.iloc[-1]:.1f}", (accuracy.index[-1], accuracy.iloc[-1]), **_BESIDE)
+    ax.set_ylabel("accuracy (%)")
+    if ax.lines:
+        ax.legend(frameon=False, loc="lower right")

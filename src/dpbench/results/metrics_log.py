@@ -1,0 +1,87 @@
+"""metrics.csv: one line per step at which something was logged."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from dpbench.results.files import write_atomically
+
+
+class MetricsCSV(Logger):
+    """A Lightning logger that survives interruption: written atomically, continued on resume.
+
+    Lightning's CSVLogger deletes the old file when a run is resumed.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._rows: dict[int, dict[str, float]] | None = None  # read late: a spawned process may have written since
+
+    @property
+    def name(self) -> str:
+        """Empty: the folder is the run's own."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Empty: the folder is the run's own."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run's folder."""
+        return str(self._folder)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder, where the strategy puts the ledger by default."""
+        return str(self._folder)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._folder / "metrics.csv"
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the configuration lies in `.hydra/`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add to the line of `step`, counted in optimizer steps that were made."""
+        values = {key: float(value) for key, value in metrics.items() if key != "epoch"}
+        if self._rows is None:
+            self._rows = self._read()
+        self._rows.setdefault(int(step or 0), {}).update(values)
+
+    def _read(self) -> dict[int, dict[str, float]]:
+        if not self.path.exists():
+            return {}
+        rows = pd.read_csv(self.path).to_dict("records")
+        return {int(row.pop("step")): {str(k): v for k, v in row.items() if pd.notna(v)} for row in rows}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the whole file."""
+        if self._rows:
+            frame = pd.DataFrame.from_dict(self._rows, orient="index").sort_index()
+            columns = sorted(frame.columns)
+            write_atomically(self.path, frame[columns].to_csv(index_label="step"))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write at the end, whatever it is."""
+        self.save()

@@ -1,0 +1,79 @@
+"""Where a figure comes from: configuration, code, versions, hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("dpbench", "torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
+_NOT_HASHED = ("run", "logger", "launcher")
+_NOT_HASHED_DATA = ("root", "download")
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Sixteen hexadecimal digits for everything in a resolved configuration that may change a result."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
+    kept["data"] = {key: value for key, value in config.get("data", {}).items() if key not in _NOT_HASHED_DATA}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def code_hash() -> str:
+    """Sixteen hexadecimal digits for the source of this package."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def commit() -> str | None:
+    """Commit of the checkout that runs, with "+changes" where it is not clean; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", str(Path(__file__).name)):
+            return None  # installed somewhere below another project's checkout
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes the figures."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: processor, cores, accelerator."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

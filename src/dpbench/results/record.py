@@ -1,0 +1,83 @@
+"""result.json: what a finished run leaves for tables and comparisons."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting import ACCOUNTANTS, ledger_epsilon
+from dpbench.privacy.ledger import read_ledger
+from dpbench.results.files import write_json
+from dpbench.results.provenance import commit, config_hash, hardware, versions
+
+RESULT, PARTIAL = "result.json", "partial_result.json"
+
+
+def privacy_of(ledger: Path) -> dict[str, Any]:
+    """What a ledger guarantees: epsilon by each accountant, δ, unit, neighbouring relation, sampling.
+
+    Args:
+        ledger: Path; no file means a run without privacy (every epsilon is None: infinite).
+    """
+    if not ledger.exists():
+        return {"epsilon": dict.fromkeys(ACCOUNTANTS), "delta": None, "unit": None, "neighbouring_relation": None}
+    book = read_ledger(ledger)
+    header = book.header
+    epsilons: dict[str, float | None] = {}
+    for name in ACCOUNTANTS:
+        try:
+            value = ledger_epsilon(book, header.delta, name)
+        except ConfigurationError:  # this accountant does not cover the sampling
+            value = math.inf
+        epsilons[name] = value if math.isfinite(value) else None
+    return {
+        "epsilon": epsilons,
+        "delta": header.delta,
+        "unit": header.unit,
+        "neighbouring_relation": header.neighbouring_relation,
+        "population": header.population,
+        "releases": len(book.releases),
+        "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
+        "kind": "guarantee",
+    }
+
+
+def write_result(
+    folder: Path,
+    config: dict[str, Any],
+    metrics: dict[str, float],
+    steps: int,
+    seconds: float,
+    finished: bool = True,
+) -> dict[str, Any]:
+    """Write the run's record, last of all and atomically.
+
+    Args:
+        folder: The run's folder.
+        config: Resolved configuration.
+        metrics: Final metrics; non-finite ones become None.
+        steps: Optimizer steps made.
+        seconds: Wall time of the training, all sessions together.
+        finished: False writes `partial_result.json`, for a run that can be resumed.
+
+    Returns:
+        The record.
+    """
+    record = {
+        "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+        "privacy": privacy_of(folder / "ledger.jsonl"),
+        "seconds": round(seconds, 3),
+        "steps": steps,
+        "seed": config["seed"],
+        "config_hash": config_hash(config),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "config": config,
+    }
+    write_json(folder / (RESULT if finished else PARTIAL), record)
+    if finished:
+        (folder / PARTIAL).unlink(missing_ok=True)
+    return record

@@ -1,0 +1,1 @@
+"""Running what the configuration describes."""

@@ -1,0 +1,113 @@
+"""From a composed configuration to objects, with one clear error where something does not fit."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from hydra.errors import InstantiationException
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dpbench.data.images import ImageDataModule
+from dpbench.errors import ConfigurationError
+from dpbench.modules.image_classifier import ImageClassifier
+from dpbench.results.provenance import code_hash, config_hash, versions
+from dpbench.strategies import PrivateStrategy
+from dpbench.strategies.guards import refuse_uncovered
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as plain data."""
+    data = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
+    """The strategy callback; checks every option before any data is loaded.
+
+    Args:
+        config: The whole resolved configuration.
+        folder: The run's folder, where the ledger goes.
+
+    Raises:
+        ConfigurationError: An option is unknown or out of range.
+    """
+    options = dict(config["strategy"])
+    cls = get_class(options.pop("_target_"))
+    if issubclass(cls, PrivateStrategy):
+        secure = options.pop("secure", False)
+        fingerprint = json.dumps([config_hash(config), code_hash(), versions()])
+        options |= {
+            "seed": None if secure else config["seed"],
+            "ledger": str(folder / "ledger.jsonl"),
+            "fingerprint": fingerprint,
+        }
+    strategy = _call(cls, options, "strategy")
+    assert isinstance(strategy, pl.Callback)
+    return strategy
+
+
+def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule:
+    """The data module, loaded, with the sampling that the strategy needs."""
+    options = dict(config["data"])
+    kind = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
+    secure = config["strategy"].get("secure", False)
+    options |= {"sampling": kind, "seed": None if secure else config["seed"]}
+    data = _call(get_class(options.pop("_target_")), options, "data")
+    assert isinstance(data, ImageDataModule)
+    data.setup()
+    if isinstance(strategy, PrivateStrategy):
+        refuse_uncovered(data.sampling)
+    return data
+
+
+def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifier:
+    """The LightningModule around the model, for the data's shape and classes."""
+    options = dict(config["model"])
+    shape = {"input_shape": data.input_shape, "num_classes": data.num_classes}
+    model = _call(get_class(options.pop("_target_")), options | shape, "model")
+    optimizer = _instantiate(config["optimizer"], "optimizer")
+    module = ImageClassifier(model, optimizer, data.num_classes, data.monitored)
+    try:
+        module.configure_optimizers()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"optimizer: {error}.") from error
+    return module
+
+
+def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
+    """Lightning's trainer, without what this harness does itself."""
+    options = {
+        "use_distributed_sampler": False,  # the lots know their share of each rank
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+        "enable_checkpointing": True,
+        **config["trainer"],
+        **extra,
+    }
+    trainer = _call(get_class(options.pop("_target_")), options, "trainer")
+    assert isinstance(trainer, pl.Trainer)
+    return trainer
+
+
+def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
+    try:
+        inspect.signature(cls).bind(**options)
+        return cls(**options)
+    except (TypeError, ValueError, pl.utilities.exceptions.MisconfigurationException) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{group}: {str(error).strip()}") from error
+
+
+def _instantiate(options: Any, group: str) -> Any:
+    try:
+        return instantiate(options)
+    except InstantiationException as error:
+        raise ConfigurationError(f"{group}: {str(error.__cause__ or error).splitlines()[0]}") from error

@@ -1,0 +1,167 @@
+"""One run: build, train, test, record."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError
+from dpbench.results.files import write_json
+from dpbench.results.metrics_log import MetricsCSV
+from dpbench.results.record import RESULT, write_result
+from dpbench.training import build, wandb_log
+from dpbench.training.checkpoint import LastCheckpoint
+from dpbench.training.progress import RunProgress, watched
+
+LEDGER, CHECKPOINT = "ledger.jsonl", Path("checkpoints") / "last.ckpt"
+
+
+def train_job(cfg: DictConfig) -> float | None:
+    """The task of `dpbench train`: one run in the folder that Hydra made.
+
+    Args:
+        cfg: The composed configuration.
+
+    Returns:
+        Test accuracy, for sweepers.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    record = train(build.plain(cfg), folder)
+    accuracy = record["metrics"].get("test/accuracy")
+    return None if accuracy is None else float(accuracy)
+
+
+def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train, test and record.
+
+    Args:
+        config: Resolved configuration, see `conf/config.yaml`.
+        folder: The run's folder; ledger, metrics, checkpoint, picture and result go there.
+
+    Returns:
+        The content of result.json (or of partial_result.json after a Ctrl-C).
+
+    Raises:
+        DPBenchError: Whatever a user can mend.
+        KeyboardInterrupt: After a Ctrl-C, when everything is saved.
+    """
+    start = time.perf_counter()
+    _quiet()
+    strategy = build.build_strategy(config, folder)
+    checkpoint = _prepare(folder, resume=config["run"]["resume"])
+    data = build.build_data(config, strategy)
+    pl.seed_everything(config["seed"], verbose=False)
+    module = build.build_module(config, data)
+    last = LastCheckpoint(folder / CHECKPOINT, config["run"]["checkpoint_every_n_steps"])
+    failed = True
+    try:
+        loggers: list[Any] = [MetricsCSV(folder)]
+        if config["logger"]["wandb"]:
+            loggers.append(wandb_log.wandb_logger(config, folder))
+        trainer = build.build_trainer(
+            config,
+            logger=loggers,
+            callbacks=[strategy, RunProgress(watched()), last],
+            default_root_dir=str(folder),
+        )
+        with last.on_ctrl_c():
+            _fit(trainer, module, data, checkpoint)
+        record = _finish(trainer, module, data, config, folder, last, start)
+        failed = False
+        return record
+    finally:
+        if config["logger"]["wandb"]:
+            wandb_log.finish_wandb(failed)
+
+
+def _quiet() -> None:
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
+    for pattern in (".*does not have many workers.*", ".*GPU available but not used.*", ".*treespec, LeafSpec.*"):
+        warnings.filterwarnings("ignore", message=pattern)
+
+
+def _prepare(folder: Path, resume: bool) -> Path | None:
+    """Check that the folder can be written and holds nothing that would be mixed up; find the checkpoint."""
+    try:
+        (folder / CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
+        write_json(folder / ".writable", True)
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
+    if (folder / RESULT).exists():
+        raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
+    if not resume and (folder / LEDGER).exists():
+        raise ConfigurationError(f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`.")
+    checkpoint = folder / CHECKPOINT
+    return checkpoint if resume and checkpoint.exists() else None
+
+
+def _fit(trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, start: Path | None) -> None:
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=False)
+    except BudgetExhausted:
+        if start is None:  # else: the interrupted run had just spent its budget
+            raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, DPBenchError) or start is None:
+            raise
+        if "checkpoint" in str(error).lower() or "state_dict" in str(error):
+            raise ConfigurationError(f"cannot resume from {start}: {str(error).splitlines()[0]}") from error
+        raise
+
+
+def _finish(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    config: dict[str, Any],
+    folder: Path,
+    last: LastCheckpoint,
+    start: float,
+) -> dict[str, Any]:
+    from dpbench.results.curves import plot_curves
+
+    steps = int(torch.load(last.path, weights_only=False, mmap=True)["global_step"])  # with spawned processes only there
+    seconds = last.seconds_before + time.perf_counter() - start
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    if last.interrupted:
+        write_result(folder, config, metrics, steps, seconds, finished=False)
+        raise KeyboardInterrupt
+    trainer.test(module, datamodule=data, verbose=False)
+    metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
+    picture = plot_curves(folder, config["run"]["name"])
+    record = write_result(folder, config, metrics, steps, seconds)
+    if config["logger"]["wandb"]:
+        wandb_log.mirror_result(record, picture)
+    print(summary(record, folder, wandb_log.how_to_open(folder) if config["logger"]["wandb"] else "not logged"))
+    return record
+
+
+def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
+    """The short table at the end of a run."""
+    privacy = record["privacy"]
+    rows = [("test accuracy", f"{100 * record['metrics']['test/accuracy']:.2f} %")]
+    if privacy["delta"] is None:
+        rows.append(("epsilon", "infinite (no privacy)"))
+    else:
+        for name, value in privacy["epsilon"].items():
+            shown = "not covered" if value is None else f"{value:.3f}"
+            rows.append((f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}"))
+    rows += [
+        ("steps", str(record["steps"])),
+        ("seconds", f"{record['seconds']:.1f}"),
+        ("run folder", str(folder)),
+        ("picture", str(folder / "curves.png")),
+        ("wandb", opening),
+    ]
+    return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"
