@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.noise import fresh_key
+from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 
 _STREAM = 1  # the noise of a release is keyed by other numbers, see strategies.base
@@ -79,7 +79,7 @@ class Lots(TorchSampler[list[int]]):
             if dist.is_initialized():
                 dist.broadcast_object_list(key, src=0)
             self._key = key[0]
-        return np.random.Generator(np.random.PCG64DXSM([self._key, _STREAM, number]))
+        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, _STREAM, number))))
 
 
 class LotLoader(DataLoader[Any]):

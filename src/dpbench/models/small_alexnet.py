@@ -111,7 +111,7 @@ class SmallAlexNet(nn.Sequential):
     ) -> None:
         in_channels, height, width = input_shape
         require(min(height, width, crop) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
-        height, width = (-(-(-(-min(side, crop) // 2)) // 2) for side in (height, width))
+        height, width = (min(side, crop) // 2 // 2 for side in (height, width))
         blocks: list[nn.Module] = [CenterCrop(crop)]
         for n_in in (in_channels, channels):
             blocks += [

@@ -129,9 +129,9 @@ class PerRecordEngine:
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
         expected = self._ordinary(loss, scale) if verify else None
-        mixed = torch.is_autocast_enabled(loss.device.type)
         edges = [use.edge for use in uses]
         grads = torch.autograd.grad(loss, edges, scale, allow_unused=True) if edges else ()
+        mixed = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
         parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
             for use, grad in zip(uses, grads, strict=True):

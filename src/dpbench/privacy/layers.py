@@ -175,7 +175,7 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
     in_dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
     try:
         values, rows = torch.func.vmap(one_record, in_dims=in_dims)(grad_output, *inputs)
-    except Exception as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModuleError(
             f"it has no rule in dpbench.privacy.layers, and torch.func.vmap over its records failed "
             f"({str(error).strip().splitlines()[0]}); freeze it, replace it or add a rule"

@@ -7,6 +7,7 @@ out of scope, as they are for Opacus and jax_privacy.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 
@@ -23,18 +24,27 @@ def fresh_key() -> int:
     return secrets.randbits(128)
 
 
+def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
+    """A seed for numpy's generators that is a function of `key`, integers of any size.
+
+    Hashed, because `SeedSequence` splits large integers into words, so that some different keys would coincide.
+    """
+    digest = hashlib.sha256(repr([int(part) for part in key]).encode()).digest()
+    return np.random.SeedSequence(int.from_bytes(digest, "big"))
+
+
 def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> torch.Generator:
     """A generator whose whole state is a function of `key`.
 
     `torch.Generator.manual_seed` keeps only 32 bits of its seed on the CPU: of 10,000 releases with hashed seeds, two
     would share their noise in 1 run of 90, and anybody could try all seeds. So the Mersenne Twister's 624 words are
-    filled from numpy's `SeedSequence`, which takes keys of any length. Neither generator is cryptographic.
+    filled from a hash of the key. The generator is not cryptographic.
 
     Args:
         key: Non-negative integers of any size, such as (root key, phase, release).
         device: Where the numbers will be drawn. CUDA generators take 64 bits of the key.
     """
-    sequence = np.random.SeedSequence([int(part) for part in key])
+    sequence = keyed_sequence(key)
     generator = torch.Generator(device)
     if generator.device.type != "cpu":
         return generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -1,0 +1,160 @@
+"""Lots: binomial sizes, inclusion, ranks, state, empty lots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+
+N, Q, STEPS = 50, 0.2, 4000
+
+
+@pytest.fixture(scope="module")
+def inclusion() -> np.ndarray:
+    """(STEPS, N): whether each record is in each lot."""
+    lots = Lots(PoissonSampling(N, Q), seed=3)
+    table = np.zeros((STEPS, N), bool)
+    for step in range(STEPS):
+        table[step, lots.lot(step)] = True
+    return table
+
+
+def test_sizes_are_binomial(inclusion: np.ndarray) -> None:
+    sizes = inclusion.sum(1)
+    counts = np.bincount(sizes, minlength=N + 1)
+    expected = STEPS * stats.binom.pmf(np.arange(N + 1), N, Q)
+    common = expected > 8
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    assert stats.chisquare(observed, wanted).pvalue > 1e-4
+    assert stats.chisquare(np.roll(observed, 1), wanted).pvalue < 1e-4  # the test can fail
+
+
+def test_every_record_and_every_pair_is_included_at_its_rate(inclusion: np.ndarray) -> None:
+    singles = inclusion.mean(0)
+    assert np.abs(singles - Q).max() < 5 * np.sqrt(Q * (1 - Q) / STEPS)
+    pairs = (inclusion.T.astype(float) @ inclusion) / STEPS
+    off = pairs[~np.eye(N, dtype=bool)]
+    assert np.abs(off - Q * Q).max() < 5 * np.sqrt(Q * Q * (1 - Q * Q) / STEPS)
+    consecutive = (inclusion[1:] & inclusion[:-1]).mean()
+    assert abs(consecutive - Q * Q) < 5 * np.sqrt(Q * Q / (STEPS * N))
+
+
+def test_ranks_share_a_lot_without_overlap_and_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    shares = []
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        lots = Lots(PoissonSampling(N, Q), seed=3)
+        shares.append([lot for _ in range(200) for lot in lots_of_epoch(lots)])
+    whole = Lots(PoissonSampling(N, Q), seed=3)
+    table = np.zeros((2, len(shares[0]), N))
+    for step, (a, b) in enumerate(zip(*shares, strict=True)):
+        assert sorted(a + b) == sorted(whole.lot(step).tolist())
+        assert not set(a) & set(b)
+        table[0, step, a] = table[1, step, b] = 1
+    # The presence of record i on one rank says nothing about that of another record on the other.
+    joint = np.einsum("ti,tj->ij", table[0], table[1]) / len(shares[0])
+    off = joint[~np.eye(N, dtype=bool)]
+    assert off.mean() == pytest.approx(Q * Q / 4, rel=0.15)
+
+
+def lots_of_epoch(lots: Lots) -> list[list[int]]:
+    drawn = []
+    for lot in lots:
+        drawn.append(lot)
+    lots.position += len(drawn)
+    return drawn
+
+
+def test_fixed_size_and_shuffled() -> None:
+    fixed = Lots(FixedSizeSampling(10, 4), seed=0)
+    drawn = [fixed.lot(step) for step in range(3000)]
+    assert all(len(set(lot)) == 4 for lot in drawn)
+    assert np.abs(np.bincount(np.concatenate(drawn)) / 3000 - 0.4).max() < 0.05
+    shuffled = Lots(ShuffledEpochs(10, 4), seed=0)
+    epochs = [[shuffled.lot(3 * epoch + i).tolist() for i in range(3)] for epoch in range(2)]
+    assert [len(lot) for lot in epochs[0]] == [4, 4, 2]
+    assert all(sorted(sum(epoch, [])) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_seed_decides_everything() -> None:
+    def draw(seed: int | None) -> list[list[int]]:
+        lots = Lots(PoissonSampling(N, Q), seed)
+        return [lots.lot(step).tolist() for step in range(5)]
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+    assert draw(None) != draw(None)
+
+
+def dataset(size: int = 20) -> TensorDataset:
+    return TensorDataset(torch.arange(float(size))[:, None], torch.arange(size))
+
+
+def test_empty_lots_have_the_right_shape() -> None:
+    loader = LotLoader.poisson(dataset(), expected_batch_size=0.5, seed=0)
+    batches = [batch for _ in range(3) for batch in loader]
+    empty = [x for x, _ in batches if len(x) == 0]
+    assert empty
+    assert all(x.shape == (0, 1) and x.dtype == torch.float32 for x in empty)
+    assert any(len(x) for x, _ in batches)
+    assert len(loader) == 40
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_state_resumes_in_mid_epoch(workers: int) -> None:
+    def loader() -> LotLoader:
+        return LotLoader.poisson(dataset(), 4, seed=1, num_workers=workers)
+
+    whole = [y.tolist() for _ in range(2) for _, y in loader_epochs(loader())]
+    first = loader()
+    seen = []
+    for _, y in first:
+        seen.append(y.tolist())
+        if len(seen) == 2:
+            break
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    rest = [y.tolist() for _, y in second] + [y.tolist() for _, y in second]
+    one = loader()
+    expected = [y.tolist() for _, y in one] + [y.tolist() for _, y in one]
+    assert seen + rest == expected
+    assert whole[:5] == expected[:5]
+
+
+def loader_epochs(loader: LotLoader) -> LotLoader:
+    return loader
+
+
+def test_from_dataloader_keeps_its_parts() -> None:
+    plain = DataLoader(dataset(), batch_size=5, shuffle=True)
+    loader = LotLoader.from_dataloader(plain, seed=0)
+    assert loader.lots.sampling == PoissonSampling(20, 0.25)
+    with pytest.raises(ConfigurationError, match="no batch_size"):
+        LotLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        ("poisson", 0, "between 1 and the 20"),
+        ("poisson", 21, "between 1 and the 20"),
+        ("fixed_size", 2.5, "whole"),
+        ("magic", 3, "unknown sampling 'magic'"),
+    ],
+)
+def test_clear_errors(kind: str, size: float, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_sampling(kind, 20, size)
+    with pytest.raises(ConfigurationError, match="draw from 7 records, the data set has 20"):
+        LotLoader(dataset(), Lots(PoissonSampling(7, 0.5), 0))

@@ -1,0 +1,117 @@
+"""Clipping: the formula, and what one record can do to the sum."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.clipping import CLIPPINGS, VectorGroup, clip_and_sum, clip_weights, flat_groups, per_layer_groups
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients import InstantiatedGradients, ParameterGradients
+from tests.reference import mean_square, reference_gradients, relative_error
+
+NAMES = ["a.weight", "a.bias", "b.weight"]
+SHAPES = [(2, 3), (2,), (4,)]
+BOUND = 0.7
+
+
+def gradients_of(rows: Tensor) -> list[ParameterGradients]:
+    """Cut (R, D) rows into parameters of SHAPES."""
+    parts = rows.split([math.prod(shape) for shape in SHAPES], 1)
+    return [
+        InstantiatedGradients(lambda p=p, s=s: p.reshape(-1, *s), torch.Size(s))
+        for p, s in zip(parts, SHAPES, strict=True)
+    ]
+
+
+def total_of(rows: Tensor, groups: tuple[VectorGroup, ...]) -> list[Tensor]:
+    sums = clip_and_sum(gradients_of(rows), groups)
+    return [torch.cat([sums[i].flatten() for i in group.parameters]) for group in groups]
+
+
+def test_groups() -> None:
+    assert flat_groups(NAMES, 2.0) == (VectorGroup("all", (0, 1, 2), 2.0),)
+    layers = per_layer_groups(NAMES, 2.0)
+    assert [(g.name, g.parameters) for g in layers] == [("a", (0, 1)), ("b", (2,))]
+    assert math.sqrt(sum(g.max_grad_norm**2 for g in layers)) == pytest.approx(2.0)
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigurationError, match="max_grad_norm"):
+            flat_groups(NAMES, bad)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("bound", [1e-3, 0.05, 100.0])
+def test_clipped_sum_of_a_network_against_the_reference(clipping: str, bound: float) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4)).double()
+    x = torch.randn(9, 1, 6, 6, dtype=torch.float64)
+    engine = PerRecordEngine(model)
+    groups = CLIPPINGS[clipping](engine.names, bound)
+    sums = clip_and_sum(engine.backward(mean_square(model, x), 9), groups)
+    reference = list(reference_gradients(model, x).values())
+    for group in groups:
+        rows = torch.cat([reference[i].flatten(1) for i in group.parameters], 1)
+        wanted = torch.stack([g * min(1.0, group.max_grad_norm / float(g.norm())) for g in rows]).sum(0)
+        assert relative_error(torch.cat([sums[i].flatten() for i in group.parameters]), wanted) < 1e-10
+
+
+rows_of = st.lists(
+    st.lists(
+        st.one_of(
+            st.floats(-3, 3, width=32),
+            st.sampled_from([0.0, 1e-38, 1e19, -1e30, 3e38, math.inf, -math.inf, math.nan]),
+        ),
+        min_size=12,
+        max_size=12,
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=rows_of, clipping=st.sampled_from(list(CLIPPINGS)), which=st.integers(0, 5))
+def test_one_record_moves_the_sum_by_at_most_the_sensitivity(
+    rows: list[list[float]], clipping: str, which: int
+) -> None:
+    lot = torch.tensor(rows, dtype=torch.float32)
+    without = torch.cat([lot[: which % len(lot)], lot[which % len(lot) + 1 :]])
+    groups = CLIPPINGS[clipping](NAMES, BOUND)
+    moved = [a - b for a, b in zip(total_of(lot, groups), total_of(without, groups), strict=True)]
+    for group, difference in zip(groups, moved, strict=True):
+        assert float(difference.norm()) <= group.max_grad_norm * (1 + 1e-5)
+    assert float(torch.cat(moved).norm()) <= BOUND * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_records_that_are_not_finite_contribute_zero(bad: float, clipping: str) -> None:
+    lot = torch.randn(5, 12)
+    poisoned = torch.cat([lot, torch.randn(1, 12)])
+    poisoned[-1, 7] = bad
+    groups = CLIPPINGS[clipping](NAMES, BOUND)
+    for a, b in zip(total_of(poisoned, groups), total_of(lot, groups), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_a_network_survives_a_poisoned_record(bad: float) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    x = torch.randn(4, 1, 6, 6)
+    x[2] = bad
+    engine = PerRecordEngine(model)
+    groups = flat_groups(engine.names, 1.0)
+    sums = clip_and_sum(engine.backward(mean_square(model, x), 4), groups)
+    clean = clip_and_sum(engine.backward(mean_square(model, x[[0, 1, 3]]), 3), groups)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(sums, clean, strict=True)])
+    assert float(moved.norm()) <= 1 + 1e-5
+
+
+def test_weights() -> None:
+    weights = clip_weights(torch.tensor([0.0, 0.25, 4.0, math.inf, math.nan]), 1.0)
+    assert weights.tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]

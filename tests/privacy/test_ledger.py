@@ -1,0 +1,169 @@
+"""The ledger: round trip, damage, replay, phases."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dpbench.errors import LedgerError
+from dpbench.privacy import ledger as module
+from dpbench.privacy.ledger import Header, LedgerWriter, Release, read_ledger
+from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs, sampling_from_dict
+
+HEADER = Header("example", "add_or_remove_one", 1000, 1e-5, replay="abc")
+POISSON = PoissonSampling(1000, 0.1)
+
+
+def release(number: int, std: float = 1.1) -> Release:
+    return Release(number, POISSON, (SumQuery("all", 1.0, std),))
+
+
+def write(path: Path, count: int, header: Header = HEADER, start: int = 0, resume: bool = False) -> LedgerWriter:
+    writer = LedgerWriter(path, header, start, resume)
+    for number in range(start, start + count):
+        writer.append(release(number))
+    writer.close()
+    return writer
+
+
+@pytest.mark.parametrize("sampling", [POISSON, FixedSizeSampling(10, 3), ShuffledEpochs(10, 3)])
+def test_sampling_round_trip(sampling: object) -> None:
+    assert sampling_from_dict(sampling.to_dict()) == sampling  # type: ignore[attr-defined]
+    with pytest.raises(LedgerError, match="unknown sampling kind"):
+        sampling_from_dict({"kind": "magic"})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "ledger.jsonl"
+    writer = write(path, 3)
+    book = read_ledger(path)
+    assert book.headers == [HEADER]
+    assert book.releases == [(0, release(i)) for i in range(3)]
+    assert book.damage is None
+    assert sum(writer.events.values()) == 3
+
+
+def test_on_disk_before_append_returns(tmp_path: Path) -> None:
+    with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
+        writer.append(release(0))
+        assert len(read_ledger(tmp_path / "l").releases) == 1
+
+
+def test_an_existing_ledger_is_never_overwritten(tmp_path: Path) -> None:
+    write(tmp_path / "l", 2)
+    with pytest.raises(LedgerError, match="already records a run"):
+        LedgerWriter(tmp_path / "l", HEADER)
+
+
+def test_replay_is_not_written_again(tmp_path: Path) -> None:
+    write(tmp_path / "l", 5)
+    before = (tmp_path / "l").read_bytes()
+    with closing(LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)) as writer:
+        assert (writer.replays, writer.phase) == (3, 0)
+        for number in range(2, 5):
+            writer.append(release(number))
+        assert (tmp_path / "l").read_bytes() == before
+        assert sum(writer.events.values()) == 5
+        writer.append(release(5))
+        assert len(read_ledger(tmp_path / "l").releases) == 6
+    with closing(LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)) as writer:
+        with pytest.raises(LedgerError, match="recorded with other parameters"):
+            writer.append(release(3, std=9.0))
+
+
+@pytest.mark.parametrize(
+    "header", [dataclasses.replace(HEADER, replay="other"), dataclasses.replace(HEADER, replay=None)]
+)
+def test_another_run_opens_a_phase_and_counts_everything(tmp_path: Path, header: Header) -> None:
+    """Other settings with the old noise would reveal differences of sums, so the phase changes the noise's key."""
+    write(tmp_path / "l", 5)
+    writer = write(tmp_path / "l", 4, header, start=2, resume=True)
+    assert writer.phase == 1
+    book = read_ledger(tmp_path / "l")
+    assert len(book.headers) == 2
+    assert len(book.releases) == 9
+    assert sum(writer.events.values()) == 9
+
+
+def test_continuing_at_the_end_needs_no_phase(tmp_path: Path) -> None:
+    plain = dataclasses.replace(HEADER, replay=None)
+    write(tmp_path / "l", 3, plain)
+    assert write(tmp_path / "l", 2, plain, start=3, resume=True).phase == 0
+    assert len(read_ledger(tmp_path / "l").releases) == 5
+
+
+def test_a_line_cut_by_a_crash_is_dropped_on_resume(tmp_path: Path) -> None:
+    write(tmp_path / "l", 5)
+    whole = (tmp_path / "l").read_bytes()
+    (tmp_path / "l").write_bytes(whole[:-10])
+    book = read_ledger(tmp_path / "l")
+    assert (len(book.releases), book.damage) == (4, "line 6 is cut off")
+    write(tmp_path / "l", 3, start=2, resume=True)
+    assert (tmp_path / "l").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"record":"release"}', "KeyError"),
+        ('{"record":"header","schema":99}', "schema 99"),
+        ('{"record":"release","number":9,"sampling":{"kind":"x"},"queries":[]}', "positive|queries"),
+        ('{"record":"note"}', "neither a header"),
+        ("\x00\x00", "JSONDecodeError"),
+    ],
+)
+def test_damage_names_the_line_and_keeps_what_is_readable(tmp_path: Path, line: str, message: str) -> None:
+    write(tmp_path / "l", 2)
+    with (tmp_path / "l").open("a") as file:
+        file.write(line + "\n")
+    write_more = (tmp_path / "l").read_text() + (tmp_path / "l").read_text().splitlines()[1] + "\n"
+    (tmp_path / "l").write_text(write_more)
+    book = read_ledger(tmp_path / "l")
+    assert len(book.releases) == 2
+    assert book.damage is not None
+    assert book.damage.startswith("line 4 is damaged")
+    with pytest.raises(LedgerError, match="line 4"):
+        LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
+
+
+def test_what_is_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="No such file"):
+        read_ledger(tmp_path / "absent")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(LedgerError, match="it is empty"):
+        read_ledger(tmp_path / "empty")
+    (tmp_path / "text").write_text("hello\n")
+    with pytest.raises(LedgerError, match="line 1 is damaged"):
+        read_ledger(tmp_path / "text")
+
+
+def test_contradictions_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "l", 3)
+    with pytest.raises(LedgerError, match="population 1000, this run 7"):
+        LedgerWriter(tmp_path / "l", dataclasses.replace(HEADER, population=7), 3, True)
+    with pytest.raises(LedgerError, match="ends before"):
+        LedgerWriter(tmp_path / "l", HEADER, 9, True)
+    with pytest.raises(LedgerError, match="missing or empty"):
+        LedgerWriter(tmp_path / "other", HEADER, 9, True)
+    with pytest.raises(LedgerError, match="cannot write"):
+        LedgerWriter(tmp_path / "l" / "inside a file", HEADER)
+
+
+def test_a_full_disk_stops_the_release(tmp_path: Path) -> None:
+    with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
+        writer.close()
+        writer._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+        with pytest.raises(LedgerError, match="No space left.*not made"):
+            writer.append(release(0))
+        assert not writer.events
+
+
+def test_schema_is_in_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "l", 1)
+    assert json.loads((tmp_path / "l").read_text().splitlines()[0])["schema"] == module.SCHEMA
