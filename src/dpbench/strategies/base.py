@@ -143,7 +143,7 @@ class PrivateStrategy(pl.Callback):
         self._total, self._views = _flat_buffer(self._engine.parameters)
         pl_module.backward = self._backward  # type: ignore[method-assign]
         if pl_module.automatic_optimization:
-            pl_module.training_step = self._in_chunks(pl_module.training_step)
+            pl_module.training_step = self._in_chunks(trainer, pl_module, pl_module.training_step)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
@@ -157,8 +157,9 @@ class PrivateStrategy(pl.Callback):
         if self.noise_multiplier is None:
             self.noise_multiplier = self._calibrated(trainer, self._engine, sampling)
         self._plan = self.plan(self._engine, sampling, self.noise_multiplier)
-        if trainer.is_global_zero:
-            self._writer = self._open_ledger(trainer, self._plan)
+        path = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
+        if trainer.is_global_zero:  # `log_dir` above asks all ranks
+            self._writer = self._open_ledger(path, self._plan)
             self._spent, replays = self._writer.events, self._writer.replays
         else:
             replays = 0
@@ -193,8 +194,7 @@ class PrivateStrategy(pl.Callback):
         new = remaining_releases(self._spent, event, self.target_epsilon, self.delta, self.accountant, most)
         return replays + new
 
-    def _open_ledger(self, trainer: pl.Trainer, plan: ReleasePlan) -> LedgerWriter:
-        path = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
+    def _open_ledger(self, path: Path, plan: ReleasePlan) -> LedgerWriter:
         sampling = plan.sampling
         header = Header("example", sampling.neighbouring_relation, sampling.population, self.delta, self._replay(plan))
         resumed = self.releases > 0 or self.fingerprint is not None
@@ -240,12 +240,18 @@ class PrivateStrategy(pl.Callback):
             generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
-    def _in_chunks(self, training_step: Any) -> Any:
-        """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step."""
+    def _in_chunks(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
+        """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.
+
+        An empty lot asks nothing of the model, which need not be able to handle it; its release is noise. (Among
+        several processes it does: logging may wait for all of them.)
+        """
 
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
             lot = self._records
+            if not lot and trainer.world_size == 1:
+                return torch.zeros((), device=pl_module.device, requires_grad=True)
             *pieces, last = guards.chunks_of(batch, lot, self.max_physical_batch_size)
             for piece in pieces:
                 self._records = guards.count_records(piece)
@@ -258,6 +264,7 @@ class PrivateStrategy(pl.Callback):
 
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """In place of `LightningModule.backward`."""
+        self._refuse_second_release()
         if self._absorbed and self.max_physical_batch_size is None:
             raise ConfigurationError(
                 "backward was called twice for one lot, so that a record could count twice: add the losses up and call "
@@ -307,12 +314,15 @@ class PrivateStrategy(pl.Callback):
         if self._remaining is not None:
             self._remaining -= 1
 
-    def _check_release(self) -> None:
+    def _refuse_second_release(self) -> None:
         if self._released:
             raise ConfigurationError(
                 "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each "
                 "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
             )
+
+    def _check_release(self) -> None:
+        self._refuse_second_release()
         if self._records and not self._absorbed:
             raise ConfigurationError(
                 "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not "

@@ -1,0 +1,82 @@
+"""Two gloo processes: the same lots, noise and weights as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from dpbench.privacy.ledger import read_ledger
+from dpbench.strategies import DPSGD
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+
+TWO = {"devices": 2, "strategy": "ddp_spawn"}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:It is recommended to use `self.log"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class NoiseOnEveryRank(DPSGD):
+    """A broken mutant: each process adds its own noise."""
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        with mock.patch.object(pl.Trainer, "is_global_zero", True):
+            super().on_before_optimizer_step(*args)
+
+
+class SameLotOnEveryRank(DPSGD):
+    """A broken mutant: every process takes the whole lot."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        loader: Any = trainer.train_dataloader
+        mock.patch("torch.distributed.get_rank", lambda: 0).start()
+        mock.patch("dpbench.data.lots.dist.get_world_size", lambda: 1).start()
+        assert loader.lots is not None
+
+
+def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected: float = 12) -> torch.Tensor:
+    torch.manual_seed(3)
+    module = Classifier(manual)
+    module.net[4] = nn.Identity()  # dropout masks belong to a position in a process
+    trainer = trainer_for(folder, strategy, 8, **(TWO if two else {}))
+    trainer.fit(module, loader_of(pictures(), expected))
+    return weights_of(module)
+
+
+@pytest.mark.parametrize(("manual", "expected"), [(False, 12), (True, 12), (False, 1)], ids=["auto", "manual", "empty"])
+def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: float) -> None:
+    one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False, manual, expected)
+    two = run(tmp_path / "2", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), True, manual, expected)
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "1/ledger.jsonl").read_bytes() == (tmp_path / "2/ledger.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("mutant", [NoiseOnEveryRank, SameLotOnEveryRank])
+def test_broken_mutants_do_not_agree(tmp_path: Path, mutant: type[DPSGD]) -> None:
+    one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False)
+    two = run(tmp_path / "2", mutant(noise_multiplier=1.0, seed=0, delta=1e-3), True)
+    assert float((one - two).norm()) > 1e-2 * float(one.norm())
+
+
+def test_system_entropy_and_budget_on_two_processes(tmp_path: Path) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, target_epsilon=2.0, delta=1e-3)
+    torch.manual_seed(3)
+    trainer = trainer_for(tmp_path, strategy, 200, **TWO)
+    trainer.fit(Classifier(), loader_of(pictures(), seed=None))
+    releases = len(read_ledger(tmp_path / "ledger.jsonl").releases)
+    assert 0 < releases < 200
+
+
+def test_lightnings_own_sampler_is_refused(tmp_path: Path) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    trainer = trainer_for(tmp_path, strategy, 4, **TWO, use_distributed_sampler=True)
+    with pytest.raises(Exception, match="use_distributed_sampler=False|lots draw from|sampling"):
+        trainer.fit(Classifier(), loader_of(pictures()))

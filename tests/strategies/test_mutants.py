@@ -1,0 +1,99 @@
+"""Broken mechanisms: each must fail the audit that the real one passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpbench.privacy.clipping import clip_weights
+from dpbench.privacy.ledger import LedgerWriter
+from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.plan import ReleasePlan
+from dpbench.strategies import DPSGD, base
+from tests.checks import audit
+
+def strategy() -> DPSGD:
+    return DPSGD(max_grad_norm=1.0, noise_multiplier=0.1, seed=0)
+
+
+def test_the_real_mechanism_passes(tmp_path: Path) -> None:
+    assert audit(tmp_path, strategy()) == []
+
+
+def no_noise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReleasePlan, "privatize", lambda self, total, generator: total)
+
+
+def divided_twice(patch: pytest.MonkeyPatch) -> None:
+    average = ReleasePlan.average
+    patch.setattr(ReleasePlan, "average", lambda self, total: average(self, average(self, total)))
+
+
+def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
+    def privatize(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(total.shape, generator=generator) * self.noise_std
+        return total.add_(noise / self.sampling.expected_batch_size)
+
+    patch.setattr(ReleasePlan, "privatize", privatize)
+
+
+def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
+    def clip_and_sum(gradients: list[Any], groups: list[Any]) -> list[Tensor]:
+        rows = torch.cat([g.per_record().flatten(1) for g in gradients], 1)
+        total = rows.sum(0)
+        weight = clip_weights((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
+        return [total.mul(weight).view(1, -1)]
+
+    patch.setattr(base, "clip_and_sum", clip_and_sum)
+
+
+def no_clipping(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("dpbench.privacy.clipping.clip_weights", lambda norms, bound: torch.ones_like(norms))
+
+
+def reused_seed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(base, "keyed_generator", lambda key, *device: keyed_generator((0,), *device))
+
+
+def skips_empty_lots(patch: pytest.MonkeyPatch) -> None:
+    release = DPSGD.on_before_optimizer_step
+
+    def maybe(self: DPSGD, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._records:
+            release(self, trainer, pl_module, optimizer)
+
+    patch.setattr(DPSGD, "on_before_optimizer_step", maybe)
+
+
+def forgets_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerWriter, "append", lambda self, release: None)
+
+
+def wrong_sensitivity(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReleasePlan, "noise_std", property(lambda self: self.noise_multiplier / 3))
+
+
+MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    no_noise,
+    divided_twice,
+    noise_divided_twice,
+    clips_the_mean,
+    no_clipping,
+    reused_seed,
+    skips_empty_lots,
+    forgets_the_ledger,
+    wrong_sensitivity,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda f: f.__name__)
+def test_mutants_are_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert audit(tmp_path, strategy()) != []

@@ -1,0 +1,98 @@
+"""Small worlds in which everything that DP-SGD should do is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+
+
+class Known(pl.LightningModule):
+    """The gradient of record r is x_r, whatever the weights: loss = mean_r ⟨w, x_r⟩. SGD with lr 1."""
+
+    def __init__(self, width: int, manual: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(self.layer.weight)
+        self.automatic_optimization = not manual
+        self.history: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        loss = self.layer(batch[0]).mean()
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.history.append(self.layer.weight.detach().flatten().clone())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class Classifier(pl.LightningModule):
+    """A small convolutional classifier with dropout, like a user's own."""
+
+    def __init__(self, manual: bool = False, width: int = 8) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, width, 3), nn.GroupNorm(2, width), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(width * 36, 3)
+        )
+        self.automatic_optimization = not manual
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        loss = self.loss(batch)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+
+def pictures(size: int = 60) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(0, 3, (size,), generator=generator)
+    images = torch.randn(size, 1, 8, 8, generator=generator) + labels[:, None, None, None]
+    return TensorDataset(images, labels)
+
+
+def loader_of(data: TensorDataset, expected: float = 12, seed: int | None = 0, kind: str = "poisson") -> LotLoader:
+    return LotLoader(data, Lots(make_sampling(kind, len(data), expected), seed))
+
+
+def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any) -> pl.Trainer:
+    settings: dict[str, Any] = {
+        "max_steps": steps,
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "use_distributed_sampler": False,
+        "default_root_dir": str(folder),
+        "callbacks": [callback, *options.pop("more", [])],
+    }
+    return pl.Trainer(**{**settings, **options})
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
