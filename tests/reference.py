@@ -29,7 +29,10 @@ def reference_gradients(model: nn.Module, inputs: Tensor, loss: Loss = mean_squa
         grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         for (name, p), grad in zip(named.items(), grads, strict=True):
             rows[name].append(torch.zeros_like(p) if grad is None else grad)
-    return {name: torch.stack(r) if r else p.new_zeros(0, *p.shape) for (name, p), r in zip(named.items(), rows.values(), strict=True)}
+    return {
+        name: torch.stack(r) if r else p.new_zeros(0, *p.shape)
+        for (name, p), r in zip(named.items(), rows.values(), strict=True)
+    }
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

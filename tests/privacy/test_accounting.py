@@ -84,8 +84,11 @@ def test_epsilon_and_noise_are_inverse(accountant: str) -> None:
 def test_epsilon_and_delta_are_inverse() -> None:
     run = {event(1.0, 0.01): 1000}
     for accountant in ACCOUNTANTS:
-        eps = epsilon(run, DELTA, accountant)
-        delta = optimize.brentq(lambda d: epsilon(run, 10**d, accountant) - eps, -8, -2, xtol=1e-6)
+
+        def gap(log_delta: float, name: str = accountant) -> float:
+            return epsilon(run, 10**log_delta, name) - epsilon(run, DELTA, name)
+
+        delta = optimize.brentq(gap, -8, -2, xtol=1e-6)
         assert 10**delta == pytest.approx(DELTA, rel=0.01)
 
 

@@ -24,10 +24,7 @@ BOUND = 0.7
 def gradients_of(rows: Tensor) -> list[ParameterGradients]:
     """Cut (R, D) rows into parameters of SHAPES."""
     parts = rows.split([math.prod(shape) for shape in SHAPES], 1)
-    return [
-        InstantiatedGradients(lambda p=p, s=s: p.reshape(-1, *s), torch.Size(s))
-        for p, s in zip(parts, SHAPES, strict=True)
-    ]
+    return [InstantiatedGradients(lambda p=p, s=s: p.reshape(-1, *s)) for p, s in zip(parts, SHAPES, strict=True)]
 
 
 def total_of(rows: Tensor, groups: tuple[VectorGroup, ...]) -> list[Tensor]:

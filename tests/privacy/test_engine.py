@@ -194,7 +194,11 @@ def test_module_used_twice_and_tied_weights_are_exact(records: int) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.conv = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Conv1d(1, 1, 3, padding=1)
+            self.first, self.second, self.conv = (
+                nn.Linear(4, 4),
+                nn.Linear(4, 4, bias=False),
+                nn.Conv1d(1, 1, 3, padding=1),
+            )
             self.second.weight = self.first.weight
 
         def forward(self, x: Tensor) -> Tensor:
@@ -242,7 +246,12 @@ def test_unused_and_partly_used_layers_get_zeros() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [MNISTCNN((1, 16, 16), 4), MLP((1, 5, 5), 4, [7]), SmallAlexNet((3, 9, 9), 4, channels=6), DenseNet((2, 6, 6), 4, 10, 4)],
+    [
+        MNISTCNN((1, 16, 16), 4),
+        MLP((1, 5, 5), 4, [7]),
+        SmallAlexNet((3, 9, 9), 4, channels=6),
+        DenseNet((2, 6, 6), 4, 10, 4),
+    ],
     ids=lambda m: type(m).__name__,
 )
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
@@ -254,7 +263,10 @@ def test_our_models(model: nn.Module, memory: torch.memory_format) -> None:
 
 
 def test_in_place_activations_are_exact() -> None:
-    check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2)), torch.randn(3, 2, 6, 6))
+    check(
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2)),
+        torch.randn(3, 2, 6, 6),
+    )
 
 
 def test_sum_reduction() -> None:

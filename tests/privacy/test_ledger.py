@@ -71,9 +71,9 @@ def test_replay_is_not_written_again(tmp_path: Path) -> None:
         assert sum(writer.events.values()) == 5
         writer.append(release(5))
         assert len(read_ledger(tmp_path / "l").releases) == 6
-    with closing(LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)) as writer:
-        with pytest.raises(LedgerError, match="recorded with other parameters"):
-            writer.append(release(3, std=9.0))
+    again = LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
+    with closing(again), pytest.raises(LedgerError, match="recorded with other parameters"):
+        again.append(release(3, std=9.0))
 
 
 @pytest.mark.parametrize(

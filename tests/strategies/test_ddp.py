@@ -37,8 +37,8 @@ class SameLotOnEveryRank(DPSGD):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         loader: Any = trainer.train_dataloader
-        mock.patch("torch.distributed.get_rank", lambda: 0).start()
-        mock.patch("dpbench.data.lots.dist.get_world_size", lambda: 1).start()
+        mock.patch("torch.distributed.get_rank", return_value=0).start()
+        mock.patch("torch.distributed.get_world_size", return_value=1).start()
         assert loader.lots is not None
 
 

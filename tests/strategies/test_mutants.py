@@ -17,6 +17,7 @@ from dpbench.privacy.plan import ReleasePlan
 from dpbench.strategies import DPSGD, base
 from tests.checks import audit
 
+
 def strategy() -> DPSGD:
     return DPSGD(max_grad_norm=1.0, noise_multiplier=0.1, seed=0)
 

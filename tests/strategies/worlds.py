@@ -46,7 +46,12 @@ class Classifier(pl.LightningModule):
     def __init__(self, manual: bool = False, width: int = 8) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(1, width, 3), nn.GroupNorm(2, width), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(width * 36, 3)
+            nn.Conv2d(1, width, 3),
+            nn.GroupNorm(2, width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(width * 36, 3),
         )
         self.automatic_optimization = not manual
 

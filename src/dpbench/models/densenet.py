@@ -20,9 +20,7 @@ class DenseLayer(nn.Module):
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            *_norm_relu(channels, growth), nn.Conv2d(channels, growth, 3, padding=1, bias=False)
-        )
+        self.body = nn.Sequential(*_norm_relu(channels, growth), nn.Conv2d(channels, growth, 3, padding=1, bias=False))
 
     def forward(self, input: Tensor) -> Tensor:
         """Input and new features side by side."""
@@ -80,8 +78,3 @@ class DenseNet(nn.Sequential):
                 layers += [nn.Conv2d(channels, kept, 1, bias=False), nn.AvgPool2d(2)]
                 channels = kept
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Logits of each image."""
-        logits: Tensor = super().forward(input)
-        return logits

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 
 class MLP(nn.Sequential):
@@ -26,11 +27,6 @@ class MLP(nn.Sequential):
     ) -> None:
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for n_in, n_out in zip(widths, widths[1:], strict=False):
+        for n_in, n_out in pairwise(widths):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], num_classes))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Logits of each image."""
-        logits: Tensor = super().forward(input)
-        return logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpbench.models.shapes import conv_output, require
 
@@ -46,8 +46,3 @@ class MNISTCNN(nn.Sequential):
             nn.ReLU(),
             nn.Linear(32, num_classes),
         )
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Logits of each image."""
-        logits: Tensor = super().forward(input)
-        return logits

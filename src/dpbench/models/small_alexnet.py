@@ -11,7 +11,7 @@ from dpbench.models.shapes import require
 
 
 class _BandedNormalization(torch.autograd.Function):
-    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of channel neighbourhoods, with its backward in closed form."""
+    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of neighbours; backward in closed form."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor, scale: float, k: float) -> Tensor:
@@ -106,9 +106,7 @@ class SmallAlexNet(nn.Sequential):
         (N, channels, height, width) → (N, num_classes).
     """
 
-    def __init__(
-        self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64, crop: int = 28
-    ) -> None:
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64, crop: int = 28) -> None:
         in_channels, height, width = input_shape
         require(min(height, width, crop) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
         height, width = (min(side, crop) // 2 // 2 for side in (height, width))
@@ -129,8 +127,3 @@ class SmallAlexNet(nn.Sequential):
             nn.ReLU(),
             nn.Linear(192, num_classes),
         )
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Logits of each image."""
-        logits: Tensor = super().forward(input)
-        return logits

@@ -33,7 +33,7 @@ class ImageClassifier(pl.LightningModule):
         super().__init__()
         self._monitored = monitored
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
-        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model.to(memory_format=torch.channels_last)
         self._make_optimizer = optimizer
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -47,7 +47,8 @@ class ImageClassifier(pl.LightningModule):
         """Mean cross-entropy of a lot; the budget does not cover the logged value."""
         images, labels = batch
         loss = F.cross_entropy(self(images), labels)
-        if len(labels) and self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if len(labels) and (self.trainer.global_step + 1) % max(every, 1) == 0:
             self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(labels))
         return loss
 

@@ -27,6 +27,7 @@ _RELATIONS = {
     "replace_one": NeighboringRelation.REPLACE_ONE,
 }
 
+
 class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
     """Shows the composed curve, so that one release's curve serves for any number of releases."""
 
@@ -49,7 +50,7 @@ def _pld(relation: NeighboringRelation) -> dp_accounting.PrivacyAccountant:
 
 
 ACCOUNTANTS: dict[str, Callable[[NeighboringRelation], dp_accounting.PrivacyAccountant]] = {"rdp": _rdp, "pld": _pld}
-"""By name: Rényi DP (Mironov 2017; conversion of Canonne et al. 2020) and privacy loss distributions (numerical, tight)."""
+"""By name: Rényi DP (Mironov 2017; conversion of Canonne et al. 2020), privacy loss distributions (numerical)."""
 
 
 def check_accountant(name: str) -> None:
@@ -68,8 +69,10 @@ def dp_event(sampling: Sampling, queries: tuple[SumQuery, ...]) -> dp_accounting
     """One release as dp_accounting's event; all queries of a release read the same lot."""
     gaussian = dp_accounting.GaussianDpEvent(effective_noise_multiplier(queries))
     if isinstance(sampling, PoissonSampling):
-        return gaussian if sampling.sample_rate == 1 else dp_accounting.PoissonSampledDpEvent(
-            sampling.sample_rate, gaussian
+        return (
+            gaussian
+            if sampling.sample_rate == 1
+            else dp_accounting.PoissonSampledDpEvent(sampling.sample_rate, gaussian)
         )
     if isinstance(sampling, FixedSizeSampling):
         return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.batch_size, gaussian)

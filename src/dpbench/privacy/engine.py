@@ -180,9 +180,7 @@ def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
             )
     if grad.is_floating_point() and grad.dtype.itemsize < 4:  # norms and sums in float32
         grad = grad.float()
-    inputs = tuple(
-        x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs
-    )
+    inputs = tuple(x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
     rule = RULES.get(type(use.layer))
     try:
         if rule is not None:
@@ -196,4 +194,4 @@ def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
 def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
     if not parts:
         return zero_gradients(parameter, records)
-    return parts[0] if len(parts) == 1 else SummedGradients(parts, parameter.shape)
+    return parts[0] if len(parts) == 1 else SummedGradients(parts)

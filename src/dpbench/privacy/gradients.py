@@ -38,30 +38,33 @@ class InstantiatedGradients(ParameterGradients):
     """Gradients that are computed record by record, on first use.
 
     Args:
-        compute: Returns the gradients, shape (R, *shape).
-        shape: The parameter's shape.
+        compute: Returns the gradients, shape (R, *stored).
+        order: The parameter's shape is `stored` permuted by this, such as (0, 3, 1, 2) where a kernel gives channels
+            last; only sums are permuted, not every record. None: as stored.
     """
 
-    def __init__(self, compute: Callable[[], Tensor], shape: torch.Size) -> None:
+    def __init__(self, compute: Callable[[], Tensor], order: tuple[int, ...] | None = None) -> None:
         self._compute = compute
-        self._shape = shape
+        self._order = order
 
     @cached_property
-    def _rows(self) -> Tensor:
-        return self._compute().flatten(1)
+    def _stored(self) -> Tensor:
+        return self._compute()
 
     def squared_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self._rows, dim=1).square()
+        norms: Tensor = torch.linalg.vector_norm(self._stored.flatten(1), dim=1)
+        return norms.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return (weights @ self._rows).view(self._shape)
+        total = (weights @ self._stored.flatten(1)).view(self._stored.shape[1:])
+        return total if self._order is None else total.permute(self._order)
 
     def per_record(self) -> Tensor:
-        return self._rows.view(-1, *self._shape)
+        return self._stored if self._order is None else self._stored.permute(0, *(1 + dim for dim in self._order))
 
     def select(self, records: Tensor) -> ParameterGradients:
-        rows = self._rows[records]
-        return InstantiatedGradients(lambda: rows.view(-1, *self._shape), self._shape)
+        rows = self._stored[records]
+        return InstantiatedGradients(lambda: rows, self._order)
 
 
 class OuterProductGradients(ParameterGradients):
@@ -133,17 +136,16 @@ class SummedGradients(InstantiatedGradients):
     Norms do not add, so the gradients are built.
     """
 
-    def __init__(self, uses: Sequence[ParameterGradients], shape: torch.Size) -> None:
+    def __init__(self, uses: Sequence[ParameterGradients]) -> None:
         def compute() -> Tensor:
             total = uses[0].per_record()
             for use in uses[1:]:
                 total = total + use.per_record()
             return total
 
-        super().__init__(compute, shape)
+        super().__init__(compute)
 
 
 def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:
     """Gradients of a parameter that the loss of this lot does not depend on."""
-    shape = parameter.shape
-    return InstantiatedGradients(lambda: parameter.new_zeros(records, *shape), shape)
+    return InstantiatedGradients(lambda: parameter.new_zeros(records, *parameter.shape))

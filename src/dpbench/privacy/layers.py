@@ -19,62 +19,61 @@ from dpbench.privacy.gradients import (
     InstantiatedGradients,
     OuterProductGradients,
     ParameterGradients,
+    zero_gradients,
 )
 
 LayerGradients = dict[str, ParameterGradients]
 Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
 
 
-def _instantiated(parameter: Tensor, compute: Callable[[], Tensor]) -> ParameterGradients:
-    return InstantiatedGradients(compute, parameter.shape)
-
-
 def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
-    """y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
+    """Y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
     records = grad_output.shape[0]
     positions = grad_output[0:1, ..., 0].numel() if records else 1
     g = grad_output.reshape(records, positions, layer.out_features)
     a = inputs[0].reshape(records, positions, layer.in_features)
     gradients: LayerGradients = {"weight": OuterProductGradients(g, a)}
     if layer.bias is not None:
-        gradients["bias"] = _instantiated(layer.bias, lambda: g.sum(1))
+        gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
     return gradients
 
 
 def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
-    gradients: LayerGradients = {
-        "weight": _instantiated(layer.weight, lambda: _convolution_weights(layer, inputs[0], grad_output))
-    }
+    gradients: LayerGradients = {"weight": _convolution_weights(layer, inputs[0], grad_output)}
     if layer.bias is not None:
-        gradients["bias"] = _instantiated(layer.bias, lambda: grad_output.flatten(2).sum(2))
+        gradients["bias"] = InstantiatedGradients(lambda: grad_output.flatten(2).sum(2))
     return gradients
 
 
-def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> Tensor:
-    """Per-record weight gradients (R, out, in / groups, *kernel)."""
+def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients:
+    """Per-record weight gradients (R, out, in / groups, *kernel), by the way that suits the shapes."""
     records, shape = g.shape[0], layer.weight.shape
     if not records:
-        return g.new_zeros(0, *shape)
+        return zero_gradients(layer.weight, 0)
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         a, padding = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode), (0,) * (a.dim() - 2)
     pointwise = all(k == 1 for k in layer.kernel_size) and all(s == 1 for s in layer.stride) and not any(padding)
     if pointwise and layer.groups == 1:
-        return (g.flatten(2) @ a.flatten(2).mT).view(records, *shape)
+        return InstantiatedGradients(lambda: (g.flatten(2) @ a.flatten(2).mT).view(records, *shape))
     im2col = layer.weight[0].numel() * g[0, 0].numel()  # numbers per record
     if im2col <= _IM2COL_LIMIT and a.dim() == 4 and layer.groups == 1:
-        return _im2col_weights(layer, a, g, padding)
+        return InstantiatedGradients(lambda: _im2col_weights(layer, a, g, padding), order=(0, 3, 1, 2))
     # From here on the weight gradient of torch: record by record where one fills the machine, else all in one call
     # with the records moved into the groups.
     if im2col >= _LOOP_LIMIT:
         weight = g.new_empty(()).expand(shape)
-        rows = [_weight_gradient(layer, a[r : r + 1], g[r : r + 1], weight, padding, 1) for r in range(records)]
-        return torch.stack(rows)
+        pairs = [(a[r : r + 1], g[r : r + 1]) for r in range(records)]
+        return InstantiatedGradients(
+            lambda: torch.stack([_weight_gradient(layer, one, grad, weight, padding, 1) for one, grad in pairs])
+        )
     weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
-    a, g = (x.reshape(1, records * x.shape[1], *x.shape[2:]) for x in (a, g))
-    return _weight_gradient(layer, a, g, weight, padding, records).view(records, *shape)
+    wide_a, wide_g = (x.reshape(1, records * x.shape[1], *x.shape[2:]) for x in (a, g))
+    return InstantiatedGradients(
+        lambda: _weight_gradient(layer, wide_a, wide_g, weight, padding, records).view(records, *shape)
+    )
 
 
 # Measured on two CPU cores over the shapes of our four networks. Fixed, not timed at run time: another choice rounds
@@ -91,7 +90,7 @@ def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: 
 
 
 def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
-    """Patches laid out channels-last, then one matrix product per record."""
+    """Patches laid out channels-last, then one matrix product per record: (R, out, *kernel, in)."""
     (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
     a = F.pad(a, (padding[1], padding[1], padding[0], padding[0])).permute(0, 2, 3, 1)
     records, height, width, channels = a.shape
@@ -103,7 +102,7 @@ def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Ten
         (height * row, sh * row, sw * column, dh * row, dw * column, 1),
     ).reshape(records, rows * columns, kh * kw * channels)
     weights = g.permute(0, 2, 3, 1).reshape(records, rows * columns, -1).mT @ patches
-    return weights.view(records, -1, kh, kw, channels).permute(0, 1, 4, 2, 3)
+    return weights.view(records, -1, kh, kw, channels)
 
 
 def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
@@ -123,9 +122,9 @@ def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor
         normalised = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return (normalised * grad_output).flatten(2).sum(2)
 
-    gradients: LayerGradients = {"weight": _instantiated(layer.weight, weight)}
+    gradients: LayerGradients = {"weight": InstantiatedGradients(weight)}
     if layer.bias is not None:
-        gradients["bias"] = _instantiated(layer.bias, lambda: grad_output.flatten(2).sum(2))
+        gradients["bias"] = InstantiatedGradients(lambda: grad_output.flatten(2).sum(2))
     return gradients
 
 
@@ -138,12 +137,12 @@ def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor
         return values.reshape(values.shape[0], middle, *shape).sum(1)
 
     gradients: LayerGradients = {
-        "weight": _instantiated(
-            layer.weight, lambda: over_positions(F.layer_norm(inputs[0], shape, eps=layer.eps) * grad_output)
+        "weight": InstantiatedGradients(
+            lambda: over_positions(F.layer_norm(inputs[0], shape, eps=layer.eps) * grad_output)
         )
     }
     if layer.bias is not None:
-        gradients["bias"] = _instantiated(layer.bias, lambda: over_positions(grad_output))
+        gradients["bias"] = InstantiatedGradients(lambda: over_positions(grad_output))
     return gradients
 
 
@@ -160,16 +159,18 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
         UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
             gave for the whole lot (it mixes records).
     """
-    parameters = {name: p.detach().to(grad_output.dtype) for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    parameters = {
+        name: p.detach().to(grad_output.dtype) for name, p in layer.named_parameters(recurse=False) if p.requires_grad
+    }
     if not grad_output.shape[0]:
-        return {name: _instantiated(p, lambda p=p: p.new_zeros(0, *p.shape)) for name, p in parameters.items()}
+        return {name: zero_gradients(p, 0) for name, p in parameters.items()}
 
     def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> Tensor:
             row = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in record)
             return cast(Tensor, torch.func.functional_call(layer, values, row)).squeeze(0)
 
-        value, pullback = torch.func.vjp(forward, parameters)
+        value, pullback, *_ = torch.func.vjp(forward, parameters)
         return value, pullback(cotangent)[0]
 
     in_dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
@@ -182,7 +183,11 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
         ) from error
     if not torch.allclose(values, output, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise UnsupportedModuleError("its output for a record depends on the other records of the lot, or on chance")
-    return {name: _instantiated(parameters[name], lambda row=row: row) for name, row in rows.items()}
+    return {name: _ready(row) for name, row in rows.items()}
+
+
+def _ready(rows: Tensor) -> ParameterGradients:
+    return InstantiatedGradients(lambda: rows)
 
 
 RULES: dict[type[nn.Module], Rule] = {

@@ -86,5 +86,5 @@ class ReleasePlan:
 
 
 def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
-    """z = (Σ_g (S_g/σ_g)²)^(-1/2): the single Gaussian query that costs the same (general_approach_2018, 2.2)."""
+    """Z = (Σ_g (S_g/σ_g)²)^(-1/2): the single Gaussian query that costs the same (general_approach_2018, 2.2)."""
     return 1 / math.sqrt(sum((query.sensitivity / query.noise_std) ** 2 for query in queries))

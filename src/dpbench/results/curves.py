@@ -36,7 +36,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
         axes[1].plot(epsilon.index, epsilon, color=_RED)
         axes[1].set_ylabel("ε spent (RDP)")
         axes[1].set_ylim(bottom=0)
-        axes[1].annotate(f"{epsilon.iloc[-1]:.3g}", (epsilon.index[-1], epsilon.iloc[-1]), **_BESIDE)
+        _mark_last(axes[1], epsilon, ".3g")
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
@@ -50,7 +50,9 @@ def plot_curves(folder: Path, title: str) -> Path | None:
     return path
 
 
-_BESIDE = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
+    last = (float(values.index[-1]), float(values.iloc[-1]))
+    ax.annotate(format(last[1], form), last, xytext=(4, 0), textcoords="offset points", va="center")
 
 
 def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:
@@ -60,7 +62,7 @@ def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:
             continue
         accuracy = 100 * table[column].dropna()
         ax.plot(accuracy.index, accuracy, marker=".", color=color, label=label)
-        ax.annotate(f"{accuracy.iloc[-1]:.1f}", (accuracy.index[-1], accuracy.iloc[-1]), **_BESIDE)
+        _mark_last(ax, accuracy, ".1f")
     ax.set_ylabel("accuracy (%)")
     if ax.lines:
         ax.legend(frameon=False, loc="lower right")

@@ -141,9 +141,9 @@ class PrivateStrategy(pl.Callback):
         self._engine = PerRecordEngine(pl_module, self.loss_reduction)
         guards.refuse_optimizers(trainer, self._engine.parameters, self._engine.names)
         self._total, self._views = _flat_buffer(self._engine.parameters)
-        pl_module.backward = self._backward  # type: ignore[method-assign]
+        pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
-            pl_module.training_step = self._in_chunks(trainer, pl_module, pl_module.training_step)
+            pl_module.__dict__["training_step"] = self._in_chunks(trainer, pl_module, pl_module.training_step)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
@@ -177,7 +177,9 @@ class PrivateStrategy(pl.Callback):
     def _calibrated(self, trainer: pl.Trainer, engine: PerRecordEngine, sampling: Sampling) -> float:
         steps = trainer.estimated_stepping_batches
         if steps == float("inf") or steps < 1:
-            raise ConfigurationError("target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs.")
+            raise ConfigurationError(
+                "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
+            )
 
         def event(noise_multiplier: float) -> Event:
             return sampling, self.plan(engine, sampling, noise_multiplier).queries()

@@ -18,9 +18,11 @@ class DPSGD(PrivateStrategy):
     .. math:: \tilde g = \frac{1}{qN} \Big( \sum_{i \in L} g_i \min(1, C / \|g_i\|_2) + \mathcal N(0, z^2 C^2 I) \Big)
 
     (Abadi et al. 2016, algorithm 1.) The released gradient goes to `p.grad`; momentum, Adam and schedules are
-    post-processing. Guarantee: unit example; with Poisson lots neighbours differ by one added or removed example and the
-    l2 sensitivity is C; with fixed-size lots by one replaced example and it is 2·C, so the same `noise_multiplier` costs
-    more there.
+    post-processing.
+
+    Guarantee: the unit is an example. With Poisson lots neighbours differ by one added or removed example and the l2
+    sensitivity is C; with fixed-size lots they differ by one replaced example and it is 2·C, so that the same
+    `noise_multiplier` costs more there.
 
     Args:
         max_grad_norm: C, the bound on a record's l2 norm over all parameters.

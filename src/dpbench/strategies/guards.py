@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
@@ -48,7 +49,7 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
         )
 
 
-def refuse_optimizers(trainer: pl.Trainer, parameters: list[Tensor], names: list[str]) -> None:
+def refuse_optimizers(trainer: pl.Trainer, parameters: Sequence[Tensor], names: list[str]) -> None:
     """Refuse optimizers that would not update exactly what is released.
 
     Raises:
@@ -56,7 +57,7 @@ def refuse_optimizers(trainer: pl.Trainer, parameters: list[Tensor], names: list
     """
     if len(trainer.optimizers) != 1:
         raise ConfigurationError(
-            f"the module has {len(trainer.optimizers)} optimizers; a private strategy releases gradients to exactly one."
+            f"the module has {len(trainer.optimizers)} optimizers; a private strategy releases to exactly one."
         )
     updated = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
     missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
@@ -110,8 +111,6 @@ def count_records(batch: Any) -> int:
 
 def chunks_of(batch: Any, records: int, size: int | None) -> list[Any]:
     """Split a batch into pieces of at most `size` records; an empty batch is one piece."""
-    from torch.utils._pytree import tree_map
-
     if size is None or records <= size:
         return [batch]
 

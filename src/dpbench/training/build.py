@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
 
 from dpbench.data.images import ImageDataModule
 from dpbench.errors import ConfigurationError
@@ -100,7 +101,7 @@ def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
     try:
         inspect.signature(cls).bind(**options)
         return cls(**options)
-    except (TypeError, ValueError, pl.utilities.exceptions.MisconfigurationException) as error:
+    except (TypeError, ValueError, MisconfigurationException) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{group}: {str(error).strip()}") from error

@@ -131,7 +131,9 @@ def _finish(
 ) -> dict[str, Any]:
     from dpbench.results.curves import plot_curves
 
-    steps = int(torch.load(last.path, weights_only=False, mmap=True)["global_step"])  # with spawned processes only there
+    steps = int(
+        torch.load(last.path, weights_only=False, mmap=True)["global_step"]
+    )  # with spawned processes only there
     seconds = last.seconds_before + time.perf_counter() - start
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     if last.interrupted:
@@ -156,7 +158,9 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
     else:
         for name, value in privacy["epsilon"].items():
             shown = "not covered" if value is None else f"{value:.3f}"
-            rows.append((f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}"))
+            rows.append(
+                (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
+            )
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f}"),

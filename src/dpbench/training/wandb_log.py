@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 
 from pytorch_lightning.loggers import WandbLogger
 
-
 Mode = Literal["online", "offline", "disabled", "shared"]
 
 
