@@ -84,8 +84,8 @@ def _guarded(command: Callable[[], int]) -> int:
         return command()
     except DPBenchError as error:
         print(f"dpbench: error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("dpbench: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"dpbench: interrupted. {error}".rstrip(), file=sys.stderr)
         return 130
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

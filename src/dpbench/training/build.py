@@ -6,7 +6,8 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pytorch_lightning as pl
 from hydra.errors import InstantiationException
@@ -98,6 +99,7 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
 
 
 def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
+    _refuse_words_for_numbers(cls, options, group)
     try:
         inspect.signature(cls).bind(**options)
         return cls(**options)
@@ -105,6 +107,14 @@ def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{group}: {str(error).strip()}") from error
+
+
+def _refuse_words_for_numbers(cls: type, options: Mapping[str, Any], group: str) -> None:
+    hints = get_type_hints(cls.__init__)  # type: ignore[misc]
+    for name, value in options.items():
+        kinds = set(get_args(hints.get(name))) or {hints.get(name)}
+        if isinstance(value, str) and kinds <= {int, float, bool, NoneType}:
+            raise ConfigurationError(f"{group}.{name} must be a number, not {value!r}.")
 
 
 def _instantiate(options: Any, group: str) -> Any:

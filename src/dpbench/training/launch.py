@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpbench.errors import ConfigurationError
+from omegaconf import DictConfig
+
+from dpbench.errors import ConfigurationError, DPBenchError
 
 _EXTRAS = ("joblib", "submitit", "ray")
 
@@ -51,13 +53,25 @@ def launch(words: Sequence[str], conf: Path | None = None, name: str = "config")
     register_schemas()
     conf = conf or conf_dir()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through; `cli` prints them
+    failures: list[BaseException] = []
+
+    def single(cfg: DictConfig) -> float | None:
+        try:
+            return train_job(cfg)
+        except (DPBenchError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
+            failures.append(error)
+            return None
+
+    task = train_job if {"-m", "--multirun"} & set(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *words]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(train_job)()
+        hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(_one_line(error, words, conf)) from error
+        raise ConfigurationError(_one_line(error, words, conf, name)) from error
     finally:
         sys.argv = before
+    if failures:
+        raise failures[0]
     return 0
 
 
@@ -74,19 +88,42 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
     return launch([*place, *words], saved.parent)
 
 
-def _one_line(error: BaseException, words: Sequence[str], conf: Path) -> str:
+def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
     """Hydra's message without its ornaments, with the nearest name that exists."""
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
-    text = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
-    first = str(error).splitlines()[0]
-    text = first if first in text or not text else f"{first} {text}"
-    if (missing := re.search(r"Could not find '(\w+)/([\w/]+)'", str(error))) is not None:
-        group, name = missing.groups()
-        names = groups_of(conf).get(group, [])
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f" Did you mean {group}={near[0]}?" if near else ""
-        return f"there is no {group}={name}.{hint} Known: {', '.join(names)}."
+    text = str(error)
     for extra in _EXTRAS:
-        if f"hydra/launcher/{extra}" in str(error):
+        if f"hydra/launcher/{extra}" in text:
             return f'launcher={extra} is not installed: pip install "dpbench[{extra}]".'
-    return text
+    if (missing := re.search(r"Could not find '(\w+)/([\w/]+)'", text)) is not None:
+        group, choice = missing.groups()
+        names = groups_of(conf).get(group, [])
+        return f"there is no {group}={choice}.{_nearest(choice, names, group + '=')} Known: {', '.join(names)}."
+    if (unknown := re.search(r"Could not override '([\w.]+)'", text)) is not None:
+        return _unknown_key(unknown[1], words, conf, name)
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    cause = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
+    first = text.splitlines()[0]
+    return cause if first in cause else f"{first}: {cause}"
+
+
+def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
+    """Which keys there are instead, for the groups that the command line chose."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    groups = groups_of(conf)
+    choices = [word for word in words if word.partition("=")[0] in groups and "," not in word]
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        cfg = compose(name, choices, return_hydra_config=False)
+    path, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(cfg, path) if path else cfg
+    if not isinstance(node, DictConfig):
+        return f"there is no key {key}. `dpbench train --cfg job` prints all keys."
+    names = [str(option) for option in node if option != "_target_"]
+    hint = _nearest(leaf, names, f"{path}." if path else "")
+    return f"there is no key {key}.{hint} Known: {', '.join(names)}."
+
+
+def _nearest(word: str, names: Sequence[str], prefix: str) -> str:
+    near = difflib.get_close_matches(word, names, 1)
+    return f" Did you mean {prefix}{near[0]}?" if near else ""

@@ -86,7 +86,12 @@ def _quiet() -> None:
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
-    for pattern in (".*does not have many workers.*", ".*GPU available but not used.*", ".*treespec, LeafSpec.*"):
+    for pattern in (
+        ".*does not have many workers.*",
+        ".*GPU available but not used.*",
+        ".*treespec, LeafSpec.*",
+        ".*smaller than the logging interval.*",
+    ):
         warnings.filterwarnings("ignore", message=pattern)
 
 
@@ -138,7 +143,7 @@ def _finish(
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     if last.interrupted:
         write_result(folder, config, metrics, steps, seconds, finished=False)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(f"Checkpoint, ledger and partial result are kept; go on with: dpbench resume {folder}")
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])

@@ -1,0 +1,136 @@
+"""Data sets: shapes, scaling, splits, and clear errors for what is absent or damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpbench.data.images import ImageDataModule
+from dpbench.data.sources import SOURCES, data_root
+from dpbench.errors import ConfigurationError, DataError
+
+
+def test_digits_need_no_files(tmp_path: Path) -> None:
+    data = ImageDataModule("digits", root=str(tmp_path), expected_batch_size=64)
+    assert data.input_shape == (1, 28, 28)
+    assert len(data.train_set) == 1437
+    labels = torch.cat([y for _, y in data.test_dataloader()])
+    assert len(labels) == 360
+    assert torch.bincount(labels).min() >= 34
+    assert abs(float(data.train_set.pixels.mean())) < 0.1
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_are_channels_last_and_match_single_items() -> None:
+    train = ImageDataModule("random_noise").train_set
+    images, labels = train.__getitems__([3, 1, 3])
+    assert images.shape == (3, 3, 32, 32)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images[1], train[1][0])
+    assert torch.equal(labels, torch.stack([train[i][1] for i in (3, 1, 3)]))
+
+
+def test_random_noise_is_fixed_and_balanced() -> None:
+    one, two = (ImageDataModule("random_noise").train_set for _ in range(2))
+    assert torch.equal(one.pixels[:50], two.pixels[:50])
+    assert abs(float(one.pixels.mean())) < 0.01
+    assert abs(float(one.pixels.std()) - 1) < 0.01
+    assert (torch.bincount(one.labels) - 5000).abs().max() < 400
+
+
+def test_image_size() -> None:
+    assert ImageDataModule("digits", image_size=8).input_shape == (1, 8, 8)
+
+
+def test_validation_split_is_disjoint_and_fixed() -> None:
+    whole = ImageDataModule("digits", image_size=8).train_set
+    data = ImageDataModule("digits", image_size=8, val_size=300, seed=5)
+    data.setup()
+    other = ImageDataModule("digits", image_size=8, val_size=300, seed=6)
+    assert len(data.train_set) == 1137
+    assert data.sampling.population == 1137
+    assert data.monitored == "val"
+    assert torch.equal(data.train_set.pixels, other.train_set.pixels)
+    held = next(iter(data.val_dataloader()))[0]
+    assert len(held) == 300
+    both = torch.cat([held.permute(0, 2, 3, 1).flatten(1), data.train_set.pixels.flatten(1)])
+    assert len(torch.unique(both, dim=0)) == len(torch.unique(whole.pixels.flatten(1), dim=0))
+    with pytest.raises(ConfigurationError, match="leaves nothing of 1437"):
+        ImageDataModule("digits", val_size=1437).setup()
+
+
+def test_without_validation_the_test_set_is_monitored() -> None:
+    data = ImageDataModule("digits", image_size=8)
+    assert data.monitored == "test"
+    assert torch.equal(next(iter(data.val_dataloader()))[1], next(iter(data.test_dataloader()))[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sizes"), [("mnist", (1, 28, 28), (60_000, 10_000)), ("cifar10", (3, 32, 32), (50_000, 10_000))]
+)
+def test_real_data(name: str, shape: tuple[int, int, int], sizes: tuple[int, int], data_folder: Path) -> None:
+    data = ImageDataModule(name, root=str(data_folder), download=False)
+    assert data.input_shape == shape
+    assert len(data.train_set) == sizes[0]
+    assert sum(len(y) for _, y in data.test_dataloader()) == sizes[1]
+    mean, std = data.train_set.pixels.mean((0, 1, 2)), data.train_set.pixels.std((0, 1, 2))
+    assert mean.abs().max() < 2e-3
+    assert (std - 1).abs().max() < 2e-3
+
+
+def test_damaged_files_are_named(tmp_path: Path, data_folder: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    shutil.copytree(data_folder / "cifar-10-batches-py", folder)
+    folder.chmod(0o755)
+    victim = folder / "data_batch_3"
+    victim.chmod(0o644)
+    victim.write_bytes(victim.read_bytes()[:-1000])
+    with pytest.raises(DataError, match="data_batch_3 is missing or has a wrong md5 sum.*delete that folder"):
+        ImageDataModule("cifar10", root=str(tmp_path)).setup()
+
+
+def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for path in (data_folder / "MNIST" / "raw").iterdir():
+        data = path.read_bytes()
+        (raw / path.name).write_bytes(data[:-1000] if "train-images" in path.name else data)
+    with pytest.raises(DataError, match="MNIST in .* is incomplete or damaged"):
+        ImageDataModule("mnist", root=str(tmp_path)).setup()
+    (raw / "train-images-idx3-ubyte").unlink()
+    with pytest.raises(DataError, match="MNIST in .* is incomplete or damaged"):
+        ImageDataModule("mnist", root=str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_absent_and_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
+    for download, reason in ((True, "downloading failed"), (False, "data.download is false")):
+        with pytest.raises(DataError, match=reason) as caught:
+            ImageDataModule(name, root=str(tmp_path), download=download).setup()
+        assert str(tmp_path) in str(caught.value)
+        assert "data.root or $DPBENCH_DATA" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPBENCH_DATA", str(tmp_path / "env"))
+    assert data_root("given") == Path("given")
+    assert data_root(None) == tmp_path / "env"
+    monkeypatch.delenv("DPBENCH_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root(None) == tmp_path / "cache" / "dpbench"
+
+
+def test_unknown_data_set() -> None:
+    with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
+        ImageDataModule("imagenet")
+    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "random_noise"}

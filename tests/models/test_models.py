@@ -1,0 +1,75 @@
+"""The networks: parameter counts, shapes, adaptation, and what is special to each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
+from dpbench.models.small_alexnet import CenterCrop, LocalResponseNorm
+
+MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet]
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_published_sizes() -> None:
+    assert count(MNISTCNN((1, 28, 28), 10)) == 26_010  # the TensorFlow Privacy tutorial's model summary
+    assert count(MLP((1, 28, 28), 10)) == 784 * 1000 + 1000 + 1000 * 10 + 10
+    assert (
+        count(SmallAlexNet((3, 32, 32), 10)) == (3 * 25 + 1) * 64 + (64 * 25 + 1) * 64 + 3137 * 384 + 385 * 192 + 1930
+    )
+    dense = DenseNet((3, 32, 32), 10)
+    assert sum(isinstance(m, nn.Conv2d) for m in dense.modules()) + 1 == 40
+    assert dense[-1].in_features == 215
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in dense.modules())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 17, 23), (1, 16, 16)])
+@pytest.mark.parametrize("records", [0, 1, 3])
+def test_adapts_to_the_data(model: type[nn.Module], shape: tuple[int, int, int], records: int) -> None:
+    net = model(shape, 7).to(memory_format=torch.channels_last)
+    x = torch.randn(records, *shape, requires_grad=True)
+    out = net(x)
+    assert out.shape == (records, 7)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("model", [MNISTCNN, SmallAlexNet, DenseNet])
+def test_images_that_are_too_small(model: type[nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"needs images of at least .* not 1×3×3"):
+        model((1, 3, 3), 10)
+    with pytest.raises(ValueError, match="depth = 3·n"):
+        DenseNet((3, 32, 32), 10, depth=41)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_local_response_norm_equals_torch(dtype: torch.dtype) -> None:
+    ours, theirs = LocalResponseNorm(12, 5, 0.3, 1.5), nn.LocalResponseNorm(5, 0.3, 0.75, 1.5)
+    x = (3 * torch.randn(4, 12, 5, 6, dtype=dtype)).requires_grad_()
+    torch.testing.assert_close(ours(x), theirs(x))
+    weight = torch.randn(4, 12, 5, 6, dtype=dtype)
+    (a,) = torch.autograd.grad((ours(x) * weight).sum(), x)
+    (b,) = torch.autograd.grad((theirs(x) * weight).sum(), x)
+    torch.testing.assert_close(a, b)
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(ours, (x[:1, :, :2, :2].detach().requires_grad_(),))
+
+
+def test_centre_crop() -> None:
+    x = torch.arange(36.0).view(1, 1, 6, 6)
+    assert torch.equal(CenterCrop(4)(x), x[:, :, 1:5, 1:5])
+    assert CenterCrop(9)(x) is x
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_records_do_not_mix(model: type[nn.Module]) -> None:
+    net = model((3, 28, 28), 5).train()
+    x = torch.randn(4, 3, 28, 28)
+    torch.testing.assert_close(net(x)[:1], net(x[:1]), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,84 @@
+"""Every configuration file composes, and every target binds to its signature."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_class, get_object
+from omegaconf import DictConfig, OmegaConf
+
+from dpbench.strategies import DPSGD
+from dpbench.training.launch import conf_dir, groups_of
+from dpbench.training.schema import options_of, register_schemas
+
+GROUPS = groups_of(conf_dir())
+CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in names]
+PLUGINS = {
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "submitit": "hydra_plugins.hydra_submitit_launcher",
+    "ray": "hydra_plugins.hydra_ray_launcher",
+}
+GIVEN = {  # what the harness passes beside the file
+    "model": {"input_shape", "num_classes"},
+    "data": {"seed"},
+    "strategy": {"seed", "ledger", "fingerprint"},
+    "optimizer": {"params"},
+    "trainer": {"logger", "callbacks", "default_root_dir"},
+}
+
+
+def composed(*words: str) -> DictConfig:
+    register_schemas()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("config", list(words), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_composes_and_targets_bind(choice: str) -> None:
+    plugin = PLUGINS.get(choice.partition("launcher=")[2])
+    if plugin is not None and find_spec(plugin) is None:
+        assert choice == "launcher=ray"  # the others are installed for development
+        pytest.skip("the ray launcher is not installed")
+    cfg = composed(choice)
+    for group, given in GIVEN.items():
+        options: Any = OmegaConf.to_container(cfg[group], resolve=True)
+        target = get_object(options.pop("_target_"))
+        options.pop("_partial_", None)
+        if options.pop("secure", None) is None and group == "strategy":
+            given = set()
+        inspect.signature(target).bind(**dict.fromkeys(options), **dict.fromkeys(given - options.keys()))
+
+
+def test_groups() -> None:
+    assert {"data", "model", "strategy", "optimizer", "trainer", "logger", "launcher", "experiment"} == set(GROUPS)
+    assert GROUPS["data"] == ["cifar10", "digits", "fashion_mnist", "mnist", "random_noise"]
+    assert GROUPS["model"] == ["densenet40", "mlp", "mnist_cnn", "small_alexnet"]
+
+
+def test_schema_has_every_option_of_the_class() -> None:
+    options = options_of(DPSGD)
+    assert set(options) == {
+        "max_grad_norm",
+        "clipping",
+        "noise_multiplier",
+        "target_epsilon",
+        "delta",
+        "accountant",
+        "max_physical_batch_size",
+    }
+    cfg = composed("strategy=dpsgd")
+    assert set(cfg.strategy) - {"_target_", "secure"} == set(options)
+    assert get_class(cfg.strategy["_target_"]) is DPSGD
+
+
+def test_experiments_win_over_defaults_and_words_over_experiments() -> None:
+    assert composed("experiment=nasr/mnist_dpsgd").trainer.max_steps == 8000
+    assert composed("experiment=nasr/mnist_dpsgd", "trainer.max_steps=5").trainer.max_steps == 5
+    assert composed("experiment=nasr/mnist_dpsgd").hydra.runtime.choices.data == "mnist"

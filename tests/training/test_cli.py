@@ -1,0 +1,336 @@
+"""The real command line, in processes of its own, on the digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from dpbench.privacy.ledger import read_ledger
+
+# A small image keeps a step at a few milliseconds.
+TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
+PRIVATE = ["strategy.delta=1e-4", "strategy.noise_multiplier=1.0"]
+
+
+def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dpbench", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def dpbench(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str, str]:
+    process = start(folder, *words, **env)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == status, f"{words}\n{out}\n{err}"
+    return out, err
+
+
+def train(folder: Path, run: str, *words: str, status: int = 0, **env: str) -> Path:
+    dpbench(folder, "train", *TINY, f"hydra.run.dir={run}", *words, status=status, **env)
+    return folder / run
+
+
+def weights(run: Path) -> torch.Tensor:
+    state = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["state_dict"]
+    return torch.cat([value.flatten().float() for value in state.values()])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private run of 60 steps, with wandb offline."""
+    folder = tmp_path_factory.mktemp("finished")
+    return train(folder, "run", *PRIVATE, "trainer.max_steps=60", "logger=wandb", "trainer.log_every_n_steps=10")
+
+
+def test_run_folder(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert {".hydra", "metrics.csv", "ledger.jsonl", "checkpoints", "curves.png", "wandb", "result.json"} <= names
+    assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert list(finished.glob("wandb/offline-run-*"))
+    assert not [name for name in names if name.startswith(".curves") or name.startswith(".result")]
+
+
+def test_result(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert result["steps"] == 60
+    assert result["seed"] == 0
+    assert 0.1 < result["metrics"]["test/accuracy"] <= 1
+    assert all(key.startswith(("test/", "val/", "nonprivate/", "privacy/")) for key in result["metrics"])
+    privacy = result["privacy"]
+    assert 0 < privacy["epsilon"]["pld"] < privacy["epsilon"]["rdp"]
+    assert (privacy["delta"], privacy["unit"]) == (1e-4, "example")
+    assert privacy["neighbouring_relation"] == "add_or_remove_one"
+    assert privacy["population"] == 1437
+    assert len(result["config_hash"]) == 16
+    assert torch.__version__.startswith(result["versions"]["torch"])
+    assert result["hardware"]["cores"] >= 1
+    assert result["config"]["model"]["hidden"] == [16]
+    assert {"commit", "seconds"} <= set(result)
+
+
+def test_metrics(finished: Path) -> None:
+    table = pd.read_csv(finished / "metrics.csv")
+    assert table["privacy/epsilon"].dropna().is_monotonic_increasing
+    result = json.loads((finished / "result.json").read_text())
+    assert table["privacy/epsilon"].dropna().iloc[-1] == pytest.approx(result["privacy"]["epsilon"]["rdp"])
+    assert "nonprivate/train_loss" in table
+    assert table["test/accuracy"].notna().sum() >= 3
+
+
+def test_account(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())["privacy"]
+    for accountant in ("rdp", "pld"):
+        out, _ = dpbench(finished, "account", ".", "--accountant", accountant, "--json")
+        facts = json.loads(out)
+        assert facts["epsilon"] == pytest.approx(result["epsilon"][accountant])
+        assert (facts["steps"], facts["delta"], facts["accountant"]) == (60, 1e-4, accountant)
+        assert (facts["unit"], facts["neighbouring_relation"]) == ("example", "add_or_remove_one")
+    smaller, _ = dpbench(finished, "account", "ledger.jsonl", "--delta", "1e-6", "--json")
+    assert json.loads(smaller)["epsilon"] > result["epsilon"]["rdp"]
+    text, _ = dpbench(finished, "account", ".")
+    assert "epsilon" in text
+
+
+def test_account_of_damaged_ledgers(finished: Path, tmp_path: Path) -> None:
+    lines = (finished / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:31]) + lines[31][:20])
+    out, err = dpbench(tmp_path, "account", "cut.jsonl", "--json", status=3)
+    assert json.loads(out)["steps"] == 30
+    assert json.loads(out)["complete"] is False
+    assert "line 32 is cut off" in err
+    (tmp_path / "bad.jsonl").write_text("".join(lines[:11]) + "#\n" + "".join(lines[12:]))
+    out, err = dpbench(tmp_path, "account", "bad.jsonl", "--json", status=3)
+    assert json.loads(out)["steps"] == 10
+    assert "line 12 is damaged" in err
+    for name, message in (("absent", "No such file"), ("cut.jsonl", "unknown accountant")):
+        _, err = dpbench(tmp_path, "account", name, "--accountant", "magic" if name != "absent" else "rdp", status=1)
+        assert err.count("\n") == 1
+        assert message in err
+
+
+def test_the_baseline_goes_the_same_way(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", "strategy=none", "trainer.max_steps=60", "optimizer.lr=0.5")
+    result = json.loads((run / "result.json").read_text())
+    assert result["privacy"]["epsilon"] == {"rdp": None, "pld": None}
+    assert result["metrics"]["test/accuracy"] > 0.7
+    assert not (run / "ledger.jsonl").exists()
+
+
+def test_validation_split_is_not_trained_on(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=40", "data.val_size=437")
+    result = json.loads((run / "result.json").read_text())
+    assert result["privacy"]["population"] == 1000
+    assert "val/accuracy" in result["metrics"]
+    assert pd.read_csv(run / "metrics.csv")["test/accuracy"].notna().sum() == 1
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(2000):
+        if process.poll() is not None:
+            pytest.fail(f"ended early: {process.communicate()}")
+        ledger = run / "ledger.jsonl"
+        if ledger.exists() and ledger.read_bytes().count(b"\n") > step:
+            return
+        time.sleep(0.02)
+    pytest.fail("the run never got there")
+
+
+LONG = [*PRIVATE, "trainer.max_steps=900", "run.checkpoint_every_n_steps=37", "+optimizer.momentum=0.9"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("whole"), "run", *LONG)
+
+
+def same_result(run: Path, other: Path) -> None:
+    assert torch.equal(weights(run), weights(other))
+    assert (run / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes()
+    mine, theirs = (json.loads((folder / "result.json").read_text()) for folder in (run, other))
+    assert mine["metrics"]["test/accuracy"] == theirs["metrics"]["test/accuracy"]
+    assert mine["privacy"] == theirs["privacy"]
+    assert mine["config_hash"] == theirs["config_hash"]
+    left, right = (pd.read_csv(folder / "metrics.csv")["test/accuracy"].dropna().tolist() for folder in (run, other))
+    assert set(right) <= set(left)  # an interrupted run also measures where it stops
+
+
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path, uninterrupted: Path) -> None:
+    run = tmp_path / "run"
+    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
+    wait_for_step(run, 200, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.communicate()
+    assert not (run / "result.json").exists()
+    before = len(read_ledger(run / "ledger.jsonl").releases)
+    assert 200 <= before < 900
+    step = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["global_step"]
+    assert step < before  # some releases have to be replayed
+    dpbench(tmp_path, "resume", "run")
+    same_result(run, uninterrupted)
+
+
+def test_killed_before_any_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
+    run = tmp_path / "run"
+    process = start(
+        tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG[:-2], "run.checkpoint_every_n_steps=899", LONG[-1]
+    )
+    wait_for_step(run, 20, process)
+    process.kill()
+    process.communicate()
+    assert not (run / "checkpoints/last.ckpt").exists()
+    dpbench(tmp_path, "resume", "run")
+    assert torch.equal(weights(run), weights(uninterrupted))
+    assert (run / "ledger.jsonl").read_bytes() == (uninterrupted / "ledger.jsonl").read_bytes()
+
+
+def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
+    run = tmp_path / "run"
+    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
+    wait_for_step(run, 100, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "dpbench resume" in err
+    partial = json.loads((run / "partial_result.json").read_text())
+    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
+    assert partial["privacy"]["epsilon"]["rdp"] > 0
+    assert (run / "checkpoints/last.ckpt").exists()
+    _, err = dpbench(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG, status=1)
+    assert "holds an unfinished run: continue it with `dpbench resume" in err
+    dpbench(tmp_path, "resume", "run")
+    same_result(run, uninterrupted)
+    assert not (run / "partial_result.json").exists()
+    _, err = dpbench(tmp_path, "resume", "run", status=1)
+    assert "holds a finished run" in err
+
+
+def test_resume_with_other_settings_counts_everything(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
+    wait_for_step(run, 60, process)
+    process.kill()
+    process.communicate()
+    before = len(read_ledger(run / "ledger.jsonl").releases)
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["global_step"]
+    dpbench(tmp_path, "resume", "run", "optimizer.lr=0.01", "trainer.max_steps=200")
+    book = read_ledger(run / "ledger.jsonl")
+    assert len(book.headers) == 2
+    assert len(book.releases) == before + 200 - saved
+    assert json.loads((run / "result.json").read_text())["privacy"]["releases"] == len(book.releases)
+
+
+def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
+    words = [
+        "strategy.noise_multiplier=null",
+        "strategy.target_epsilon=4",
+        "strategy.delta=1e-4",
+        "trainer.max_steps=60",
+    ]
+    one = train(tmp_path, "one", *words)
+    two = train(tmp_path, "two", *words, "trainer=ddp_cpu", "trainer.max_steps=60")
+    torch.testing.assert_close(weights(two), weights(one), rtol=1e-3, atol=1e-4)
+    results = [json.loads((run / "result.json").read_text()) for run in (one, two)]
+    assert 3.99 < results[0]["privacy"]["epsilon"]["rdp"] <= 4
+    assert results[0]["privacy"] == results[1]["privacy"]
+    assert results[1]["steps"] == 60
+    assert {"privacy/epsilon", "test/accuracy"} <= set(pd.read_csv(two / "metrics.csv"))
+
+
+def test_budget_beside_noise_stops(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "strategy.target_epsilon=3", "trainer.max_steps=5000")
+    result = json.loads((run / "result.json").read_text())
+    assert 0 < result["steps"] < 5000
+    assert result["privacy"]["epsilon"]["rdp"] <= 3
+
+
+def test_secure_runs_differ(tmp_path: Path) -> None:
+    words = [*PRIVATE, "strategy.secure=true", "trainer.max_steps=10"]
+    runs = [train(tmp_path, name, *words) for name in ("a", "b")]
+    assert not torch.equal(weights(runs[0]), weights(runs[1]))
+
+
+def test_sweep(tmp_path: Path) -> None:
+    words = [*TINY, *PRIVATE, "trainer.max_steps=10", "hydra.sweep.dir=sweep", "launcher=joblib", "seed=0,1"]
+    dpbench(tmp_path, "train", "-m", *words)
+    results = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/result.json"))]
+    assert sorted(result["seed"] for result in results) == [0, 1]
+    assert results[0]["config_hash"] != results[1]["config_hash"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=mnst"], "there is no data=mnst. Did you mean data=mnist?"),
+        (["strategy=dpsdg"], "Did you mean strategy=dpsgd?"),
+        (["strategy.noise_multiplyer=1"], "Did you mean strategy.noise_multiplier?"),
+        (["strategy.noise_multiplier=much"], "Value 'much' of type 'str' could not be converted to Float"),
+        (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
+        (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
+        (["trainer.max_steps=abc"], "trainer.max_steps must be a number, not 'abc'"),
+        (["launcher=ray"], 'pip install "dpbench[ray]"'),
+        (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
+        (["data=cifar10", "data.root=nowhere", "data.download=false"], "nowhere/cifar-10-batches-py"),
+        (["model=mnist_cnn"], "mnist_cnn needs images of at least 14×14 pixels"),
+        (["+trainer.gradient_clip_val=1"], "gradient_clip_val"),
+        (["hydra.run.dir=/dev/null/run"], "/dev/null"),
+        (["data.expected_batch_size=0"], "expected_batch_size must lie between"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line(words: list[str], message: str, tmp_path: Path) -> None:
+    small = [word for word in TINY if not word.startswith("model") or "model" not in words[0]]
+    _, err = dpbench(tmp_path, "train", *small, *PRIVATE, *words, status=1)
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("dpbench: error: ")
+    assert message in lines[0]
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    _, err = dpbench(tmp_path, "trian", status=2)
+    assert "invalid choice: 'trian'" in err
+    _, err = dpbench(tmp_path, "resume", "nowhere", status=1)
+    assert "nowhere holds no run of dpbench" in err
+
+
+def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
+    out, _ = dpbench(tmp_path, "--help")
+    assert "dpbench train data=mnist" in out
+    code = "import sys, dpbench.cli; dpbench.cli._parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    out, _ = dpbench(tmp_path, "train", "--help")
+    assert "densenet40" in out
+
+
+def test_cfg_job_prints_the_configuration(tmp_path: Path) -> None:
+    out, _ = dpbench(tmp_path, "train", "data=mnist", "--cfg", "job")
+    assert "noise_multiplier: 1.1" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_unwritable_folder_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpbench.errors import ConfigurationError
+    from dpbench.training import run
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "write_json", full)
+    with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+        run._prepare(tmp_path, resume=False)
