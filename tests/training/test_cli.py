@@ -312,7 +312,9 @@ def test_wrong_usage(tmp_path: Path) -> None:
 def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
     out, _ = dpbench(tmp_path, "--help")
     assert "dpbench train data=mnist" in out
-    code = "import sys, dpbench.cli; dpbench.cli._parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"
+    code = (
+        "import sys, dpbench.cli as c; c._parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     out, _ = dpbench(tmp_path, "train", "--help")
     assert "densenet40" in out
