@@ -280,6 +280,21 @@ class ManyClosures(Classifier):
         return torch.optim.LBFGS(self.parameters())
 
 
+class Penalty(Classifier):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + sum(p.square().sum() for p in self.parameters())
+
+
+class Statistics(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def loss(self, batch: Any) -> Tensor:
+        self.mean.mul_(0.9).add_(batch[0].mean(), alpha=0.1)
+        return super().loss(batch)
+
+
 class WithBatchNorm(Classifier):
     def __init__(self) -> None:
         super().__init__()
@@ -297,9 +312,22 @@ class WithBatchNorm(Classifier):
         (PartialOptimizer, "does not update net.1.weight"),
         (lambda: TwoOptimizers(manual=True), "2 optimizers"),
         (ManyClosures, "LBFGS"),
+        (Penalty, "weight_decay"),
+        (Statistics, "forward pass changes the buffer mean"),
         (WithBatchNorm, r"net.1 \(BatchNorm2d\) mixes the records.*GroupNorm"),
     ],
-    ids=["twice", "two steps", "skips", "backward", "partial", "two optimizers", "lbfgs", "batch norm"],
+    ids=[
+        "twice",
+        "two steps",
+        "skips",
+        "backward",
+        "partial",
+        "two optimizers",
+        "lbfgs",
+        "penalty",
+        "buffer",
+        "batch norm",
+    ],
 )
 def test_modules_that_break_the_guarantee_are_refused(module: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigurationError, UnsupportedModuleError), match=message):

@@ -259,6 +259,15 @@ def test_budget_beside_noise_stops(tmp_path: Path) -> None:
     assert result["privacy"]["epsilon"]["rdp"] <= 3
 
 
+def test_runs_of_a_sweep_share_a_seed_but_no_noise(tmp_path: Path) -> None:
+    """With the noise of another learning rate, the difference of two releases would be a difference of private sums."""
+    words = [*PRIVATE, "trainer.max_steps=1", "strategy.noise_multiplier=1000"]
+    runs = [train(tmp_path, f"r{i}", *words, f"optimizer.lr={lr}") for i, lr in enumerate((0.1, 0.2))]
+    one, two = (weights(run) for run in runs)
+    start = 2 * one - two  # w0 - lr·g with equal g would put w0 here
+    assert float(start.abs().max()) > 1  # but w0 lies within (-0.2, 0.2)
+
+
 def test_secure_runs_differ(tmp_path: Path) -> None:
     words = [*PRIVATE, "strategy.secure=true", "trainer.max_steps=10"]
     runs = [train(tmp_path, name, *words) for name in ("a", "b")]

@@ -163,7 +163,8 @@ class PerRecordEngine:
             if gap > tolerance * max(float(theirs.double().norm()), 1e-2 * total):
                 raise UnsupportedModuleError(
                     f"per-record gradients of {name} do not add up to its gradient (off by {gap:.2g}): it is used "
-                    "outside of its module's forward, or its layer mixes records. Call the module itself."
+                    "outside of its module's forward (call the module itself; a penalty on weights belongs into the "
+                    "optimizer's weight_decay), or its layer mixes records."
                 )
 
 

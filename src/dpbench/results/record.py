@@ -40,7 +40,6 @@ def privacy_of(ledger: Path) -> dict[str, Any]:
         "population": header.population,
         "releases": len(book.releases),
         "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
-        "kind": "guarantee",
     }
 
 

@@ -55,7 +55,8 @@ class PrivateStrategy(pl.Callback):
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.ACCOUNTANTS`.
         seed: Key of noise (and of the model's own randomness), for runs that can be repeated; whoever knows it
-            can subtract the noise. None takes the operating system's entropy: use that for models to be published.
+            can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
+            share protects neither. None takes the operating system's entropy: use that for models to be published.
         max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
@@ -140,6 +141,7 @@ class PrivateStrategy(pl.Callback):
         """Attach the engine and take over the backward pass."""
         self._engine = PerRecordEngine(pl_module, self.loss_reduction)
         guards.refuse_optimizers(trainer, self._engine.parameters, self._engine.names)
+        self._module = pl_module
         self._total, self._views = _flat_buffer(self._engine.parameters)
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
@@ -238,6 +240,7 @@ class PrivateStrategy(pl.Callback):
         self._records = guards.count_records(batch)
         self._absorbed = self._released = False
         self._engine.discard()
+        self._buffers = {} if self._verified else {name: b._version for name, b in pl_module.named_buffers()}
         if self.seed is not None:  # dropout and the like: a function of (seed, release, rank), so that replays repeat
             generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -279,7 +282,9 @@ class PrivateStrategy(pl.Callback):
         assert self._engine is not None and self._plan is not None
         verify = not self._verified and self._records > 0
         gradients = self._engine.backward(loss, self._records, verify=verify)
-        self._verified |= verify
+        if verify:
+            self._verified = True
+            guards.refuse_changed_buffers(self._module, self._buffers)
         with torch.no_grad():
             sums = clip_and_sum(gradients, self._plan.groups)
             if not self._absorbed:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import LotLoader
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.sampling import Sampling
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -92,6 +92,16 @@ def refuse_uncovered(sampling: Sampling) -> None:
     if sampling.record_changes == 0:
         raise ConfigurationError(
             f"no accountant covers {sampling.kind!r} sampling: draw lots with data.sampling=poisson (or fixed_size)."
+        )
+
+
+def refuse_changed_buffers(pl_module: pl.LightningModule, versions: dict[str, int]) -> None:
+    """Raise UnsupportedModuleError where a forward pass wrote to a buffer: statistics of private records, unnoised."""
+    changed = [name for name, buffer in pl_module.named_buffers() if versions.get(name, 0) != buffer._version]
+    if changed:
+        raise UnsupportedModuleError(
+            f"the forward pass changes the buffer {', '.join(changed)}, which would be saved with the model without "
+            "noise: keep statistics of private records out of the model."
         )
 
 

@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException  # 
 from dpbench.data.images import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
-from dpbench.results.provenance import code_hash, config_hash, versions
+from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_uncovered
 
@@ -46,7 +46,7 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
         secure = options.pop("secure", False)
         fingerprint = json.dumps([config_hash(config), code_hash(), versions()])
         options |= {
-            "seed": None if secure else config["seed"],
+            "seed": None if secure else run_key(config),
             "ledger": str(folder / "ledger.jsonl"),
             "fingerprint": fingerprint,
         }
@@ -60,7 +60,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule
     options = dict(config["data"])
     kind = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
     secure = config["strategy"].get("secure", False)
-    options |= {"sampling": kind, "seed": None if secure else config["seed"]}
+    options |= {"sampling": kind, "seed": None if secure else run_key(config)}
     data = _call(get_class(options.pop("_target_")), options, "data")
     assert isinstance(data, ImageDataModule)
     data.setup()
