@@ -165,7 +165,10 @@ def test_a_changed_run_never_reuses_noise(tmp_path: Path, fingerprint: str | Non
     fit(tmp_path, make_classifier(), steps=10, fingerprint="x", trainer={"more": [Stop()]})
     strategy = DPSGD(noise_multiplier=1.0, seed=seed, delta=1e-3, fingerprint=fingerprint)
     trainer = trainer_for(tmp_path, strategy, 10)
-    trainer.fit(make_classifier(), loader_of(pictures()), ckpt_path=tmp_path / "mid.ckpt", weights_only=False)
+    loader = loader_of(pictures())
+    before = loader.lots.lot(4).tolist()
+    trainer.fit(make_classifier(), loader, ckpt_path=tmp_path / "mid.ckpt", weights_only=False)
+    assert loader.lots.lot(4).tolist() != before  # a lot that was spent is not drawn again
     book = read_ledger(tmp_path / "ledger.jsonl")
     assert len(book.headers) == 2
     assert len(book.releases) == 5 + 7

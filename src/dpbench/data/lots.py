@@ -33,11 +33,13 @@ class Lots(TorchSampler[list[int]]):
 
     Attributes:
         position: Number of lots that were handed out; the whole state.
+        phase: Phase of the ledger; set by the strategy, so that a lot number that was spent in a crashed run with
+            other settings is drawn afresh, as the accounting assumes.
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
         self.sampling = sampling
-        self.position = 0
+        self.position = self.phase = 0
         self.seed = seed
         self._key = seed
         self._permutation: tuple[int, NDArray[np.int64]] | None = None
@@ -79,7 +81,7 @@ class Lots(TorchSampler[list[int]]):
             if dist.is_initialized():
                 dist.broadcast_object_list(key, src=0)
             self._key = key[0]
-        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, _STREAM, number))))
+        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, _STREAM, self.phase, number))))
 
 
 class LotLoader(DataLoader[Any]):

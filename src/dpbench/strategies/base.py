@@ -150,7 +150,8 @@ class PrivateStrategy(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
         assert self._engine is not None
-        sampling = guards.known_lots(trainer).lots.sampling
+        lots = guards.known_lots(trainer).lots
+        sampling = lots.sampling
         if self.delta >= 1 / sampling.population and trainer.is_global_zero:
             pl.utilities.rank_zero_warn(
                 f"delta={self.delta} is not below 1/{sampling.population} (the number of records): such a delta allows "
@@ -162,12 +163,12 @@ class PrivateStrategy(pl.Callback):
         path = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
         if trainer.is_global_zero:  # `log_dir` above asks all ranks
             self._writer = self._open_ledger(path, self._plan)
-            self._spent, replays = self._writer.events, self._writer.replays
+            known = self._writer.events, self._writer.replays, self._writer.phase
         else:
-            replays = 0
-        if trainer.world_size > 1:
-            spent, replays = trainer.strategy.broadcast((self._spent, replays))
-            self._spent = self._spent if self._writer is not None else spent
+            known = Counter(), 0, 0
+        self._spent, replays, lots.phase = trainer.strategy.broadcast(known)
+        if self._writer is not None:
+            self._spent = self._writer.events  # counted there
         if self.target_epsilon is not None:
             self._remaining = self._affordable(trainer, replays)
             if not self._remaining:
