@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object
 from omegaconf import DictConfig, OmegaConf
 
-from dpbench.strategies import DPSGD
+from dpbench.strategies import DPSGD, PrivateStrategy
 from dpbench.training.launch import conf_dir, groups_of
 from dpbench.training.schema import options_of, register_schemas
 
@@ -51,8 +51,9 @@ def test_composes_and_targets_bind(choice: str) -> None:
         options: Any = OmegaConf.to_container(cfg[group], resolve=True)
         target = get_object(options.pop("_target_"))
         options.pop("_partial_", None)
-        if options.pop("secure", None) is None and group == "strategy":
-            given = set()
+        if group == "strategy":
+            options.pop("secure")
+            given = given if issubclass(target, PrivateStrategy) else set()
         inspect.signature(target).bind(**dict.fromkeys(options), **dict.fromkeys(given - options.keys()))
 
 

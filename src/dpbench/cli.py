@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes them from the process.
 
     Returns:
-        Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 130 for Ctrl-C.
+        Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 130 for
+        Ctrl-C, 143 for SIGTERM.
     """
     args = list(sys.argv[1:] if arguments is None else arguments)
     if args[:1] == ["train"]:
@@ -58,7 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dpbench {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("train", help="train and test a model (Hydra overrides)", add_help=False)
-    resume = commands.add_parser("resume", help="continue an interrupted run")
+    resume = commands.add_parser(
+        "resume",
+        help="continue an interrupted run",
+        usage="dpbench resume RUN [KEY=VALUE ...]",
+        epilog="example:\n  dpbench resume outputs/2026-01-31/12-00-00-demo trainer.max_steps=2000",
+        formatter_class=raw,
+    )
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
     resume.set_defaults(run=_resume)
@@ -78,14 +85,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _guarded(command: Callable[[], int]) -> int:
     """Print what a user can mend as one line; let bugs show their traceback."""
-    from dpbench.errors import DPBenchError
+    from dpbench.errors import DPBenchError, Interrupted
 
     try:
         return command()
+    except Interrupted as error:
+        print(f"dpbench: {error}", file=sys.stderr)
+        return 128 + error.number
     except DPBenchError as error:
         print(f"dpbench: error: {error}", file=sys.stderr)
-    except KeyboardInterrupt as error:
-        print(f"dpbench: interrupted. {error}".rstrip(), file=sys.stderr)
+    except KeyboardInterrupt:
+        print("dpbench: interrupted.", file=sys.stderr)
         return 130
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -110,13 +120,16 @@ def _resume(options: Any) -> int:
 
 
 def _account(options: Any) -> int:
+    from dpbench.errors import DPBenchError
     from dpbench.results.account import account
 
     path = options.path / "ledger.jsonl" if options.path.is_dir() else options.path
+    if not path.exists() and (options.path / "result.json").exists():
+        raise DPBenchError(f"{options.path} trained without privacy: it has no ledger, epsilon is infinite.")
     text, damage = account(path, options.delta, options.accountant, options.json)
     print(text)
     if damage is not None:
-        print(f"dpbench: error: {path}: {damage}; the figures count what comes before.", file=sys.stderr)
+        print(f"dpbench: error: {path}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
         return 3
     return 0
 

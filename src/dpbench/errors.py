@@ -23,5 +23,21 @@ class LedgerError(DPBenchError):
     """A privacy ledger is missing, damaged, or contradicts the run that wants to write to it."""
 
 
+class Interrupted(DPBenchError):
+    """A signal stopped the training after everything was saved.
+
+    Args:
+        number: The signal.
+        command: How to go on.
+    """
+
+    def __init__(self, number: int, command: str) -> None:
+        super().__init__(f"interrupted. Checkpoint, ledger and partial result are kept; go on with: {command}")
+        self.number, self.command = number, command
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str]]:
+        return type(self), (self.number, self.command)
+
+
 class BudgetExhausted(DPBenchError):
     """A release would exceed the target epsilon; it was not made."""

@@ -125,11 +125,37 @@ def test_damage_names_the_line_and_keeps_what_is_readable(tmp_path: Path, line: 
     write_more = (tmp_path / "l").read_text() + (tmp_path / "l").read_text().splitlines()[1] + "\n"
     (tmp_path / "l").write_text(write_more)
     book = read_ledger(tmp_path / "l")
-    assert len(book.releases) == 2
+    assert len(book.releases) == 3  # what comes after the damage is still counted
     assert book.damage is not None
     assert book.damage.startswith("line 4 is damaged")
     with pytest.raises(LedgerError, match="line 4"):
         LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((0, 1, 3), "release 2 follows release 0"),
+        ((0, 2, 3), "release 1 follows"),
+        ((0, 1, 2, 2, 3), "release 1 follows release 1"),
+    ],
+)
+def test_missing_and_repeated_lines_are_noticed(tmp_path: Path, lines: tuple[int, ...], message: str) -> None:
+    write(tmp_path / "l", 3)
+    text = (tmp_path / "l").read_text().splitlines(keepends=True)
+    (tmp_path / "l").write_text("".join(text[i] for i in lines))
+    damage = read_ledger(tmp_path / "l").damage
+    assert damage is not None
+    assert message in damage
+
+
+def test_a_header_that_makes_no_sense(tmp_path: Path) -> None:
+    write(tmp_path / "l", 1)
+    text = (tmp_path / "l").read_text()
+    for bad in ('"delta":"x"', '"delta":2.0'):
+        (tmp_path / "l").write_text(text.replace('"delta":1e-05', bad))
+        with pytest.raises(LedgerError, match="delta must be a number"):
+            read_ledger(tmp_path / "l")
 
 
 def test_what_is_no_ledger(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import read_ledger
+from dpbench.training import wandb_log
+from dpbench.training.run import _prepare
 
 # A small image keeps a step at a few milliseconds.
 TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
@@ -115,8 +117,11 @@ def test_account_of_damaged_ledgers(finished: Path, tmp_path: Path) -> None:
     assert "line 32 is cut off" in err
     (tmp_path / "bad.jsonl").write_text("".join(lines[:11]) + "#\n" + "".join(lines[12:]))
     out, err = dpbench(tmp_path, "account", "bad.jsonl", "--json", status=3)
-    assert json.loads(out)["steps"] == 10
+    assert json.loads(out)["steps"] == 59
+    assert json.loads(out)["complete"] is False
     assert "line 12 is damaged" in err
+    text, _ = dpbench(tmp_path, "account", "bad.jsonl", status=3)
+    assert " at least" in text
     for name, message in (("absent", "No such file"), ("cut.jsonl", "unknown accountant")):
         _, err = dpbench(tmp_path, "account", name, "--accountant", "magic" if name != "absent" else "rdp", status=1)
         assert err.count("\n") == 1
@@ -129,6 +134,8 @@ def test_the_baseline_goes_the_same_way(tmp_path: Path) -> None:
     assert result["privacy"]["epsilon"] == {"rdp": None, "pld": None}
     assert result["metrics"]["test/accuracy"] > 0.7
     assert not (run / "ledger.jsonl").exists()
+    _, err = dpbench(tmp_path, "account", "run", status=1)
+    assert "trained without privacy" in err
 
 
 def test_validation_split_is_not_trained_on(tmp_path: Path) -> None:
@@ -266,6 +273,18 @@ def test_runs_of_a_sweep_share_a_seed_but_no_noise(tmp_path: Path) -> None:
     one, two = (weights(run) for run in runs)
     start = 2 * one - two  # w0 - lr·g with equal g would put w0 here
     assert float(start.abs().max()) > 1  # but w0 lies within (-0.2, 0.2)
+    budget = [
+        "strategy.noise_multiplier=null",
+        "strategy.delta=1e-4",
+        "strategy.target_epsilon=0.01",
+        "optimizer.lr=100",
+    ]
+    ends = [
+        train(tmp_path, f"e{n}", *budget, f"trainer.max_steps={n}", "run.checkpoint_every_n_steps=1") for n in (1, 2)
+    ]
+    noises = [weights(end) for end in ends]  # far more noise than gradient; step 2 adds its own
+    correlation = torch.corrcoef(torch.stack(noises))[0, 1]
+    assert abs(float(correlation)) < 0.3
 
 
 def test_secure_runs_differ(tmp_path: Path) -> None:
@@ -299,6 +318,21 @@ def test_sweep(tmp_path: Path) -> None:
         (["+trainer.gradient_clip_val=1"], "gradient_clip_val"),
         (["hydra.run.dir=/dev/null/run"], "/dev/null"),
         (["data.expected_batch_size=0"], "expected_batch_size must lie between"),
+        (["trainer.precision=16-mixed"], "precision=16-mixed scales the loss"),
+        (["seed=-1"], "seed must be a whole number"),
+        (["seed=abc"], "seed must be a whole number"),
+        (["trainer.max_steps=0"], "must be positive"),
+        (["optimizer.lr=abc"], "optimizer.lr must be a number, not 'abc'"),
+        (["foo"], "'foo' is no setting: write KEY=VALUE"),
+        (
+            [
+                "data.sampling=fixed_size",
+                "strategy.accountant=pld",
+                "strategy.noise_multiplier=null",
+                "strategy.target_epsilon=3",
+            ],
+            "pld accountant does not cover 'fixed_size'",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -335,13 +369,71 @@ def test_cfg_job_prints_the_configuration(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unwritable_folder_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpbench.errors import ConfigurationError
-    from dpbench.training import run
+def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
+    config = {"run": {"resume": False}}
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        _prepare(config, tmp_path / "file" / "run")
+    assert _prepare(config, tmp_path / "run") is None
+    with pytest.raises(ConfigurationError, match="unfinished run"):
+        _prepare(config, tmp_path / "run")
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run, "write_json", full)
-    with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
-        run._prepare(tmp_path, resume=False)
+def test_a_refused_run_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
+    before = {
+        path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file() and ".hydra" not in str(path)
+    }
+    _, err = dpbench(tmp_path, "train", *TINY, f"hydra.run.dir={uninterrupted}", "seed=7", status=1)
+    assert "holds a finished run" in err
+    assert all(path.read_bytes() == content for path, content in before.items() if path.name != "train.log")
+    dpbench(tmp_path, "train", "strategy.noise_multiplier=0", "hydra.run.dir=new/run", status=1)
+    assert not (tmp_path / "new" / "run").exists()
+
+
+def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
+    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
+    wait_for_step(tmp_path / "run", 60, process)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "dpbench resume" in err
+    assert (tmp_path / "run/partial_result.json").exists()
+    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+
+
+def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG, "trainer=ddp_cpu", "trainer.max_steps=900")
+    wait_for_step(run, 60, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    partial = json.loads((run / "partial_result.json").read_text())
+    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
+    assert not (run / "checkpoints/.stop").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_precisions(tmp_path: Path, precision: str) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=20", f"trainer.precision={precision}")
+    assert json.loads((run / "result.json").read_text())["steps"] == 20
+
+
+def test_wandb_run_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        "run": {"name": "n", "group": "g", "tags": ["t"]},
+        "logger": {"project": "p", "mode": "offline"},
+        "seed": 3,
+    }
+    logger = wandb_log.wandb_logger(config, tmp_path)
+    run = logger.experiment
+    assert (run.name, run.group, run.job_type, run.tags, run.project) == ("n", "g", "train", ("t",), "p")
+    assert run.config["seed"] == 3
+    assert "wandb sync" in wandb_log.how_to_open(tmp_path)
+    wandb_log.finish_wandb()
+    assert wandb_log.how_to_open(tmp_path).endswith(run.id)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for logged_in, mode in ((True, "online"), (False, "offline")):
+        monkeypatch.setattr("wandb.login", lambda logged_in=logged_in, **_: logged_in)
+        assert wandb_log.wandb_mode("auto") == mode
+    assert wandb_log.wandb_mode("offline") == "offline"

@@ -106,7 +106,7 @@ def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> A
             root.mkdir(parents=True, exist_ok=True)
             return dataset(root, train=train, download=True)
         except Exception as error:
-            reason = f"downloading failed ({str(error).strip().splitlines()[0] or type(error).__name__})"
+            reason = f"downloading failed ({' '.join(str(error).split()) or type(error).__name__})"
             raise _absent(name, folder, reason) from error
     if not present:
         raise _absent(name, folder, "data.download is false")
@@ -123,8 +123,8 @@ def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> A
 
 def _absent(name: str, folder: Path, reason: str) -> DataError:
     return DataError(
-        f"{name} is not in {folder}, and {reason}. Copy it there, point data.root or $DPBENCH_DATA at the folder that "
-        "holds it, or use data=digits, which needs no files."
+        f"{name} is not in {folder}, and {reason}. Copy it to that folder, point data.root or $DPBENCH_DATA at the "
+        "folder that holds it, or use data=digits, which needs no files."
     )
 
 

@@ -16,15 +16,17 @@ class MLP(nn.Sequential):
     Args:
         input_shape: (channels, height, width) of an image.
         num_classes: Number of classes.
-        hidden: Width of each hidden layer.
+        hidden: Width of each hidden layer, or of the only one.
 
     Shape:
         (N, channels, height, width) → (N, num_classes).
     """
 
     def __init__(
-        self, input_shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...] | list[int] = (1000,)
+        self, input_shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...] | list[int] | int = (1000,)
     ) -> None:
+        if isinstance(hidden, int):
+            hidden = [hidden]
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for n_in, n_out in pairwise(widths):

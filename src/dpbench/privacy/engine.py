@@ -155,7 +155,8 @@ class PerRecordEngine:
         if not total < float("inf"):
             return  # non-finite records contribute zero; a later lot has to do
         for name, parameter, gradients, grad in zip(self.names, self.parameters, result, expected, strict=True):
-            weights = torch.ones(records, dtype=parameter.dtype, device=parameter.device)
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            weights = torch.ones(records, dtype=dtype, device=parameter.device)
             ours = gradients.weighted_sum(weights)
             theirs = torch.zeros_like(parameter) if grad is None else grad
             gap = float((ours.double() - theirs.double()).norm())

@@ -47,6 +47,12 @@ class Header:
     replay: str | None = None
     phase: int = 0
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
+            raise LedgerError(f"delta must be a number between 0 and 1, not {self.delta!r}")
+        if not (isinstance(self.population, int) and self.population > 0):
+            raise LedgerError(f"population must be a positive whole number, not {self.population!r}")
+
 
 @dataclass(frozen=True)
 class Release:
@@ -64,7 +70,7 @@ class Ledger:
     Attributes:
         headers: One per phase.
         releases: In the order of writing; (phase, release).
-        damage: None, or what is wrong with the file from some line on.
+        damage: None, or what is wrong with the first line that is.
     """
 
     headers: list[Header] = field(default_factory=list)
@@ -99,7 +105,8 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         path: The file.
 
     Returns:
-        All that is readable before the first damaged line; `damage` names that line.
+        All that is readable; `damage` names the first line that is not. What is missing makes every epsilon that
+        is computed from the rest a lower bound.
 
     Raises:
         LedgerError: There is no such file, or not even a header is readable.
@@ -116,11 +123,9 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         try:
             _read_line(line, ledger, cache)
         except (ValueError, KeyError, TypeError, LedgerError) as error:
-            ledger.damage = f"line {number} is damaged ({type(error).__name__}: {error})"
-            break
-    else:
-        if tail:
-            ledger.damage = f"line {len(lines) + 1} is cut off"
+            ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
+    if tail:
+        ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
     if not ledger.headers:
         raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
     return ledger
@@ -141,7 +146,11 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
         if not queries or not all(query.sensitivity > 0 and query.noise_std > 0 for query in queries):
             raise LedgerError("a release needs queries with positive sensitivity and noise_std")
         cache[event] = (sampling_from_dict(data["sampling"]), queries)
-    ledger.releases.append((len(ledger.headers) - 1, Release(int(data["number"]), *cache[event])))
+    phase, number = len(ledger.headers) - 1, int(data["number"])
+    before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
+    ledger.releases.append((phase, Release(number, *cache[event])))
+    if number != before[1].number + 1 and (phase == before[0] or phase == 0) and ledger.damage is None:
+        raise LedgerError(f"release {number} follows release {before[1].number}")
 
 
 class LedgerWriter:

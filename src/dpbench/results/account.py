@@ -43,6 +43,6 @@ def account(path: Path, delta: float | None, accountant: str, as_json: bool) -> 
     }
     if as_json:
         return json.dumps(facts, indent=2, allow_nan=False), book.damage
-    facts["epsilon"] = f"{epsilon:.4f}"
+    facts["epsilon"] = f"{epsilon:.4f}" + ("" if book.damage is None else " at least")
     facts["sampling"] = ", ".join(facts["sampling"])
     return "\n".join(f"{name.replace('_', ' '):<22} {value}" for name, value in facts.items()), book.damage

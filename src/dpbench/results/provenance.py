@@ -27,12 +27,13 @@ def config_hash(config: dict[str, Any]) -> str:
 def run_key(config: dict[str, Any]) -> int:
     """Key of a seeded run's lots and noise: 128 bits from the seed and from all that decides the gradients.
 
-    Two runs of a sweep with one seed must not share noise: with it the difference of their releases would be the
-    difference of their private sums. Only the identical run repeats it, on any number of processes.
+    Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
+    their private sums. Only the identical run (configuration, code, versions) repeats it, on any number of processes.
     """
     kept = {key: config[key] for key in ("seed", "model", "strategy", "optimizer")}
     kept["data"] = {key: value for key, value in config["data"].items() if key not in _NOT_HASHED_DATA}
     kept["precision"] = config["trainer"].get("precision")
+    kept["code"] = [code_hash(), versions()]
     return int(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32], 16)
 
 

@@ -49,6 +49,7 @@ def write_result(
     metrics: dict[str, float],
     steps: int,
     seconds: float,
+    seconds_total: float,
     finished: bool = True,
 ) -> dict[str, Any]:
     """Write the run's record, last of all and atomically.
@@ -59,6 +60,7 @@ def write_result(
         metrics: Final metrics; non-finite ones become None.
         steps: Optimizer steps made.
         seconds: Wall time of the training, all sessions together.
+        seconds_total: The same with the final test.
         finished: False writes `partial_result.json`, for a run that can be resumed.
 
     Returns:
@@ -68,6 +70,7 @@ def write_result(
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
         "privacy": privacy_of(folder / "ledger.jsonl"),
         "seconds": round(seconds, 3),
+        "seconds_total": round(seconds_total, 3),
         "steps": steps,
         "seed": config["seed"],
         "config_hash": config_hash(config),

@@ -210,7 +210,7 @@ class PrivateStrategy(pl.Callback):
             return None
         assert self._engine is not None
         device = self._engine.parameters[0].device.type
-        parts = [self.fingerprint, self.seed, device, self._engine.names, repr(plan), torch.__version__]
+        parts = [self.fingerprint, self.seed, device, self._engine.names, _digest(plan), torch.__version__]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -262,7 +262,9 @@ class PrivateStrategy(pl.Callback):
             for piece in pieces:
                 self._records = guards.count_records(piece)
                 output = training_step(piece, *args, **kwargs)
-                self._absorb(output["loss"] if isinstance(output, dict) else output)
+                loss = output["loss"] if isinstance(output, dict) else output
+                self._refuse_missing_loss(loss is not None)
+                self._absorb(loss)
             self._records = guards.count_records(last)
             return training_step(last, *args, **kwargs)
 
@@ -310,7 +312,8 @@ class PrivateStrategy(pl.Callback):
         if not self._absorbed:
             self._total.zero_()
         if trainer.is_global_zero:
-            key = (self._key, _NOISE_STREAM, self._writer.phase if self._writer else 0, self.releases)
+            phase = self._writer.phase if self._writer else 0
+            key = (self._key, _NOISE_STREAM, _digest(self._plan), phase, self.releases)
             self._plan.privatize(self._total, keyed_generator(key, self._total.device))
         if trainer.world_size > 1:
             dist.all_reduce(self._total)
@@ -329,13 +332,16 @@ class PrivateStrategy(pl.Callback):
                 "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
             )
 
-    def _check_release(self) -> None:
-        self._refuse_second_release()
-        if self._records and not self._absorbed:
+    def _refuse_missing_loss(self, given: bool) -> None:
+        if not given:
             raise ConfigurationError(
                 "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not "
                 "private. Return the loss always."
             )
+
+    def _check_release(self) -> None:
+        self._refuse_second_release()
+        self._refuse_missing_loss(self._absorbed or not self._records)
         if self._remaining is not None and self._remaining < 1:
             raise BudgetExhausted(f"target_epsilon={self.target_epsilon} is spent ({self.epsilon():.4g}).")
 
@@ -347,7 +353,16 @@ class PrivateStrategy(pl.Callback):
         if last:
             trainer.should_stop = True
         if last or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
-            pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, batch_size=1)
+            pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
+            self._log_epsilon(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last epsilon beside the last accuracy."""
+        self._log_epsilon(trainer)
+
+    def _log_epsilon(self, trainer: pl.Trainer) -> None:
+        for logger in trainer.loggers:  # at the number of releases, where Lightning counts one less
+            logger.log_metrics({"privacy/epsilon": self.epsilon()}, step=self.releases)
 
     # ------------------------------------------------------------------------------------- checkpoints
 
@@ -360,6 +375,11 @@ class PrivateStrategy(pl.Callback):
         self.releases = int(state_dict["releases"])
         if self.noise_multiplier is None:
             self.noise_multiplier = state_dict["noise_multiplier"]
+
+
+def _digest(plan: ReleasePlan) -> int:
+    """A number for what is released: the same unit noise scaled in two ways would reveal the sum."""
+    return int(hashlib.sha256(repr(plan).encode()).hexdigest()[:32], 16)
 
 
 def _flat_buffer(parameters: list[torch.nn.Parameter]) -> tuple[Tensor, list[Tensor]]:

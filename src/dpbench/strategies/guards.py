@@ -32,10 +32,7 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
         raise ConfigurationError(
             "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."
         )
-    if str(trainer.precision) not in _PRECISIONS:
-        raise ConfigurationError(
-            f"precision={trainer.precision} scales the loss, so that clipping is wrong: use {' or '.join(_PRECISIONS)}."
-        )
+    refuse_precision(trainer.precision)
     if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(
             f"{type(trainer.strategy).__name__} is not supported: per-record gradients need whole parameters on each "
@@ -46,6 +43,14 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
     if type(pl_module).configure_gradient_clipping is not pl.LightningModule.configure_gradient_clipping:
         raise ConfigurationError(
             f"{type(pl_module).__name__} overrides configure_gradient_clipping: the strategy clips; remove it."
+        )
+
+
+def refuse_precision(precision: str | int | None) -> None:
+    """Raise ConfigurationError for float16, whose loss scaling would make clipping wrong."""
+    if str(precision) not in (*_PRECISIONS, "None", "32", "64", "bf16"):
+        raise ConfigurationError(
+            f"precision={precision} scales the loss, so that clipping is wrong: use {' or '.join(_PRECISIONS)}."
         )
 
 

@@ -14,13 +14,14 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
+from torch import Tensor
 
 from dpbench.data.images import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
-from dpbench.strategies.guards import refuse_uncovered
+from dpbench.strategies.guards import refuse_precision, refuse_uncovered
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -40,10 +41,13 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
     Raises:
         ConfigurationError: An option is unknown or out of range.
     """
+    if not isinstance(config["seed"], int) or config["seed"] < 0:
+        raise ConfigurationError(f"seed must be a whole number from 0 on, not {config['seed']!r}.")
     options = dict(config["strategy"])
     cls = get_class(options.pop("_target_"))
+    secure = options.pop("secure", False)
     if issubclass(cls, PrivateStrategy):
-        secure = options.pop("secure", False)
+        refuse_precision(config["trainer"].get("precision"))
         fingerprint = json.dumps([config_hash(config), code_hash(), versions()])
         options |= {
             "seed": None if secure else run_key(config),
@@ -74,6 +78,8 @@ def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifi
     options = dict(config["model"])
     shape = {"input_shape": data.input_shape, "num_classes": data.num_classes}
     model = _call(get_class(options.pop("_target_")), options | shape, "model")
+    words = {key: value for key, value in config["optimizer"].items() if not key.startswith("_")}
+    _refuse_words_for_numbers(get_class(config["optimizer"]["_target_"]), words, "optimizer")
     optimizer = _instantiate(config["optimizer"], "optimizer")
     module = ImageClassifier(model, optimizer, data.num_classes, data.monitored)
     try:
@@ -94,6 +100,8 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
         **extra,
     }
     trainer = _call(get_class(options.pop("_target_")), options, "trainer")
+    if trainer.max_steps == 0 or trainer.max_epochs == 0:
+        raise ConfigurationError("trainer.max_steps and trainer.max_epochs must be positive, or -1 for no limit.")
     assert isinstance(trainer, pl.Trainer)
     return trainer
 
@@ -113,7 +121,7 @@ def _refuse_words_for_numbers(cls: type, options: Mapping[str, Any], group: str)
     hints = get_type_hints(cls.__init__)  # type: ignore[misc]
     for name, value in options.items():
         kinds = set(get_args(hints.get(name))) or {hints.get(name)}
-        if isinstance(value, str) and kinds <= {int, float, bool, NoneType}:
+        if isinstance(value, str) and kinds <= {int, float, bool, NoneType, Tensor}:
             raise ConfigurationError(f"{group}.{name} must be a number, not {value!r}.")
 
 

@@ -1,7 +1,8 @@
-"""The last checkpoint: every few steps, at the end, and when somebody presses Ctrl-C."""
+"""The last checkpoint: every few steps, at the end, and when a signal asks to stop."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
@@ -24,14 +27,17 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         every_n_steps: Steps between two checkpoints.
 
     Attributes:
-        interrupted: Whether a Ctrl-C ended the training.
+        interrupted: Number of the signal that ended the training, or 0.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
     def __init__(self, path: Path, every_n_steps: int) -> None:
         self.path = path
         self._every = every_n_steps
-        self.interrupted = False
+        self._stop_file = path.with_name(".stop")  # how spawned processes learn of a signal, all at the same step
+        self._parent = os.getpid()
+        self._listening = False
+        self.interrupted = 0
         self.seconds_before = 0.0
         self._start = time.perf_counter()
 
@@ -43,35 +49,53 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         """Count on from the checkpoint."""
         self.seconds_before = float(state_dict["seconds"])
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take SIGTERM back from Lightning, which would exit with status 0; spawned processes leave it to the parent."""
+        if self._parent != os.getpid():
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        elif self._listening:
+            signal.signal(signal.SIGTERM, self._stop)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is time; after a Ctrl-C, save and stop."""
-        if self.interrupted:
+        """Save if it is time; after a signal, save and stop."""
+        if self._asked_to_stop(trainer):
             trainer.should_stop = True
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         if last or trainer.global_step % self._every == 0:
             trainer.save_checkpoint(self.path)
+
+    def _asked_to_stop(self, trainer: pl.Trainer) -> bool:
+        if trainer.world_size == 1:
+            return bool(self.interrupted)
+        return trainer.strategy.reduce_boolean_decision(self._stop_file.exists(), all=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
         if trainer.global_step != trainer.max_steps and not trainer.should_stop:
             trainer.save_checkpoint(self.path)
 
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = number
+        self._stop_file.touch()
+
     @contextmanager
-    def on_ctrl_c(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C finishes the step and stops; a second one interrupts at once."""
+    def on_signals(self) -> Iterator[None]:
+        """Inside, the first Ctrl-C or SIGTERM finishes the step and stops; a second one interrupts at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-
-        before = signal.signal(signal.SIGINT, stop)
+        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        self._listening = True
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            self._listening = False
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._stop_file.unlink(missing_ok=True)

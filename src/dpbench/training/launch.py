@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def launch(words: Sequence[str], conf: Path | None = None, name: str = "config")
         ConfigurationError: The words do not compose.
     """
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -60,6 +62,7 @@ def launch(words: Sequence[str], conf: Path | None = None, name: str = "config")
             return train_job(cfg)
         except (DPBenchError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
             failures.append(error)
+            _remove_if_unused(Path(HydraConfig.get().runtime.output_dir))
             return None
 
     task = train_job if {"-m", "--multirun"} & set(words) else single
@@ -81,16 +84,31 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The folder holds no run.
     """
-    saved = folder / ".hydra" / "config.yaml"
-    if not saved.is_file():
-        raise ConfigurationError(f"{folder} holds no run of dpbench ({saved} is missing).")
-    place = [f"hydra.run.dir='{folder.resolve()}'", "hydra.output_subdir=null", "run.resume=true"]
-    return launch([*place, *words], saved.parent)
+    if not (folder / "config.yaml").is_file():
+        raise ConfigurationError(f"{folder} holds no run of dpbench ({folder / 'config.yaml'} is missing).")
+    place = [
+        f"hydra.run.dir='{folder.resolve()}'",
+        "hydra.output_subdir=null",
+        "hydra.job.name=train",
+        "run.resume=true",
+    ]
+    return launch([*place, *words], folder)
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Do not leave a folder behind for each command that was refused before it trained."""
+    used = (folder / "ledger.jsonl", folder / "metrics.csv", folder / "checkpoints" / "last.ckpt")
+    ours = {".hydra", "train.log", "checkpoints", "config.yaml", "wandb"}
+    if not any(path.exists() for path in used) and {path.name for path in folder.iterdir()} <= ours:
+        shutil.rmtree(folder)
 
 
 def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
     """Hydra's message without its ornaments, with the nearest name that exists."""
     text = str(error)
+    if "missing EQUAL" in text:
+        bad = [word for word in words if "=" not in word and not word.startswith("-")]
+        return f"{' '.join(bad)!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help)."
     for extra in _EXTRAS:
         if f"hydra/launcher/{extra}" in text:
             return f'launcher={extra} is not installed: pip install "dpbench[{extra}]".'
@@ -121,7 +139,7 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
         return f"there is no key {key}. `dpbench train --cfg job` prints all keys."
     names = [str(option) for option in node if option != "_target_"]
     hint = _nearest(leaf, names, f"{path}." if path else "")
-    return f"there is no key {key}.{hint} Known: {', '.join(names)}."
+    return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
 
 
 def _nearest(word: str, names: Sequence[str], prefix: str) -> str:

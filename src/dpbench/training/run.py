@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError
-from dpbench.results.files import write_json
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.record import RESULT, write_result
 from dpbench.training import build, wandb_log
 from dpbench.training.checkpoint import LastCheckpoint
-from dpbench.training.progress import RunProgress, watched
+from dpbench.training.progress import RunProgress, quiet, watched
 
-LEDGER, CHECKPOINT = "ledger.jsonl", Path("checkpoints") / "last.ckpt"
+CONFIG, CHECKPOINT = "config.yaml", Path("checkpoints") / "last.ckpt"
 
 
 def train_job(cfg: DictConfig) -> float | None:
@@ -51,12 +48,12 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     Raises:
         DPBenchError: Whatever a user can mend.
-        KeyboardInterrupt: After a Ctrl-C, when everything is saved.
+        Interrupted: After a Ctrl-C or SIGTERM, when everything is saved.
     """
     start = time.perf_counter()
-    _quiet()
+    quiet()
     strategy = build.build_strategy(config, folder)
-    checkpoint = _prepare(folder, resume=config["run"]["resume"])
+    checkpoint = _prepare(config, folder)
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
@@ -72,7 +69,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             callbacks=[strategy, RunProgress(watched()), last],
             default_root_dir=str(folder),
         )
-        with last.on_ctrl_c():
+        with last.on_signals():
             _fit(trainer, module, data, checkpoint)
         record = _finish(trainer, module, data, config, folder, last, start)
         failed = False
@@ -82,33 +79,35 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             wandb_log.finish_wandb(failed)
 
 
-def _quiet() -> None:
-    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
-    for pattern in (
-        ".*does not have many workers.*",
-        ".*GPU available but not used.*",
-        ".*treespec, LeafSpec.*",
-        ".*smaller than the logging interval.*",
-    ):
-        warnings.filterwarnings("ignore", message=pattern)
+def _prepare(config: dict[str, Any], folder: Path) -> Path | None:
+    """Claim the folder, or find the checkpoint of the run to resume; nothing is ever mixed up.
 
+    Args:
+        config: Resolved configuration, kept as config.yaml: what `dpbench resume` continues.
+        folder: The run's folder.
 
-def _prepare(folder: Path, resume: bool) -> Path | None:
-    """Check that the folder can be written and holds nothing that would be mixed up; find the checkpoint."""
-    try:
-        (folder / CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ".writable", True)
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
+    Returns:
+        The checkpoint to start from, if any.
+
+    Raises:
+        ConfigurationError: The folder cannot be written, or holds another run.
+    """
     if (folder / RESULT).exists():
         raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
-    if not resume and (folder / LEDGER).exists():
-        raise ConfigurationError(f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`.")
     checkpoint = folder / CHECKPOINT
-    return checkpoint if resume and checkpoint.exists() else None
+    if config["run"]["resume"]:
+        return checkpoint if checkpoint.exists() else None
+    try:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder / CONFIG, "x", encoding="utf-8") as file:  # of two runs at once, one gets it
+            file.write(OmegaConf.to_yaml(OmegaConf.create(config)))
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`, or choose another folder."
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
+    return None
 
 
 def _fit(trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, start: Path | None) -> None:
@@ -142,12 +141,13 @@ def _finish(
     seconds = last.seconds_before + time.perf_counter() - start
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     if last.interrupted:
-        write_result(folder, config, metrics, steps, seconds, finished=False)
-        raise KeyboardInterrupt(f"Checkpoint, ledger and partial result are kept; go on with: dpbench resume {folder}")
+        write_result(folder, config, metrics, steps, seconds, seconds, finished=False)
+        raise Interrupted(last.interrupted, f"dpbench resume {folder}")
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])
-    record = write_result(folder, config, metrics, steps, seconds)
+    seconds_total = last.seconds_before + time.perf_counter() - start
+    record = write_result(folder, config, metrics, steps, seconds, seconds_total)
     if config["logger"]["wandb"]:
         wandb_log.mirror_result(record, picture)
     print(summary(record, folder, wandb_log.how_to_open(folder) if config["logger"]["wandb"] else "not logged"))
@@ -168,7 +168,7 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
             )
     rows += [
         ("steps", str(record["steps"])),
-        ("seconds", f"{record['seconds']:.1f}"),
+        ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
         ("run folder", str(folder)),
         ("picture", str(folder / "curves.png")),
         ("wandb", opening),

@@ -1,0 +1,65 @@
+"""Longer than a few seconds: the real data, the large networks, the installed wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+
+
+def train(folder: Path, *words: str, **env: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "dpbench", "train", "logger=none", "hydra.run.dir=run", *words]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads((folder / "run" / "result.json").read_text())
+    return result
+
+
+@pytest.mark.parametrize("strategy", ["dpsgd", "none"])
+@pytest.mark.parametrize("model", ["small_alexnet", "densenet40"])
+def test_large_networks_on_cifar10(model: str, strategy: str, tmp_path: Path, data_folder: Path) -> None:
+    words = ["data=cifar10", f"model={model}", f"strategy={strategy}", "data.expected_batch_size=32"]
+    result = train(tmp_path, *words, "trainer.max_steps=24", f"data.root={data_folder}", "data.val_size=500")
+    assert result["steps"] == 24
+    assert result["privacy"]["population"] == 49_500 if strategy == "dpsgd" else result["privacy"]["unit"] is None  # type: ignore[index]
+
+
+def test_mnist_is_learned_privately(tmp_path: Path, data_folder: Path) -> None:
+    result = train(tmp_path, "experiment=nasr/mnist_dpsgd", "trainer.max_steps=700", f"data.root={data_folder}")
+    assert result["metrics"]["test/accuracy"] > 0.88  # type: ignore[index]
+    assert result["privacy"]["epsilon"]["rdp"] < 1.0  # type: ignore[index]
+
+
+def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv*", ".git", "outputs", "multirun", "*_cache"))
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=copy, check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert {"dpbench/conf/config.yaml", "dpbench/conf/experiment/nasr/mnist_dpsgd.yaml", "dpbench/py.typed"} <= set(
+        names
+    )
+    shutil.rmtree(copy)
+    (tmp_path / "elsewhere").mkdir()
+    path = str(tmp_path / "site")
+    code = "import dpbench; print(dpbench.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert where.stdout.startswith(path)
+    result = train(tmp_path / "elsewhere", "trainer.max_steps=5", "model=mlp", PYTHONPATH=path)
+    assert result["steps"] == 5
