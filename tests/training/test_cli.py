@@ -301,48 +301,85 @@ def test_sweep(tmp_path: Path) -> None:
     assert results[0]["config_hash"] != results[1]["config_hash"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["data=mnst"], "there is no data=mnst. Did you mean data=mnist?"),
-        (["strategy=dpsdg"], "Did you mean strategy=dpsgd?"),
-        (["strategy.noise_multiplyer=1"], "Did you mean strategy.noise_multiplier?"),
-        (["strategy.noise_multiplier=much"], "Value 'much' of type 'str' could not be converted to Float"),
-        (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
-        (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
-        (["trainer.max_steps=abc"], "trainer.max_steps must be a number, not 'abc'"),
-        (["launcher=ray"], 'pip install "dpbench[ray]"'),
-        (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
-        (["data=cifar10", "data.root=nowhere", "data.download=false"], "nowhere/cifar-10-batches-py"),
-        (["model=mnist_cnn"], "mnist_cnn needs images of at least 14×14 pixels"),
-        (["+trainer.gradient_clip_val=1"], "gradient_clip_val"),
-        (["hydra.run.dir=/dev/null/run"], "/dev/null"),
-        (["data.expected_batch_size=0"], "expected_batch_size must lie between"),
-        (["trainer.precision=16-mixed"], "precision=16-mixed scales the loss"),
-        (["seed=-1"], "seed must be a whole number"),
-        (["seed=abc"], "seed must be a whole number"),
-        (["trainer.max_steps=0"], "must be positive"),
-        (["optimizer.lr=abc"], "optimizer.lr must be a number, not 'abc'"),
-        (["foo"], "'foo' is no setting: write KEY=VALUE"),
-        (
-            [
-                "data.sampling=fixed_size",
-                "strategy.accountant=pld",
-                "strategy.noise_multiplier=null",
-                "strategy.target_epsilon=3",
-            ],
-            "pld accountant does not cover 'fixed_size'",
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_bad_input_is_one_clear_line(words: list[str], message: str, tmp_path: Path) -> None:
-    small = [word for word in TINY if not word.startswith("model") or "model" not in words[0]]
-    _, err = dpbench(tmp_path, "train", *small, *PRIVATE, *words, status=1)
+REFUSED: list[tuple[list[str], str]] = [
+    (["data=mnst"], "there is no data=mnst. Did you mean data=mnist?"),
+    (["strategy=dpsdg"], "Did you mean strategy=dpsgd?"),
+    (["strategy.noise_multiplyer=1"], "Did you mean strategy.noise_multiplier?"),
+    (["strategy.noise_multiplier=much"], "Value 'much' of type 'str' could not be converted to Float"),
+    (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
+    (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
+    (["trainer.max_steps=abc"], "trainer.max_steps must be a number, not 'abc'"),
+    (["launcher=ray"], 'pip install "dpbench[ray]"'),
+    (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
+    (["data=cifar10", "data.root=nowhere", "data.download=false"], "nowhere/cifar-10-batches-py"),
+    (["model=mnist_cnn"], "mnist_cnn needs images of at least 14×14 pixels"),
+    (["+trainer.gradient_clip_val=1"], "gradient_clip_val"),
+    (["hydra.run.dir=/dev/null/run"], "/dev/null"),
+    (["data.expected_batch_size=0"], "expected_batch_size must lie between"),
+    (["trainer.precision=16-mixed"], "precision=16-mixed scales the loss"),
+    (["seed=-1"], "seed must be a whole number"),
+    (["seed=abc"], "seed must be a whole number"),
+    (["trainer.max_steps=0"], "must be positive"),
+    (["optimizer.lr=abc"], "optimizer.lr must be a number, not 'abc'"),
+    (["foo"], "'foo' is no setting: write KEY=VALUE"),
+    (
+        [
+            "data.sampling=fixed_size",
+            "strategy.accountant=pld",
+            "strategy.noise_multiplier=null",
+            "strategy.target_epsilon=3",
+        ],
+        "pld accountant does not cover 'fixed_size'",
+    ),
+]
+
+_ALL_REFUSED = """
+import contextlib, io, json, sys
+from dpbench.cli import main
+answers = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(["train", *words])
+    answers.append([status, err.getvalue()])
+print()
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """Status and standard error of every refused command, in one process for speed."""
+    commands = []
+    for words, _ in REFUSED:
+        small = [word for word in TINY if not word.startswith("model") or "model" not in words[0]]
+        commands.append([*small, *PRIVATE, *words])
+    folder = tmp_path_factory.mktemp("refused")
+    done = subprocess.run(
+        [sys.executable, "-c", _ALL_REFUSED, json.dumps(commands)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("outputs/*/*"))  # nothing is left behind
+    return [(status, err) for status, err in json.loads(done.stdout.splitlines()[-1])]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)), ids=lambda i: REFUSED[i][0][0])
+def test_bad_input_is_one_clear_line(case: int, refusals: list[tuple[int, str]]) -> None:
+    status, err = refusals[case]
     lines = [line for line in err.splitlines() if line.strip()]
+    assert status == 1
     assert len(lines) == 1, err
     assert lines[0].startswith("dpbench: error: ")
-    assert message in lines[0]
+    assert REFUSED[case][1] in lines[0]
+
+
+def test_refused_in_a_process_of_its_own(tmp_path: Path) -> None:
+    _, err = dpbench(tmp_path, "train", *TINY, "strategy.noise_multiplier=0", status=1)
+    assert err.count("\n") == 1
+    assert err.startswith("dpbench: error: noise_multiplier must be a positive number")
 
 
 def test_wrong_usage(tmp_path: Path) -> None:

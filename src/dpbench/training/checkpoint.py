@@ -50,7 +50,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self.seconds_before = float(state_dict["seconds"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take SIGTERM back from Lightning, which would exit with status 0; spawned processes leave it to the parent."""
+        """Take SIGTERM back from Lightning, which would exit with 0; spawned processes leave signals to the parent."""
         if self._parent != os.getpid():
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
