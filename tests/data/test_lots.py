@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from scipy import stats
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
@@ -134,6 +134,9 @@ def test_from_dataloader_keeps_its_parts() -> None:
     plain = DataLoader(dataset(), batch_size=5, shuffle=True)
     loader = LotLoader.from_dataloader(plain, seed=0)
     assert loader.lots.sampling == PoissonSampling(20, 0.25)
+    subset = DataLoader(dataset(), batch_size=5, sampler=SubsetRandomSampler(range(10)))
+    with pytest.raises(ConfigurationError, match="SubsetRandomSampler"):
+        LotLoader.from_dataloader(subset)
     with pytest.raises(ConfigurationError, match="no batch_size"):
         LotLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
 

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.clipping import CLIPPINGS, VectorGroup, clip_and_sum, clip_weights, flat_groups, per_layer_groups
 from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.gradients import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.gradients import (
+    EmbeddingGradients,
+    InstantiatedGradients,
+    OuterProductGradients,
+    ParameterGradients,
+)
 from tests.reference import mean_square, reference_gradients, relative_error
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
@@ -107,6 +112,23 @@ def test_a_network_survives_a_poisoned_record(bad: float) -> None:
     clean = clip_and_sum(engine.backward(mean_square(model, x[[0, 1, 3]]), 3), groups)
     moved = torch.cat([(a - b).flatten() for a, b in zip(sums, clean, strict=True)])
     assert float(moved.norm()) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e12])
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_records_whose_positions_cancel_are_still_clipped(size: int, scale: float) -> None:
+    """The norm is computed otherwise than the sum; rounding must not let a record pass as small."""
+    big = scale * torch.randn(1, size)
+    a = torch.randn(1, 1, size)
+    a = torch.cat([a, a * (1 + 1e-5)], 1)
+    g = torch.stack([big, -big], 1)
+    forms = [
+        OuterProductGradients(g, a),
+        EmbeddingGradients(torch.stack([big, -big * (1 - 1e-5)], 1), torch.zeros(1, 2).long(), 3),
+    ]
+    for gradients in forms:
+        weights = clip_weights(gradients.squared_norms(), 1.0)
+        assert float(gradients.weighted_sum(weights).norm()) <= 1 + 1e-3
 
 
 def test_weights() -> None:

@@ -139,8 +139,10 @@ def test_embedding(records: int, positions: tuple[int, ...], padding: int | None
 
 
 @few
-@given(records=st.sampled_from(LOTS), groups=st.sampled_from([1, 2, 4]), shape=st.sampled_from([(3,), (3, 2)]))
+@given(records=st.sampled_from(LOTS), groups=st.sampled_from([1, 2, 4]), shape=st.sampled_from([(), (3,), (3, 2)]))
 def test_group_norm(records: int, groups: int, shape: tuple[int, ...]) -> None:
+    if not shape and groups == 4:
+        return  # torch refuses to normalise single values
     check(Flat(nn.GroupNorm(groups, 4)), torch.randn(records, 4, *shape))
 
 
@@ -364,7 +366,7 @@ def test_nothing_to_train_and_unknown_reduction() -> None:
 
 
 def test_bfloat16_sums_in_float32() -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(16, 8)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 2)), torch.randn(16, 8)
     expected = reference_gradients(model, x)
     engine = PerRecordEngine(model)
     with torch.autocast("cpu", torch.bfloat16):

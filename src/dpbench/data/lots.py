@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.errors import ConfigurationError
@@ -124,6 +124,11 @@ class LotLoader(DataLoader[Any]):
     @classmethod
     def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:
         """The same data, collation and workers with Poisson lots of `loader.batch_size` records on average."""
+        if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+            raise ConfigurationError(
+                f"the data loader draws by a {type(loader.sampler).__name__}; wrap the records that it may draw in a "
+                "torch.utils.data.Subset, and use LotLoader.poisson."
+            )
         if loader.batch_size is None:
             raise ConfigurationError("the data loader has no batch_size to expect; use LotLoader.poisson.")
         return cls.poisson(

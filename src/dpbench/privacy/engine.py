@@ -47,6 +47,7 @@ class PerRecordEngine:
     Attributes:
         names: Names of the trainable parameters, tied ones once.
         parameters: The parameters, in the same order.
+        verified: Whether a call of `backward` with `verify` could compare, and found all well.
 
     Raises:
         UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
@@ -65,6 +66,7 @@ class PerRecordEngine:
         self._reduction = loss_reduction
         self._uses: list[_Use] = []
         self._recording = True
+        self.verified = False
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(self._hook(name), with_kwargs=True)
             for name, module in model.named_modules()
@@ -154,6 +156,7 @@ class PerRecordEngine:
         total = sum(float(e.double().square().sum()) for e in expected if e is not None) ** 0.5
         if not total < float("inf"):
             return  # non-finite records contribute zero; a later lot has to do
+        self.verified = True
         for name, parameter, gradients, grad in zip(self.names, self.parameters, result, expected, strict=True):
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             weights = torch.ones(records, dtype=dtype, device=parameter.device)

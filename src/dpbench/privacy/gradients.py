@@ -83,12 +83,14 @@ class OuterProductGradients(ParameterGradients):
     def squared_norms(self) -> Tensor:
         g, a = self._outputs, self._inputs
         positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
+        squares = g.square().sum(2) * a.square().sum(2)
         if positions == 1:
-            return g.square().sum((1, 2)) * a.square().sum((1, 2))
+            return squares.sum(1)
         if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
-            # Rounding can leave a tiny negative number where the gradients of the positions cancel.
-            return ((g @ g.mT) * (a @ a.mT)).sum((1, 2)).clamp_(min=0)
-        return (g.mT @ a).square().sum((1, 2))
+            norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
+        else:
+            norms = (g.mT @ a).square().sum((1, 2))
+        return _rounded_up(norms, squares)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
@@ -99,6 +101,21 @@ class OuterProductGradients(ParameterGradients):
 
     def select(self, records: Tensor) -> ParameterGradients:
         return OuterProductGradients(self._outputs[records], self._inputs[records])
+
+
+def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
+    """Squared norms that rounding cannot have made too small.
+
+    Where the gradients of a record's positions cancel, a squared norm that is computed otherwise than the sum it
+    bounds may come out as zero, so that an adversarial record would pass unclipped.
+
+    Args:
+        norms: Computed squared norms, shape (R,).
+        squares: Squared norm of each position's part, shape (R, T).
+    """
+    largest = squares.sqrt().sum(1).square()
+    slack = 16 * squares.shape[1] * torch.finfo(norms.dtype).eps * largest
+    return torch.where(norms < 1e-3 * largest, norms.clamp(min=0) + slack, norms)
 
 
 class EmbeddingGradients(ParameterGradients):
@@ -115,7 +132,8 @@ class EmbeddingGradients(ParameterGradients):
 
     def squared_norms(self) -> Tensor:
         same = self._tokens[:, :, None] == self._tokens[:, None, :]
-        return (self._outputs @ self._outputs.mT).mul_(same).sum((1, 2)).clamp_(min=0)
+        norms = (self._outputs @ self._outputs.mT).mul_(same).sum((1, 2))
+        return _rounded_up(norms, self._outputs.square().sum(2))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)

@@ -56,11 +56,19 @@ class Header:
 
 @dataclass(frozen=True)
 class Release:
-    """One release: release number within the run, how its lot was drawn, and what was summed."""
+    """One release.
+
+    Attributes:
+        number: Number within the run.
+        sampling: How its lot was drawn.
+        queries: What was summed.
+        checksum: Of the *noised* sum, by which a replay is recognised; itself post-processing.
+    """
 
     number: int
     sampling: Sampling
     queries: tuple[SumQuery, ...]
+    checksum: str | None = None
 
 
 @dataclass
@@ -93,9 +101,8 @@ def _header_line(header: Header) -> str:
 
 def _release_line(release: Release) -> str:
     queries = [asdict(query) for query in release.queries]
-    return _dump(
-        {"record": "release", "number": release.number, "sampling": release.sampling.to_dict(), "queries": queries}
-    )
+    head = {"record": "release", "number": release.number, "checksum": release.checksum}
+    return _dump({**head, "sampling": release.sampling.to_dict(), "queries": queries})
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
@@ -146,9 +153,9 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
         if not queries or not all(query.sensitivity > 0 and query.noise_std > 0 for query in queries):
             raise LedgerError("a release needs queries with positive sensitivity and noise_std")
         cache[event] = (sampling_from_dict(data["sampling"]), queries)
-    phase, number = len(ledger.headers) - 1, int(data["number"])
+    phase, number, checksum = len(ledger.headers) - 1, int(data["number"]), data.get("checksum")
     before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
-    ledger.releases.append((phase, Release(number, *cache[event])))
+    ledger.releases.append((phase, Release(number, *cache[event], checksum)))
     if number != before[1].number + 1 and (phase == before[0] or phase == 0) and ledger.damage is None:
         raise LedgerError(f"release {number} follows release {before[1].number}")
 
@@ -218,7 +225,8 @@ class LedgerWriter:
         if start and start - 1 not in made:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
         ahead = {number: release for number, release in mine.items() if number >= start}
-        same = header == last and header.replay is not None
+        began = min(mine, default=0) <= start  # else this phase's releases before `start` were made in another one
+        same = header == last and header.replay is not None and began
         if same:
             self._recorded = ahead
         elif header != last or ahead:
@@ -243,7 +251,11 @@ class LedgerWriter:
         recorded = self._recorded.pop(release.number, None)
         if recorded is not None:
             if recorded != release:
-                raise LedgerError(f"release {release.number} was recorded with other parameters in {self.path}.")
+                raise LedgerError(
+                    f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
+                    "with the same noise would reveal the difference. Something in the run is random beyond its seed "
+                    "(such as augmentation in the data set) or the machine differs: resume with another seed."
+                )
             return
         try:
             self._write(_release_line(release))

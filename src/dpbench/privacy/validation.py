@@ -34,6 +34,8 @@ def _problem(module: nn.Module) -> str | None:
         return "is not initialised yet; run one forward pass on random data before training"
     if _has_spectral_norm(module):
         return "has spectral normalisation, whose power iteration couples all weights; remove it or clip the weights"
+    if any(type(hook).__name__ == "WeightNorm" for hook in module._forward_pre_hooks.values()):
+        return "computes its weight from other parameters; remove it (torch.nn.utils.remove_weight_norm)"
     if not trainable:
         return None
     if isinstance(module, nn.RNNBase):

@@ -119,7 +119,16 @@ class PrivateStrategy(pl.Callback):
         """How each lot is released: groups, bounds, noise."""
 
     def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything released so far, at `delta`."""
+        """Epsilon of everything released so far, at `delta`.
+
+        Raises:
+            ConfigurationError: Nothing was trained in this process.
+        """
+        if self._plan is None:
+            raise ConfigurationError(
+                "nothing was trained in this process (with ddp_spawn the training ran in others): read the ledger, for "
+                "example with `dpbench account`."
+            )
         return epsilon(self._spent, self.delta, accountant)
 
     # ------------------------------------------------------------------------------------- attach and detach
@@ -141,7 +150,7 @@ class PrivateStrategy(pl.Callback):
         """Attach the engine and take over the backward pass."""
         self._engine = PerRecordEngine(pl_module, self.loss_reduction)
         guards.refuse_optimizers(trainer, self._engine.parameters, self._engine.names)
-        self._module = pl_module
+        self._module, self._verified = pl_module, False
         self._total, self._views = _flat_buffer(self._engine.parameters)
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
@@ -150,7 +159,9 @@ class PrivateStrategy(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
         assert self._engine is not None
-        lots = guards.known_lots(trainer).lots
+        self._loader = guards.known_lots(trainer)
+        lots = self._loader.lots
+        lots.position = self.releases  # lot t belongs to release t
         sampling = lots.sampling
         if self.delta >= 1 / sampling.population and trainer.is_global_zero:
             pl.utilities.rank_zero_warn(
@@ -238,10 +249,15 @@ class PrivateStrategy(pl.Callback):
         if isinstance(trainer.strategy, DDPStrategy):
             assert trainer.strategy.model is not None
             trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
+        if trainer.train_dataloader is not self._loader:
+            raise ConfigurationError(
+                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
+                "those that the ledger counts on; use one LotLoader throughout."
+            )
         self._records = guards.count_records(batch)
         self._absorbed = self._released = False
         self._engine.discard()
-        self._buffers = {} if self._verified else {name: b._version for name, b in pl_module.named_buffers()}
+        self._before = {} if self._verified else guards.tensors_of(pl_module)
         if self.seed is not None:  # dropout and the like: a function of (seed, release, rank), so that replays repeat
             generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -258,7 +274,7 @@ class PrivateStrategy(pl.Callback):
             lot = self._records
             if not lot and trainer.world_size == 1:
                 return torch.zeros((), device=pl_module.device, requires_grad=True)
-            *pieces, last = guards.chunks_of(batch, lot, self.max_physical_batch_size)
+            *pieces, last = guards.chunks_of(batch, lot, self.max_physical_batch_size, trainer)
             for piece in pieces:
                 self._records = guards.count_records(piece)
                 output = training_step(piece, *args, **kwargs)
@@ -286,8 +302,8 @@ class PrivateStrategy(pl.Callback):
         verify = not self._verified and self._records > 0
         gradients = self._engine.backward(loss, self._records, verify=verify)
         if verify:
-            self._verified = True
-            guards.refuse_changed_buffers(self._module, self._buffers)
+            self._verified = self._engine.verified
+            guards.refuse_changed_tensors(self._module, self._before)
         with torch.no_grad():
             sums = clip_and_sum(gradients, self._plan.groups)
             if not self._absorbed:
@@ -302,13 +318,9 @@ class PrivateStrategy(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Release the sum of the lot into `p.grad`: ledger first, then noise, then the division."""
+        """Release the sum of the lot: noise, a line in the ledger, the division, and only then `p.grad`."""
         assert self._engine is not None and self._plan is not None
         self._check_release()
-        if self._writer is not None:
-            self._writer.append(Release(self.releases, self._plan.sampling, self._plan.queries()))
-        else:
-            self._spent[(self._plan.sampling, self._plan.queries())] += 1
         if not self._absorbed:
             self._total.zero_()
         if trainer.is_global_zero:
@@ -317,9 +329,15 @@ class PrivateStrategy(pl.Callback):
             self._plan.privatize(self._total, keyed_generator(key, self._total.device))
         if trainer.world_size > 1:
             dist.all_reduce(self._total)
+        event = self._plan.sampling, self._plan.queries()
+        if self._writer is not None:  # on disk before anything uses the noised sum
+            checksum = float(self._total.sum(dtype=torch.float64)).hex()
+            self._writer.append(Release(self.releases, *event, checksum))
+        else:
+            self._spent[event] += 1
         self._plan.average(self._total)
         for parameter, view in zip(self._engine.parameters, self._views, strict=True):
-            parameter.grad = view.to(parameter.dtype)
+            parameter.grad = view.to(parameter.dtype) if parameter.requires_grad else None
         self._released = True
         self.releases += 1
         if self._remaining is not None:
@@ -349,6 +367,11 @@ class PrivateStrategy(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Show the epsilon so far; stop before the step that would exceed the budget."""
+        if not self._released:
+            raise ConfigurationError(
+                "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
+                "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
+            )
         last = self._remaining is not None and self._remaining < 1
         if last:
             trainer.should_stop = True

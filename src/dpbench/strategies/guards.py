@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -64,6 +66,12 @@ def refuse_optimizers(trainer: pl.Trainer, parameters: Sequence[Tensor], names: 
         raise ConfigurationError(
             f"the module has {len(trainer.optimizers)} optimizers; a private strategy releases to exactly one."
         )
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and not str(config.monitor).startswith("val"):
+            raise ConfigurationError(
+                f"ReduceLROnPlateau watches {config.monitor}, which no budget covers: watch a metric of validation "
+                "data (val/…), or use a fixed schedule."
+            )
     updated = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
     missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
     if missed:
@@ -87,8 +95,8 @@ def known_lots(trainer: pl.Trainer) -> LotLoader:
             "pass use_distributed_sampler=False to the trainer."
         )
     refuse_uncovered(loader.lots.sampling)
-    if trainer.limit_train_batches != 1.0 and trainer.limit_train_batches != float("inf"):
-        raise ConfigurationError("limit_train_batches drops lots from an epoch: set max_steps instead.")
+    if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0 or trainer.overfit_batches:  # type: ignore[attr-defined]
+        raise ConfigurationError("limit_train_batches and overfit_batches drop lots: set max_steps instead.")
     return loader
 
 
@@ -100,13 +108,22 @@ def refuse_uncovered(sampling: Sampling) -> None:
         )
 
 
-def refuse_changed_buffers(pl_module: pl.LightningModule, versions: dict[str, int]) -> None:
-    """Raise UnsupportedModuleError where a forward pass wrote to a buffer: statistics of private records, unnoised."""
-    changed = [name for name, buffer in pl_module.named_buffers() if versions.get(name, 0) != buffer._version]
+State = dict[str, tuple[Tensor, int]]
+
+
+def tensors_of(pl_module: pl.LightningModule) -> State:
+    """Every buffer and parameter with its version, which counts writes in place."""
+    return {name: (x, x._version) for name, x in [*pl_module.named_buffers(), *pl_module.named_parameters()]}
+
+
+def refuse_changed_tensors(pl_module: pl.LightningModule, before: State) -> None:
+    """Raise UnsupportedModuleError where a forward pass wrote to the model: statistics of private records, unnoised."""
+    after = tensors_of(pl_module)
+    changed = [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
     if changed:
         raise UnsupportedModuleError(
-            f"the forward pass changes the buffer {', '.join(changed)}, which would be saved with the model without "
-            "noise: keep statistics of private records out of the model."
+            f"the forward pass changes {', '.join(changed)}, which would be saved with the model without noise: keep "
+            "statistics of private records out of the model."
         )
 
 
@@ -124,12 +141,15 @@ def count_records(batch: Any) -> int:
     return int(sizes.pop())
 
 
-def chunks_of(batch: Any, records: int, size: int | None) -> list[Any]:
-    """Split a batch into pieces of at most `size` records; an empty batch is one piece."""
-    if size is None or records <= size:
+def chunks_of(batch: Any, records: int, size: int | None, trainer: pl.Trainer) -> list[Any]:
+    """Split a batch into pieces of at most `size` records, as many on each process; some may be empty."""
+    if size is None:
         return [batch]
+    count = torch.tensor(max(1, -(-records // size)), device=trainer.strategy.root_device)
+    if trainer.world_size > 1:  # logging in training_step may wait for the other processes
+        dist.all_reduce(count, dist.ReduceOp.MAX)
 
     def piece(start: int) -> Any:
         return tree_map(lambda x: x[start : start + size] if isinstance(x, Tensor) and x.dim() else x, batch)
 
-    return [piece(start) for start in range(0, records, size)]
+    return [piece(size * index) for index in range(int(count))]
