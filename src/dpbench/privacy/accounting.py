@@ -181,8 +181,8 @@ def calibrate_noise_multiplier(
     check_delta(delta)
     if not target_epsilon > 0 or not math.isfinite(target_epsilon):
         raise ConfigurationError(f"target_epsilon must be a positive number, not {target_epsilon}.")
-    epsilon({event_for(1.0): 1}, delta, accountant)  # refuses what the accountant does not cover
     smallest, largest = 1e-2, 1e4
+    epsilon({event_for(largest): 1}, delta, accountant)  # refuses what the accountant does not cover
 
     def within(noise_multiplier: float, name: str) -> bool:
         return epsilon({event_for(noise_multiplier): steps}, delta, name) <= target_epsilon
