@@ -13,6 +13,17 @@ from torch.utils.data import TensorDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 
 
+def update(module: pl.LightningModule, loss: Tensor) -> Tensor | None:
+    """The end of a training step, in automatic or manual optimization."""
+    if module.automatic_optimization:
+        return loss
+    optimizer = module.optimizers()
+    optimizer.zero_grad()
+    module.manual_backward(loss)
+    optimizer.step()
+    return None
+
+
 class Known(pl.LightningModule):
     """The gradient of record r is x_r, whatever the weights: loss = mean_r ⟨w, x_r⟩. SGD with lr 1."""
 
@@ -25,13 +36,7 @@ class Known(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         loss = self.layer(batch[0]).mean()
-        if self.automatic_optimization:
-            return loss
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        return None
+        return update(self, loss)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.history.append(self.layer.weight.detach().flatten().clone())
@@ -60,13 +65,7 @@ class Classifier(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         loss = self.loss(batch)
-        if self.automatic_optimization:
-            return loss
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        return None
+        return update(self, loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
