@@ -157,6 +157,13 @@ class ImageDataModule(pl.LightningDataModule):
         """How training lots are drawn."""
         return make_sampling(self._kind, len(self.train_set), self._expected_batch_size)
 
+    def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
+        """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
+        channels, height, width = self.input_shape
+        pixels = torch.rand(size, height, width, channels, generator=generator)
+        pixels.sub_(torch.tensor(self.spec.mean)).div_(torch.tensor(self.spec.std))
+        return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
+
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
         return LotLoader(self.train_set, Lots(self.sampling, self._seed))

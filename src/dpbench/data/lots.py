@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 
-_STREAM = 1  # the noise of a release is keyed by other numbers, see strategies.base
+_LOT, _ASSIGNMENT = 1, 4  # the noise of a release is keyed by other numbers, see strategies.base
 
 
 class Lots(TorchSampler[list[int]]):
@@ -35,11 +35,13 @@ class Lots(TorchSampler[list[int]]):
         position: Number of lots that were handed out; the whole state.
         phase: Phase of the ledger; set by the strategy, so that a lot number that was spent in a crashed run with
             other settings is drawn afresh, as the accounting assumes.
+        microbatches: Number of microbatches of a lot; set by the strategy, 0 without them. Each record of a lot is put
+            into one of them independently of all others, so that no record can move another one.
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
         self.sampling = sampling
-        self.position = self.phase = 0
+        self.position = self.phase = self.microbatches = 0
         self.seed = seed
         self._key = seed
         self._permutation: tuple[int, NDArray[np.int64]] | None = None
@@ -51,7 +53,22 @@ class Lots(TorchSampler[list[int]]):
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         done = self.position % len(self)
         for step in range(self.position, self.position - done + len(self)):
-            yield self.lot(step)[rank::world].tolist()
+            yield self.share(step, rank, world)[0].tolist()
+
+    def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """One rank's part of lot `step`.
+
+        Returns:
+            Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
+            microbatch lies on one rank as a whole), else None.
+        """
+        lot = self.lot(step)
+        if not self.microbatches:
+            return lot[rank::world], None
+        drawn = self._rng(step, _ASSIGNMENT).integers(self.microbatches, size=len(lot))
+        order = np.argsort(drawn, kind="stable")
+        order = order[drawn[order] % world == rank]
+        return lot[order], drawn[order]
 
     def lot(self, step: int) -> NDArray[np.int64]:
         """Positions of all records of lot `step`, over all ranks; may be empty."""
@@ -75,13 +92,13 @@ class Lots(TorchSampler[list[int]]):
             self._permutation = (epoch, self._rng(epoch).permutation(self.sampling.population))
         return self._permutation[1]
 
-    def _rng(self, number: int) -> np.random.Generator:
+    def _rng(self, number: int, stream: int = _LOT) -> np.random.Generator:
         if self._key is None:
             key = [fresh_key()]
             if dist.is_initialized():
                 dist.broadcast_object_list(key, src=0)
             self._key = key[0]
-        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, _STREAM, self.phase, number))))
+        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, stream, self.phase, number))))
 
 
 class LotLoader(DataLoader[Any]):

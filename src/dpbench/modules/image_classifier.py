@@ -35,6 +35,7 @@ class ImageClassifier(pl.LightningModule):
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
         self.model = model.to(memory_format=torch.channels_last)
         self._make_optimizer = optimizer
+        self.record_metrics = {"accuracy": 1, "loss": 1, "class_counts": num_classes}
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -43,14 +44,23 @@ class ImageClassifier(pl.LightningModule):
         logits: Tensor = self.model(images)
         return logits
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of a lot; the budget does not cover the logged value."""
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        """Mean cross-entropy of a lot; the budget does not cover the logged value.
+
+        `record_metrics` has one value (or row) for each record: what a private strategy can release with noise.
+        """
         images, labels = batch
-        loss = F.cross_entropy(self(images), labels)
+        logits = self(images)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        loss = losses.mean()
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if len(labels) and (self.trainer.global_step + 1) % max(every, 1) == 0:
             self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(labels))
-        return loss
+        return {"loss": loss, "record_metrics": self._record_metrics(logits.detach(), losses.detach(), labels)}
+
+    def _record_metrics(self, logits: Tensor, losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        correct = (logits.argmax(1) == labels).float()
+        return {"accuracy": correct, "loss": losses, "class_counts": F.one_hot(labels, logits.shape[1]).float()}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Accuracy on the monitored data."""

@@ -18,7 +18,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import Event, Ledger
+from dpbench.privacy.ledger import Event, Ledger, counted_event
 from dpbench.privacy.plan import SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
@@ -132,13 +132,27 @@ def _relation(sampling: Sampling) -> NeighboringRelation:
 
 
 def ledger_events(ledger: Ledger) -> Counter[Event]:
-    """All releases of a ledger, equal ones counted together (their order does not matter)."""
-    return Counter((release.sampling, release.queries) for _, release in ledger.releases)
+    """All releases of a ledger, those of equal cost counted together (their order does not matter)."""
+    return Counter(counted_event(release) for _, release in ledger.releases)
 
 
 def ledger_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:
-    """Epsilon of everything that a ledger holds; see `epsilon`."""
+    """Epsilon of everything that a ledger holds, with an example as the unit; see `epsilon`."""
     return epsilon(ledger_events(ledger), delta, accountant)
+
+
+def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:
+    """Epsilon with a *fixed* microbatch as the unit, as papers with microbatches state it.
+
+    It is nominal: what holds if the examples of a microbatch always are drawn together. One of them alone is
+    protected by `ledger_epsilon` only, because it can turn its microbatch's clipped gradient into any other.
+    """
+    counted: Counter[Event] = Counter()
+    for (sampling, (query,)), count in ledger_events(ledger).items():
+        changes = 2 if ledger.header.microbatch_size > 1 else sampling.record_changes
+        whole = SumQuery(query.name, query.sensitivity * sampling.record_changes / changes, query.noise_std)
+        counted[sampling, (whole,)] += count
+    return epsilon(counted, delta, accountant)
 
 
 def remaining_releases(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients import ParameterGradients
+
+WeightFunction = Callable[[Tensor, float], Tensor]
+"""(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
 
 
 @dataclass(frozen=True)
@@ -20,40 +24,27 @@ class VectorGroup:
     Attributes:
         name: Shown in the ledger.
         parameters: Positions in the list of trainable parameters.
-        max_grad_norm: Upper bound of a record's l2 norm over the group.
+        max_grad_norm: S_g, upper bound of a record's l2 norm over the group.
+        scales: α_j > 0 for each of `parameters`: norms are taken, and noise is added, after the division of parameter
+            j's gradient by α_j ("joint clipping"). Empty: all 1.
     """
 
     name: str
     parameters: tuple[int, ...]
     max_grad_norm: float
+    scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
             raise ConfigurationError(f"max_grad_norm must be a positive number, not {self.max_grad_norm}.")
-
-
-def flat_groups(names: Sequence[str], max_grad_norm: float) -> tuple[VectorGroup, ...]:
-    """One group of all parameters (Abadi et al. 2016, algorithm 1)."""
-    return (VectorGroup("all", tuple(range(len(names))), max_grad_norm),)
-
-
-def per_layer_groups(names: Sequence[str], max_grad_norm: float) -> tuple[VectorGroup, ...]:
-    """One group for each of the m modules that own parameters, each clipped at `max_grad_norm` / √m.
-
-    The l2 sensitivity of the whole vector is `max_grad_norm`, as with flat clipping (general_approach_2018, 2.1).
-    """
-    layers: dict[str, list[int]] = {}
-    for position, name in enumerate(names):
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(position)
-    bound = max_grad_norm / math.sqrt(len(layers)) if layers else max_grad_norm
-    return tuple(VectorGroup(layer, tuple(positions), bound) for layer, positions in layers.items())
-
-
-CLIPPINGS = {"flat": flat_groups, "per_layer": per_layer_groups}
+        if self.scales and len(self.scales) != len(self.parameters):
+            raise ConfigurationError(f"group {self.name} needs one scale for each parameter.")
+        if not all(math.isfinite(scale) and scale > 0 for scale in self.scales):
+            raise ConfigurationError(f"the scales of group {self.name} must be positive numbers, not {self.scales}.")
 
 
 def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
-    """Factors min(1, C / ‖g_r‖) that bring each record's norm down to at most C.
+    """Factors min(1, C / ‖g_r‖) that bring each record's norm down to at most C (Abadi et al. 2016).
 
     Args:
         squared_norms: ‖g_r‖², shape (R,). A record with a non-finite norm (NaN or infinite gradients, or a
@@ -67,29 +58,86 @@ def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     return torch.where(squared_norms.isfinite(), weights, torch.zeros_like(weights))
 
 
-def clip_and_sum(gradients: Sequence[ParameterGradients], groups: Sequence[VectorGroup]) -> list[Tensor]:
+def normalise_weights(squared_norms: Tensor, max_grad_norm: float, stability: float) -> Tensor:
+    """Factors C / (‖g_r‖ + γ) that bring each record's norm to just below C (Bu et al. 2022, AUTO-S).
+
+    Args:
+        squared_norms: ‖g_r‖², shape (R,); non-finite ones get weight zero.
+        max_grad_norm: C.
+        stability: γ ≥ 0; with 0 every norm becomes C (AUTO-V), and a zero gradient stays zero.
+
+    Returns:
+        Weights, shape (R,).
+    """
+    norms = squared_norms.sqrt()
+    weights = max_grad_norm / (norms + stability)
+    return torch.where(squared_norms.isfinite() & (norms > 0), weights, torch.zeros_like(weights))
+
+
+def normalising(stability: float) -> WeightFunction:
+    """`normalise_weights` with a fixed γ.
+
+    Raises:
+        ConfigurationError: γ is negative.
+    """
+    if not 0 <= stability < math.inf:
+        raise ConfigurationError(f"stability must be a number from 0 on, not {stability}.")
+    return partial(normalise_weights, stability=stability)
+
+
+def unclipped_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+    """Factors 1: no clipping, hence no privacy. For references only; non-finite records still count as zero."""
+    return squared_norms.isfinite().to(squared_norms.dtype)
+
+
+def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+    """Squared norm of each record in each group, after division by the group's scales.
+
+    Args:
+        norms: Squared norm of each parameter's gradient, shape (parameters, R).
+        groups: A partition of the parameters.
+
+    Returns:
+        Shape (groups, R).
+    """
+    rows = []
+    for group in groups:
+        members = norms[list(group.parameters)]
+        if group.scales:
+            members = members / norms.new_tensor(group.scales).square()[:, None]
+        rows.append(members.sum(0))
+    return torch.stack(rows)
+
+
+def clip_and_sum(
+    gradients: Sequence[ParameterGradients],
+    groups: Sequence[VectorGroup],
+    weights_of: WeightFunction = clip_weights,
+) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
 
-    Guarantee: adding or removing one record moves the part of the result that belongs to group g by at most
-    `groups[g].max_grad_norm` in l2 norm, whatever the record (float rounding aside). A record with a non-finite
-    gradient anywhere contributes zero everywhere.
+    Guarantee: adding or removing one record moves the part of the result that belongs to group g, divided by the
+    group's scales, by at most `groups[g].max_grad_norm` in l2 norm, whatever the record (float rounding aside). A
+    record with a non-finite gradient anywhere contributes zero everywhere.
 
     Args:
         gradients: Per-record gradients of each trainable parameter, for one lot of R records.
         groups: A partition of the parameters.
+        weights_of: How a record's norm becomes its factor.
 
     Returns:
-        One tensor for each parameter, in its shape.
+        One tensor for each parameter, in its shape; and the squared norms before clipping, shape (groups, R'), of
+        the R' records that are finite (private: only for statistics that are noised themselves).
     """
     norms = torch.stack([parameter.squared_norms() for parameter in gradients])
     finite = norms.isfinite().all(0)
     if not finite.all():
         keep = finite.nonzero().squeeze(1)
-        return clip_and_sum([parameter.select(keep) for parameter in gradients], groups)
+        return clip_and_sum([parameter.select(keep) for parameter in gradients], groups, weights_of)
     sums: list[Tensor] = [norms.new_empty(0)] * len(gradients)
-    for group in groups:
-        members = list(group.parameters)
-        weights = clip_weights(norms[members].sum(0), group.max_grad_norm)
-        for position in members:
+    by_group = group_norms(norms, groups)
+    for group, squared in zip(groups, by_group, strict=True):
+        weights = weights_of(squared, group.max_grad_norm)
+        for position in group.parameters:
             sums[position] = gradients[position].weighted_sum(weights)
-    return sums
+    return sums, by_group

@@ -33,6 +33,21 @@ class ParameterGradients(ABC):
     def select(self, records: Tensor) -> ParameterGradients:
         """The same for a subset of the records, given by their positions."""
 
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        """Sum rows into larger records, such as examples into microbatches.
+
+        Args:
+            record_of: New record of each row, in 0 ... `records` - 1, shape (R,).
+            records: Number of new records.
+            factor: Multiplies every sum.
+        """
+
+        def compute() -> Tensor:
+            rows = self.per_record()
+            return rows.new_zeros(records, *rows.shape[1:]).index_add_(0, record_of, rows, alpha=factor)
+
+        return InstantiatedGradients(compute)
+
 
 class InstantiatedGradients(ParameterGradients):
     """Gradients that are computed record by record, on first use.
@@ -102,6 +117,10 @@ class OuterProductGradients(ParameterGradients):
     def select(self, records: Tensor) -> ParameterGradients:
         return OuterProductGradients(self._outputs[records], self._inputs[records])
 
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        outputs = _side_by_side(self._outputs * factor, record_of, records)
+        return OuterProductGradients(outputs, _side_by_side(self._inputs, record_of, records))
+
 
 def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
     """Squared norms that rounding cannot have made too small.
@@ -147,6 +166,10 @@ class EmbeddingGradients(ParameterGradients):
     def select(self, records: Tensor) -> ParameterGradients:
         return EmbeddingGradients(self._outputs[records], self._tokens[records], self._size)
 
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        outputs = _side_by_side(self._outputs * factor, record_of, records)
+        return EmbeddingGradients(outputs, _side_by_side(self._tokens, record_of, records), self._size)
+
 
 class SummedGradients(InstantiatedGradients):
     """A parameter used more than once (a module called twice, tied weights): the uses add up, record by record.
@@ -162,6 +185,26 @@ class SummedGradients(InstantiatedGradients):
             return total
 
         super().__init__(compute)
+
+
+def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
+    """Concatenate the positions of the rows that belong together; zeros where a record has fewer rows than others.
+
+    Args:
+        rows: Shape (R, T, ...).
+        record_of: New record of each row, shape (R,).
+        records: Number of new records, M.
+
+    Returns:
+        Shape (M, L·T, ...), L the largest number of rows in a record.
+    """
+    members = torch.bincount(record_of, minlength=records)
+    order = torch.argsort(record_of, stable=True)
+    place = torch.arange(len(order), device=order.device) - (members.cumsum(0) - members)[record_of[order]]
+    longest = int(members.max()) if len(order) else 0
+    wide = rows.new_zeros(records, longest, *rows.shape[1:])
+    wide[record_of[order], place] = rows[order]
+    return wide.flatten(1, 2)
 
 
 def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:

@@ -12,11 +12,12 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import LedgerError
-from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.plan import SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 SCHEMA = 1
@@ -38,6 +39,8 @@ class Header:
         replay: Fingerprint of everything that determines the releases (seed included), or None. Only a run with
             the same fingerprint may repeat a release without it counting twice.
         phase: Number of this phase in the ledger.
+        microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
+            is half of it where examples are added or removed, and the same where they are replaced.
     """
 
     unit: str
@@ -46,6 +49,7 @@ class Header:
     delta: float
     replay: str | None = None
     phase: int = 0
+    microbatch_size: int = 1
 
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
@@ -69,6 +73,16 @@ class Release:
     sampling: Sampling
     queries: tuple[SumQuery, ...]
     checksum: str | None = None
+
+
+@lru_cache(maxsize=1024)
+def _equivalent(queries: tuple[SumQuery, ...]) -> tuple[SumQuery, ...]:
+    return equivalent_queries(queries)
+
+
+def counted_event(release: Release) -> Event:
+    """What a release costs, in a form in which releases of equal cost are equal, however their bounds differ."""
+    return release.sampling, _equivalent(release.queries)
 
 
 @dataclass
@@ -172,7 +186,7 @@ class LedgerWriter:
     Attributes:
         phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
             other settings never adds old noise to new sums.
-        events: How often each release was made, all phases together.
+        events: How often each release was made, all phases together, those of equal cost counted as one.
 
     Raises:
         LedgerError: The file exists and `resume` is False, is damaged in the middle, ends before the checkpoint,
@@ -211,10 +225,10 @@ class LedgerWriter:
             # The process died while writing, before the release was used: the piece of a line may go.
             whole = self.path.read_bytes()
             os.truncate(self.path, whole.rindex(b"\n") + 1)
-        self.events.update((release.sampling, release.queries) for _, release in ledger.releases)
+        self.events.update(counted_event(release) for _, release in ledger.releases)
         last = ledger.header
         header = Header(**{**asdict(header), "phase": last.phase})
-        for name in ("unit", "neighbouring_relation", "population"):
+        for name in ("unit", "neighbouring_relation", "population", "microbatch_size"):
             if getattr(header, name) != getattr(last, name):
                 raise LedgerError(
                     f"{self.path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
@@ -264,7 +278,7 @@ class LedgerWriter:
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
                 "free some space and resume the run."
             ) from None
-        self.events[(release.sampling, release.queries)] += 1
+        self.events[counted_event(release)] += 1
 
     def _write(self, text: str) -> None:
         data = text.encode()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +18,18 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.noise import add_gaussian_noise
 from dpbench.privacy.sampling import Sampling
+
+NoiseAllocation = Literal["equal", "proportional", "dimension"]
+"""How noise is shared among groups: the same on every coordinate, σ_g = z√G·S_g, or σ_g = z√(D/d_g)·S_g."""
+
+
+def record_changes(sampling: Sampling, microbatch_size: int = 1) -> int:
+    """By how many bounds a clipped sum moves between neighbours that differ in one example.
+
+    1 if an example is added or removed, 2 if it is replaced. An example that joins or leaves a microbatch turns that
+    microbatch's clipped gradient from any vector within the bound into any other, which is 2 as well.
+    """
+    return max(sampling.record_changes, 2 if microbatch_size > 1 else 1)
 
 
 @dataclass(frozen=True)
@@ -34,23 +48,56 @@ class SumQuery:
 
 
 @dataclass(frozen=True)
-class ReleasePlan:
-    """How the gradients of one lot become one private gradient.
+class Statistic:
+    """Something that is summed over the same lot beside the gradients: clipped counts, norms, metrics.
 
-    Guarantee: each release is the Gaussian mechanism on a sum over the lot; unit of privacy one example, neighbouring
-    relation and amplification those of `sampling`, sensitivity Σ over groups as in `queries`.
+    Attributes:
+        name: Shown in the ledger.
+        size: Number of coordinates.
+        bound: Upper bound of one record's l2 norm.
+        noise_std: Of the noise on each coordinate of the sum.
+    """
+
+    name: str
+    size: int
+    bound: float
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("bound", self.bound), ("noise", self.noise_std)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigurationError(f"the {name} of {self.name} must be a positive number, not {value}.")
+
+
+@dataclass(frozen=True)
+class ReleasePlan:
+    """How the records of one lot become one private release.
+
+    Guarantee: each release is one Gaussian mechanism on sums over the lot with the multiplier `noise_multiplier`,
+    statistics included; the unit of privacy is an example, neighbouring relation and amplification are those of
+    `sampling`, the sensitivities those of `queries`.
 
     Attributes:
         sampling: How lots are drawn.
-        groups: Partition of the parameters, each with its bound C_g.
-        noise_multiplier: z; the noise has standard deviation z·√(Σ C_g²) on each coordinate.
+        groups: Partition of the parameters, each with its bound S_g.
+        noise_multiplier: z of the whole release, with sensitivities as of one added or removed record.
         sizes: Number of coordinates of each parameter.
+        statistics: Released beside the gradients, at the cost of more noise on these.
+        allocation: How noise is shared among the groups.
+        microbatch_size: μ; a record is the mean gradient of the examples that were assigned to one microbatch.
+
+    Raises:
+        ConfigurationError: A value is out of range, the groups are no partition, or the statistics alone cost more
+            than `noise_multiplier` allows.
     """
 
     sampling: Sampling
     groups: tuple[VectorGroup, ...]
     noise_multiplier: float
     sizes: tuple[int, ...]
+    statistics: tuple[Statistic, ...] = ()
+    allocation: NoiseAllocation = "equal"
+    microbatch_size: int = 1
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
@@ -61,30 +108,116 @@ class ReleasePlan:
         covered = sorted(position for group in self.groups for position in group.parameters)
         if covered != list(range(len(self.sizes))):
             raise ConfigurationError("every trainable parameter must belong to exactly one group.")
+        if self.allocation not in get_args(NoiseAllocation):
+            raise ConfigurationError(
+                f"unknown allocation {self.allocation!r}; known are {', '.join(get_args(NoiseAllocation))}."
+            )
+        _ = self.gradient_multiplier  # refuses what has no solution
 
     @property
-    def noise_std(self) -> float:
-        """Noise on each coordinate of the sum."""
-        return self.noise_multiplier * math.sqrt(sum(group.max_grad_norm**2 for group in self.groups))
+    def expected_records(self) -> float:
+        """Expected number of records (microbatches, where there are) in a lot."""
+        return self.sampling.expected_batch_size / self.microbatch_size
+
+    @property
+    def record_changes(self) -> int:
+        """By how many bounds a sum moves between neighbours, see the function of that name."""
+        return record_changes(self.sampling, self.microbatch_size)
+
+    @cached_property
+    def gradient_multiplier(self) -> float:
+        """z_Δ, the multiplier that is left for the gradients: z⁻² = z_Δ⁻² + Σ (S_s/σ_s)² over the statistics.
+
+        (adaptive_quantile_clipping_2021, Theorem 1, for any number of statistics.)
+        """
+        spent = sum((statistic.bound / statistic.noise_std) ** 2 for statistic in self.statistics)
+        left = self.noise_multiplier**-2 - spent
+        if not left > 0:
+            raise ConfigurationError(
+                f"the statistics beside the gradient ({', '.join(s.name for s in self.statistics)}) alone cost more "
+                f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
+                f"more noise (their own multiplier is {1 / math.sqrt(spent):.4g}), or lower noise_multiplier."
+            )
+        return 1 / math.sqrt(left)
+
+    @cached_property
+    def noise_stds(self) -> tuple[float, ...]:
+        """σ_g of each group, in units of the scaled gradient."""
+        z, bounds = self.gradient_multiplier, [group.max_grad_norm for group in self.groups]
+        if self.allocation == "proportional":
+            return tuple(z * math.sqrt(len(bounds)) * bound for bound in bounds)
+        if self.allocation == "dimension":
+            dimensions = [sum(self.sizes[position] for position in group.parameters) for group in self.groups]
+            return tuple(
+                z * math.sqrt(sum(self.sizes) / own) * bound for own, bound in zip(dimensions, bounds, strict=True)
+            )
+        return (z * math.sqrt(sum(bound**2 for bound in bounds)),) * len(bounds)
+
+    @cached_property
+    def parameter_stds(self) -> tuple[float, ...]:
+        """Noise on each coordinate of the summed gradient, for each parameter."""
+        stds = [0.0] * len(self.sizes)
+        for group, std in zip(self.groups, self.noise_stds, strict=True):
+            for position, scale in zip(group.parameters, group.scales or (1.0,) * len(group.parameters), strict=True):
+                stds[position] = std * scale
+        return tuple(stds)
+
+    @cached_property
+    def parameter_bounds(self) -> tuple[float, ...]:
+        """Most that one record adds to a coordinate of the summed gradient, for each parameter."""
+        bounds = [0.0] * len(self.sizes)
+        for group in self.groups:
+            for position, scale in zip(group.parameters, group.scales or (1.0,) * len(group.parameters), strict=True):
+                bounds[position] = group.max_grad_norm * scale
+        return tuple(bounds)
+
+    @cached_property
+    def segments(self) -> tuple[tuple[int, float], ...]:
+        """(length, noise standard deviation) along the flat sum: parameters, then statistics."""
+        pieces = [*zip(self.sizes, self.parameter_stds, strict=True)]
+        pieces += [(statistic.size, statistic.noise_std) for statistic in self.statistics]
+        merged: list[tuple[int, float]] = []
+        for size, std in pieces:
+            if merged and merged[-1][1] == std:
+                merged[-1] = (merged[-1][0] + size, std)
+            else:
+                merged.append((size, std))
+        return tuple(merged)
+
+    @cached_property
+    def _queries(self) -> tuple[SumQuery, ...]:
+        """The release as the ledger records it; a sum moves by `record_changes` times its bound between neighbours."""
+        changes = self.record_changes
+        gradients = [
+            SumQuery(group.name, changes * group.max_grad_norm, std)
+            for group, std in zip(self.groups, self.noise_stds, strict=True)
+        ]
+        others = [SumQuery(s.name, changes * s.bound, s.noise_std) for s in self.statistics]
+        return (*gradients, *others)
 
     def queries(self) -> tuple[SumQuery, ...]:
-        """The release as the ledger records it.
-
-        One record changes the clipped sum of group g by at most C_g when it is added or removed, by 2·C_g when it is
-        replaced.
-        """
-        changes = self.sampling.record_changes
-        return tuple(SumQuery(group.name, changes * group.max_grad_norm, self.noise_std) for group in self.groups)
+        """The release as the ledger records it."""
+        return self._queries
 
     def privatize(self, total: Tensor, generator: torch.Generator) -> Tensor:
-        """Add noise to the flat clipped sum over all records of a lot, once, in place."""
-        return add_gaussian_noise(total, [(sum(self.sizes), self.noise_std)], generator)
+        """Add noise to the flat sums over all records of a lot (parameters, then statistics), once, in place."""
+        return add_gaussian_noise(total, self.segments, generator)
 
     def average(self, total: Tensor) -> Tensor:
-        """Divide by the *expected* lot size, in place: the realised size is private."""
-        return total.div_(self.sampling.expected_batch_size)
+        """Divide by the *expected* number of records, in place: the realised number is private."""
+        return total.div_(self.expected_records)
 
 
 def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
     """Z = (Σ_g (S_g/σ_g)²)^(-1/2): the single Gaussian query that costs the same (general_approach_2018, 2.2)."""
     return 1 / math.sqrt(sum((query.sensitivity / query.noise_std) ** 2 for query in queries))
+
+
+def equivalent_queries(queries: Sequence[SumQuery]) -> tuple[SumQuery, ...]:
+    """One query of sensitivity 1 that costs as much (to ten digits, rounded to the costly side).
+
+    Releases whose bounds adapt differ in every query and cost the same: so they can be counted together.
+    """
+    z = effective_noise_multiplier(queries)
+    digits = 9 - math.floor(math.log10(z))
+    return (SumQuery("equivalent", 1.0, math.floor(z * 10.0**digits * (1 + 1e-14)) / 10.0**digits),)

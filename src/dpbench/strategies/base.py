@@ -1,8 +1,9 @@
 """What all private strategies share: the path from a lot's loss to `p.grad`, inside Lightning's loops.
 
-    training_step → backward (per-record gradients, clip, sum) → on_before_optimizer_step (ledger, noise, p.grad)
+    training_step → backward (per-record gradients → discretize → clip → sum)
+                  → on_before_optimizer_step (ledger, noise, error correction, p.grad, new bounds)
 
-A strategy says how a lot becomes a sum (`plan`); everything here is the same for all of them.
+A strategy chooses `groups` and `pieces`; everything here is the same for all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import hashlib
 import json
 from abc import abstractmethod
-from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,24 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpbench.errors import BudgetExhausted, ConfigurationError
-from dpbench.privacy.accounting import (
-    calibrate_noise_multiplier,
-    check_accountant,
-    check_delta,
-    epsilon,
-    remaining_releases,
-)
-from dpbench.privacy.clipping import clip_and_sum
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.clipping import VectorGroup
+from dpbench.privacy.denoising import ErrorCorrection, Hypotheses, Scale
+from dpbench.privacy.discretization import check_threshold
 from dpbench.privacy.engine import LossReduction, PerRecordEngine
-from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release
+from dpbench.privacy.gradients import ParameterGradients
+from dpbench.privacy.ledger import Header, Release
+from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces, plan_digest
+from dpbench.privacy.metrics import PrivateMetrics
 from dpbench.privacy.noise import fresh_key, keyed_generator
-from dpbench.privacy.plan import ReleasePlan
-from dpbench.privacy.sampling import Sampling
-from dpbench.strategies import guards
+from dpbench.privacy.plan import SumQuery, equivalent_queries, record_changes
+from dpbench.strategies import guards, lot_pieces
+from dpbench.strategies.budget import Budget
 
-_NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by stream 1, see data.lots
-_UNBOUNDED = 10**7  # releases that a run without an end is checked for
+_NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
+
+Observer = Callable[["PrivateStrategy", Sequence[ParameterGradients], Tensor], None]
+"""Called with (strategy, per-record gradients before discretization, squared norms by group) of each piece of a lot."""
 
 
 class PrivateStrategy(pl.Callback):
@@ -49,7 +50,7 @@ class PrivateStrategy(pl.Callback):
     relation of the sampling, and ε as the ledger gives it. It covers the weights, not metrics named `nonprivate/…`.
 
     Args:
-        noise_multiplier: Standard deviation of the noise in units of the clipping bound.
+        noise_multiplier: z, noise in units of the sensitivity of the whole release, statistics included.
         target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; beside a
             noise_multiplier, training stops before the step that would exceed it.
         delta: δ of the guarantee; below 1 / number of records.
@@ -58,6 +59,15 @@ class PrivateStrategy(pl.Callback):
             can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
             share protects neither. None takes the operating system's entropy: use that for models to be published.
         max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
+        microbatch_size: μ. Above 1 the mean gradient of the examples that were drawn into one microbatch is clipped
+            instead of each example's; an example can then move the sum by twice the bound.
+        discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
+        correction_threshold: ν of the error correction of the released gradient; None: no correction.
+        correction_hypotheses: Likelihood of the error correction, see `privacy.denoising.ErrorCorrection`.
+        correction_scale: What ν is compared with: the noisy "sum" or "mean".
+        priors: [p_down, p_stop, p_up] of the error correction; None takes equal ones.
+        metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
+        metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
         fingerprint: Names everything else that determines the run (data, model, code). With it, a run resumed after
@@ -68,6 +78,8 @@ class PrivateStrategy(pl.Callback):
     """
 
     default_sampling = "poisson"
+    private = True
+    """False for the error-free references, which have no ledger and no epsilon."""
 
     def __init__(
         self,
@@ -77,59 +89,83 @@ class PrivateStrategy(pl.Callback):
         accountant: str = "rdp",
         seed: int | None = None,
         max_physical_batch_size: int | None = None,
+        microbatch_size: int = 1,
+        discretization_threshold: float | None = None,
+        correction_threshold: float | None = None,
+        correction_hypotheses: Hypotheses = "points",
+        correction_scale: Scale = "mean",
+        priors: list[float] | None = None,
+        metrics: dict[str, float] | None = None,
+        metrics_share: float = 0.05,
         loss_reduction: LossReduction = "mean",
         ledger: str | None = None,
         fingerprint: str | None = None,
     ) -> None:
         super().__init__()
-        if noise_multiplier is None and target_epsilon is None:
-            raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
-        for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-            if value is not None and not 0 < value < float("inf"):
-                hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-                raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")
-        if max_physical_batch_size is not None and max_physical_batch_size < 1:
-            raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}.")
+        _check_noise(noise_multiplier, target_epsilon)
+        for name, value in (("max_physical_batch_size", max_physical_batch_size), ("microbatch_size", microbatch_size)):
+            if value is not None and (value != int(value) or value < 1):
+                raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
         if seed is not None and seed < 0:
             raise ConfigurationError(f"seed must not be negative, got {seed}.")
-        check_delta(delta)
-        check_accountant(accountant)
-        self.noise_multiplier, self.target_epsilon = noise_multiplier, target_epsilon
-        self.delta, self.accountant = delta, accountant
-        self.seed = seed
-        self.max_physical_batch_size = max_physical_batch_size
-        self.loss_reduction = loss_reduction
+        check_threshold(discretization_threshold, "discretization_threshold")
+        if correction_threshold is None and priors is not None:
+            raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
+        self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, delta
+        self.seed, self.fingerprint = seed, fingerprint
+        self.max_physical_batch_size, self.loss_reduction = max_physical_batch_size, loss_reduction
         self.ledger_path = None if ledger is None else Path(ledger)
-        self.fingerprint = fingerprint
+        self.pieces = Pieces(
+            discretization_threshold=discretization_threshold,
+            denoiser=None
+            if correction_threshold is None
+            else ErrorCorrection(correction_threshold, correction_hypotheses, correction_scale, priors),
+            metrics=None if metrics is None else PrivateMetrics(metrics, metrics_share),
+            microbatch_size=microbatch_size,
+        )
+        self.observers: list[Observer] = []
         self.releases = 0
         self._key = fresh_key() if seed is None else seed
-        self._verified = False
+        self._budget = Budget(target_epsilon, delta, accountant)
+        self._bounds: tuple[Bounds, Bounds] | None = None  # of a checkpoint
         self._engine: PerRecordEngine | None = None
-        self._plan: ReleasePlan | None = None
-        self._writer: LedgerWriter | None = None
-        self._spent: Counter[Event] = Counter()
-        self._remaining: int | None = None
-        self._records = 0
-        self._absorbed = self._released = False
+        self._mechanism: Mechanism | None = None
+        self._values: Mapping[str, Tensor] = {}
+        self._records = self._row = 0
+        self._verified = self._absorbed = self._released = False
 
     # ------------------------------------------------------------------------------------- for the strategies
 
     @abstractmethod
-    def plan(self, engine: PerRecordEngine, sampling: Sampling, noise_multiplier: float) -> ReleasePlan:
-        """How each lot is released: groups, bounds, noise."""
+    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """A partition of the parameters, with the first bounds."""
 
-    def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything released so far, at `delta`.
+    def initial_groups(self, trainer: pl.Trainer, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """The same where the first bounds need more than the model; must not touch private data."""
+        return self.groups(engine)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What turns lots into releases.
 
         Raises:
             ConfigurationError: Nothing was trained in this process.
         """
-        if self._plan is None:
+        if self._mechanism is None:
             raise ConfigurationError(
                 "nothing was trained in this process (with ddp_spawn the training ran in others): read the ledger, for "
                 "example with `dpbench account`."
             )
-        return epsilon(self._spent, self.delta, accountant)
+        return self._mechanism
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything released so far, at `delta`; infinite for a reference without privacy.
+
+        Raises:
+            ConfigurationError: Nothing was trained in this process.
+        """
+        _ = self.mechanism
+        return self._budget.epsilon(accountant) if self.private else float("inf")
 
     # ------------------------------------------------------------------------------------- attach and detach
 
@@ -140,21 +176,24 @@ class PrivateStrategy(pl.Callback):
         guards.refuse_trainer_settings(trainer, pl_module)
         if sum(isinstance(callback, PrivateStrategy) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ConfigurationError("two private strategies are attached to one trainer; keep one.")
-        if self.max_physical_batch_size and not pl_module.automatic_optimization:
-            raise ConfigurationError(
-                "max_physical_batch_size needs automatic optimization: in manual optimization training_step makes the "
-                "update itself. Leave it out, or draw smaller lots."
-            )
+        for name, value in (
+            ("max_physical_batch_size", self.max_physical_batch_size),
+            ("metrics", self.pieces.metrics),
+        ):
+            if value and not pl_module.automatic_optimization:
+                raise ConfigurationError(
+                    f"{name} needs automatic optimization: in manual optimization training_step makes the update "
+                    "itself. Leave it out, or use automatic optimization."
+                )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
         self._engine = PerRecordEngine(pl_module, self.loss_reduction)
         guards.refuse_optimizers(trainer, self._engine.parameters, self._engine.names)
         self._module, self._verified = pl_module, False
-        self._total, self._views = _flat_buffer(self._engine.parameters)
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
-            pl_module.__dict__["training_step"] = self._in_chunks(trainer, pl_module, pl_module.training_step)
+            pl_module.__dict__["training_step"] = self._in_pieces(trainer, pl_module, pl_module.training_step)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
@@ -162,67 +201,36 @@ class PrivateStrategy(pl.Callback):
         self._loader = guards.known_lots(trainer)
         lots = self._loader.lots
         lots.position = self.releases  # lot t belongs to release t
-        sampling = lots.sampling
-        if self.delta >= 1 / sampling.population and trainer.is_global_zero:
-            pl.utilities.rank_zero_warn(
-                f"delta={self.delta} is not below 1/{sampling.population} (the number of records): such a delta allows "
-                "to publish one record outright; choose a smaller one."
-            )
+        lots.microbatches = guards.microbatches(lots.sampling, self.pieces.microbatch_size)
+        if self.private:
+            guards.warn_of_delta(self.delta, lots.sampling.population)
         if self.noise_multiplier is None:
-            self.noise_multiplier = self._calibrated(trainer, self._engine, sampling)
-        self._plan = self.plan(self._engine, sampling, self.noise_multiplier)
-        path = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
-        if trainer.is_global_zero:  # `log_dir` above asks all ranks
-            self._writer = self._open_ledger(path, self._plan)
-            known = self._writer.events, self._writer.replays, self._writer.phase
-        else:
-            known = Counter(), 0, 0
-        self._spent, replays, lots.phase = trainer.strategy.broadcast(known)
-        if self._writer is not None:
-            self._spent = self._writer.events  # counted there
-        if self.target_epsilon is not None:
-            self._remaining = self._affordable(trainer, replays)
-            if not self._remaining:
-                raise BudgetExhausted(
-                    f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "
-                    "raise it, or the noise_multiplier."
-                )
+            changes = record_changes(lots.sampling, self.pieces.microbatch_size)
+            self.noise_multiplier = self._budget.calibrated(trainer, (lots.sampling, (SumQuery("all", changes, 1.0),)))
+        self._mechanism = Mechanism(
+            self.pieces,
+            lots.sampling,
+            self.noise_multiplier,
+            self._engine.parameters,
+            self.initial_groups(trainer, self._engine),
+            getattr(pl_module, "record_metrics", {}),
+            self._bounds,
+        )
+        lots.phase = self._open_ledger(trainer, self._mechanism) if self.private else 0
 
-    def _calibrated(self, trainer: pl.Trainer, engine: PerRecordEngine, sampling: Sampling) -> float:
-        steps = trainer.estimated_stepping_batches
-        if steps == float("inf") or steps < 1:
-            raise ConfigurationError(
-                "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
-            )
-
-        def event(noise_multiplier: float) -> Event:
-            return sampling, self.plan(engine, sampling, noise_multiplier).queries()
-
-        assert self.target_epsilon is not None
-        return calibrate_noise_multiplier(event, int(steps), self.target_epsilon, self.delta, self.accountant)
-
-    def _affordable(self, trainer: pl.Trainer, replays: int) -> int:
-        """Steps that may still be made; replays of recorded releases cost nothing."""
-        assert self._plan is not None and self.target_epsilon is not None
-        planned = trainer.estimated_stepping_batches
-        most = _UNBOUNDED if planned == float("inf") else max(int(planned) - self.releases - replays, 1)
-        event = (self._plan.sampling, self._plan.queries())
-        new = remaining_releases(self._spent, event, self.target_epsilon, self.delta, self.accountant, most)
-        return replays + new
-
-    def _open_ledger(self, path: Path, plan: ReleasePlan) -> LedgerWriter:
-        sampling = plan.sampling
-        header = Header("example", sampling.neighbouring_relation, sampling.population, self.delta, self._replay(plan))
-        resumed = self.releases > 0 or self.fingerprint is not None
-        return LedgerWriter(path, header, start=self.releases, resume=resumed)
-
-    def _replay(self, plan: ReleasePlan) -> str | None:
-        if self.seed is None or self.fingerprint is None:
-            return None
+    def _open_ledger(self, trainer: pl.Trainer, mechanism: Mechanism) -> int:
         assert self._engine is not None
-        device = self._engine.parameters[0].device.type
-        parts = [self.fingerprint, self.seed, device, self._engine.names, _digest(plan), torch.__version__]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        sampling, replay = mechanism.plan.sampling, None
+        if self.seed is not None and self.fingerprint is not None:
+            device, digest = self._engine.parameters[0].device.type, plan_digest(mechanism.first_plan)
+            parts = [self.fingerprint, self.seed, device, self._engine.names, digest, torch.__version__]
+            replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        relation, size = sampling.neighbouring_relation, self.pieces.microbatch_size
+        header = Header("example", relation, sampling.population, self.delta, replay, microbatch_size=size)
+        resumed = self.releases > 0 or self.fingerprint is not None
+        phase = self._budget.open(trainer, self.ledger_path, header, self.releases, resumed)
+        self._budget.limit(trainer, (sampling, equivalent_queries(mechanism.plan.queries())), self.releases)
+        return phase
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
@@ -231,9 +239,7 @@ class PrivateStrategy(pl.Callback):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._budget.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the module back also after an error."""
@@ -255,6 +261,12 @@ class PrivateStrategy(pl.Callback):
                 "those that the ledger counts on; use one LotLoader throughout."
             )
         self._records = guards.count_records(batch)
+        self._microbatch_of = None
+        if self.pieces.microbatch_size > 1:
+            lots = self._loader.lots
+            self._microbatch_of = lots.share(self.releases, trainer.global_rank, trainer.world_size)[1]
+            guards.refuse_other_rows(self._microbatch_of, self._records)
+        self._row, self._values = 0, {}
         self._absorbed = self._released = False
         self._engine.discard()
         self._before = {} if self._verified else guards.tensors_of(pl_module)
@@ -262,7 +274,7 @@ class PrivateStrategy(pl.Callback):
             generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
-    def _in_chunks(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
+    def _in_pieces(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
         """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.
 
         An empty lot asks nothing of the model, which need not be able to handle it; its release is noise. (Among
@@ -274,21 +286,26 @@ class PrivateStrategy(pl.Callback):
             lot = self._records
             if not lot and trainer.world_size == 1:
                 return torch.zeros((), device=pl_module.device, requires_grad=True)
-            *pieces, last = guards.chunks_of(batch, lot, self.max_physical_batch_size, trainer)
+            ends = lot_pieces.cuts(lot, self.max_physical_batch_size, self._microbatch_of)
+            *pieces, last = lot_pieces.cut(batch, ends, trainer)
             for piece in pieces:
-                self._records = guards.count_records(piece)
-                output = training_step(piece, *args, **kwargs)
+                output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = output["loss"] if isinstance(output, dict) else output
-                self._refuse_missing_loss(loss is not None)
+                guards.refuse_missing_loss(loss is not None)
                 self._absorb(loss)
-            self._records = guards.count_records(last)
-            return training_step(last, *args, **kwargs)
+            return self._one_piece(training_step, last, *args, **kwargs)
 
         return step
 
+    def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
+        self._records = guards.count_records(piece)
+        output = training_step(piece, *args, **kwargs)
+        self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
+        return output
+
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """In place of `LightningModule.backward`."""
-        self._refuse_second_release()
+        guards.refuse_second_release(self._released)
         if self._absorbed and self.max_physical_batch_size is None:
             raise ConfigurationError(
                 "backward was called twice for one lot, so that a record could count twice: add the losses up and call "
@@ -297,19 +314,23 @@ class PrivateStrategy(pl.Callback):
         self._absorb(loss)
 
     def _absorb(self, loss: Tensor) -> None:
-        """Clip the records of a (piece of a) lot and add them to the running sum."""
-        assert self._engine is not None and self._plan is not None
-        verify = not self._verified and self._records > 0
-        gradients = self._engine.backward(loss, self._records, verify=verify)
+        """Clip the records of a (piece of a) lot and add them to the running sums."""
+        assert self._engine is not None
+        records, mechanism = self._records, self.mechanism
+        verify = not self._verified and records > 0
+        gradients = self._engine.backward(loss, records, verify=verify)
         if verify:
             self._verified = self._engine.verified
             guards.refuse_changed_tensors(self._module, self._before)
         with torch.no_grad():
-            sums = clip_and_sum(gradients, self._plan.groups)
+            rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
+            merge = lot_pieces.merge_of(self._microbatch_of, rows, size, mechanism.total.device)
             if not self._absorbed:
-                self._total.zero_()
-            for view, part in zip(self._views, sums, strict=True):
-                view.add_(part)
+                mechanism.clear()
+            exact, norms = mechanism.absorb(gradients, records, merge, self._values)
+            for observer in self.observers:
+                observer(self, exact, norms)
+        self._row += records
         self._absorbed = True
 
     # ------------------------------------------------------------------------------------- one release
@@ -318,50 +339,32 @@ class PrivateStrategy(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Release the sum of the lot: noise, a line in the ledger, the division, and only then `p.grad`."""
-        assert self._engine is not None and self._plan is not None
+        """Release the sums of the lot: noise, a line in the ledger, the division, and only then `p.grad`."""
+        assert self._engine is not None
         self._check_release()
+        mechanism = self.mechanism
         if not self._absorbed:
-            self._total.zero_()
+            mechanism.clear()
         if trainer.is_global_zero:
-            phase = self._writer.phase if self._writer else 0
-            key = (self._key, _NOISE_STREAM, _digest(self._plan), phase, self.releases)
-            self._plan.privatize(self._total, keyed_generator(key, self._total.device))
+            key = (self._key, _NOISE_STREAM, mechanism.digest, self._loader.lots.phase, self.releases)
+            self._add_noise(mechanism, keyed_generator(key, mechanism.total.device))
         if trainer.world_size > 1:
-            dist.all_reduce(self._total)
-        event = self._plan.sampling, self._plan.queries()
-        if self._writer is not None:  # on disk before anything uses the noised sum
-            checksum = float(self._total.sum(dtype=torch.float64)).hex()
-            self._writer.append(Release(self.releases, *event, checksum))
-        else:
-            self._spent[event] += 1
-        self._plan.average(self._total)
-        for parameter, view in zip(self._engine.parameters, self._views, strict=True):
-            parameter.grad = view.to(parameter.dtype) if parameter.requires_grad else None
+            dist.all_reduce(mechanism.total)
+        if self.private:  # on disk before anything uses the noised sum
+            checksum = float(mechanism.total.sum(dtype=torch.float64)).hex()
+            self._budget.record(Release(self.releases, mechanism.plan.sampling, mechanism.plan.queries(), checksum))
+        for parameter, gradient in zip(self._engine.parameters, mechanism.finish(), strict=True):
+            parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self._released = True
         self.releases += 1
-        if self._remaining is not None:
-            self._remaining -= 1
 
-    def _refuse_second_release(self) -> None:
-        if self._released:
-            raise ConfigurationError(
-                "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each "
-                "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
-            )
-
-    def _refuse_missing_loss(self, given: bool) -> None:
-        if not given:
-            raise ConfigurationError(
-                "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not "
-                "private. Return the loss always."
-            )
+    def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
+        mechanism.add_noise(generator)
 
     def _check_release(self) -> None:
-        self._refuse_second_release()
-        self._refuse_missing_loss(self._absorbed or not self._records)
-        if self._remaining is not None and self._remaining < 1:
-            raise BudgetExhausted(f"target_epsilon={self.target_epsilon} is spent ({self.epsilon():.4g}).")
+        guards.refuse_second_release(self._released)
+        guards.refuse_missing_loss(self._absorbed or not self._records)
+        self._budget.refuse_overdraft()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -372,47 +375,46 @@ class PrivateStrategy(pl.Callback):
                 "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
                 "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
             )
-        last = self._remaining is not None and self._remaining < 1
+        last = self._budget.exhausted
         if last:
             trainer.should_stop = True
         if last or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
-            pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
-            self._log_epsilon(trainer)
+            if self.private:
+                pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
+            self._log(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last epsilon beside the last accuracy."""
-        self._log_epsilon(trainer)
+        self._log(trainer)
 
-    def _log_epsilon(self, trainer: pl.Trainer) -> None:
-        for logger in trainer.loggers:  # at the number of releases, where Lightning counts one less
-            logger.log_metrics({"privacy/epsilon": self.epsilon()}, step=self.releases)
+    def _log(self, trainer: pl.Trainer) -> None:
+        """What is private: epsilon, adaptive bounds and released metrics."""
+        values = {"privacy/epsilon": self.epsilon()} if self.private else {}
+        if self.pieces.adaptation is not None:
+            values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in self.mechanism.plan.groups}
+        values |= self.mechanism.metrics
+        for logger in trainer.loggers if values else ():  # at the number of releases, where Lightning counts one less
+            logger.log_metrics(values, step=self.releases)
 
     # ------------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same releases."""
-        return {"releases": self.releases, "noise_multiplier": self.noise_multiplier}
+        bounds = None if self._mechanism is None else self._mechanism.bounds
+        return {"releases": self.releases, "noise_multiplier": self.noise_multiplier, "bounds": bounds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
         self.releases = int(state_dict["releases"])
+        self._bounds = state_dict.get("bounds")
         if self.noise_multiplier is None:
             self.noise_multiplier = state_dict["noise_multiplier"]
 
 
-def _digest(plan: ReleasePlan) -> int:
-    """A number for what is released: the same unit noise scaled in two ways would reveal the sum."""
-    return int(hashlib.sha256(repr(plan).encode()).hexdigest()[:32], 16)
-
-
-def _flat_buffer(parameters: list[torch.nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """One flat sum (float32 at least) and a view of it for each parameter, in the parameter's memory layout."""
-    dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=parameters[0].device)
-    views, start = [], 0
-    for p in parameters:
-        dense = sum((n - 1) * step for n, step in zip(p.shape, p.stride(), strict=True)) + 1 == p.numel()
-        piece = total[start : start + p.numel()]
-        views.append(torch.as_strided(total, p.shape, p.stride(), start) if dense else piece.view(p.shape))
-        start += p.numel()
-    return total, views
+def _check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
+    if noise_multiplier is None and target_epsilon is None:
+        raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
+    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
+        if value is not None and not 0 < value < float("inf"):
+            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
+            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import CLIPPINGS
+from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.plan import ReleasePlan
-from dpbench.privacy.sampling import Sampling
+from dpbench.privacy.groups import CLIPPINGS
 from dpbench.strategies.base import PrivateStrategy
+
+Clipping = Literal["flat", "per_layer", "per_parameter", "by_dimension"]
 
 
 class DPSGD(PrivateStrategy):
@@ -26,7 +27,8 @@ class DPSGD(PrivateStrategy):
 
     Args:
         max_grad_norm: C, the bound on a record's l2 norm over all parameters.
-        clipping: "flat" clips the whole gradient at C; "per_layer" clips each of m layers at C/√m.
+        clipping: "flat" clips the whole gradient at C; "per_layer" each of m layers at C/√m; "per_parameter" weights
+            and biases apart; "by_dimension" each layer at C·√(d_g/D), by its number of coordinates.
         **options: See `PrivateStrategy`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
 
     Example:
@@ -34,18 +36,25 @@ class DPSGD(PrivateStrategy):
         >>> trainer = pl.Trainer(max_steps=1000, callbacks=[strategy])  # doctest: +SKIP
     """
 
-    def __init__(
-        self, max_grad_norm: float = 1.0, clipping: Literal["flat", "per_layer"] = "flat", **options: Any
-    ) -> None:
+    def __init__(self, max_grad_norm: float = 1.0, clipping: Clipping = "flat", **options: Any) -> None:
         super().__init__(**options)
-        if not 0 < max_grad_norm < float("inf"):
-            raise ConfigurationError(f"max_grad_norm must be a positive number, not {max_grad_norm}.")
-        if clipping not in CLIPPINGS:
-            raise ConfigurationError(f"unknown clipping {clipping!r}; known are {', '.join(CLIPPINGS)}.")
-        self.max_grad_norm, self.clipping = max_grad_norm, clipping
+        check_clipping(clipping)
+        self.max_grad_norm, self.clipping = check_bound("max_grad_norm", max_grad_norm), clipping
 
-    def plan(self, engine: PerRecordEngine, sampling: Sampling, noise_multiplier: float) -> ReleasePlan:
-        """Groups by `clipping`, noise of standard deviation z·C."""
-        groups = CLIPPINGS[self.clipping](engine.names, self.max_grad_norm)
-        sizes = tuple(parameter.numel() for parameter in engine.parameters)
-        return ReleasePlan(sampling, groups, noise_multiplier, sizes)
+    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """Groups by `clipping`; the whole clipped gradient has at most norm C."""
+        sizes = [parameter.numel() for parameter in engine.parameters]
+        return CLIPPINGS[self.clipping](engine.names, sizes, self.max_grad_norm)
+
+
+def check_clipping(clipping: str) -> None:
+    """Raise ConfigurationError unless there is a way to group parameters of that name."""
+    if clipping not in CLIPPINGS:
+        raise ConfigurationError(f"unknown clipping {clipping!r}; known are {', '.join(CLIPPINGS)}.")
+
+
+def check_bound(name: str, bound: float) -> float:
+    """The bound, or a ConfigurationError unless it is a positive number."""
+    if not 0 < bound < float("inf"):
+        raise ConfigurationError(f"{name} must be a positive number, not {bound}.")
+    return bound

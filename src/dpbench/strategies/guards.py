@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
-import torch
-import torch.distributed as dist
+from numpy.typing import NDArray
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
@@ -141,15 +141,54 @@ def count_records(batch: Any) -> int:
     return int(sizes.pop())
 
 
-def chunks_of(batch: Any, records: int, size: int | None, trainer: pl.Trainer) -> list[Any]:
-    """Split a batch into pieces of at most `size` records, as many on each process; some may be empty."""
-    if size is None:
-        return [batch]
-    count = torch.tensor(max(1, -(-records // size)), device=trainer.strategy.root_device)
-    if trainer.world_size > 1:  # logging in training_step may wait for the other processes
-        dist.all_reduce(count, dist.ReduceOp.MAX)
+def microbatches(sampling: Sampling, microbatch_size: int) -> int:
+    """Number of microbatches in a lot; 0 where a record is an example.
 
-    def piece(start: int) -> Any:
-        return tree_map(lambda x: x[start : start + size] if isinstance(x, Tensor) and x.dim() else x, batch)
+    Raises:
+        ConfigurationError: The expected lot size is not a multiple of `microbatch_size`.
+    """
+    if microbatch_size == 1:
+        return 0
+    number = sampling.expected_batch_size / microbatch_size
+    if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
+        raise ConfigurationError(
+            f"microbatch_size={microbatch_size} does not fit lots of {sampling.expected_batch_size:g} records: choose "
+            "a divisor of data.expected_batch_size."
+        )
+    return round(number)
 
-    return [piece(size * index) for index in range(int(count))]
+
+def refuse_other_rows(microbatch_of: NDArray[np.int64] | None, records: int) -> None:
+    """Raise ConfigurationError where a batch has other rows than its lot, so that microbatches are unknown."""
+    if microbatch_of is None or len(microbatch_of) != records:
+        raise ConfigurationError(
+            f"the batch has {records} rows, its lot another number: microbatch_size needs one row for each record of "
+            "the lot (a collate_fn that adds or drops rows does not go with it)."
+        )
+
+
+def warn_of_delta(delta: float, population: int) -> None:
+    """Warn of a δ that is too large to mean anything."""
+    if delta >= 1 / population:
+        pl.utilities.rank_zero_warn(
+            f"delta={delta} is not below 1/{population} (the number of records): such a delta allows to publish one "
+            "record outright; choose a smaller one."
+        )
+
+
+def refuse_second_release(released: bool) -> None:
+    """Raise ConfigurationError if this lot was released already."""
+    if released:
+        raise ConfigurationError(
+            "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each "
+            "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
+        )
+
+
+def refuse_missing_loss(given: bool) -> None:
+    """Raise ConfigurationError if a lot that is not empty had no loss."""
+    if not given:
+        raise ConfigurationError(
+            "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. "
+            "Return the loss always."
+        )

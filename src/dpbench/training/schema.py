@@ -9,10 +9,29 @@ from typing import Any, Literal, Optional, Union, get_args, get_origin, get_type
 
 from hydra.core.config_store import ConfigStore
 
-from dpbench.strategies import DPSGD, PrivateStrategy
+from dpbench.strategies import (
+    DPSGD,
+    AdaptiveMeanClipping,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
+    ClipOnly,
+    DiscretizedDPSGD,
+    NoiseOnly,
+    PrivateStrategy,
+    VectorGroups,
+)
 
 _FROM_THE_RUN = ("seed", "ledger", "fingerprint", "loss_reduction")
-STRATEGIES = {"schema_dpsgd": DPSGD}
+STRATEGIES: dict[str, type[PrivateStrategy]] = {
+    "schema_dpsgd": DPSGD,
+    "schema_discretized": DiscretizedDPSGD,
+    "schema_adaptive_mean": AdaptiveMeanClipping,
+    "schema_adaptive_quantile": AdaptiveQuantileClipping,
+    "schema_vector_groups": VectorGroups,
+    "schema_automatic": AutomaticClipping,
+    "schema_clip_only": ClipOnly,
+    "schema_noise_only": NoiseOnly,
+}
 
 
 def _omegaconf_type(hint: Any) -> Any:

@@ -1,0 +1,86 @@
+"""Gradients of one record discretized to {−1, 0, +1} (gradient_compression_denoising_2020, Algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardshrink
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.gradients import ParameterGradients
+
+_CACHED = 2**24  # numbers; what is larger is computed again, in blocks of records of this size
+
+
+def discretize(gradients: Tensor, threshold: float) -> Tensor:
+    """+1 where a coordinate is above τ, −1 where it is below −τ, else 0 (NaN stays NaN)."""
+    return hardshrink(gradients, threshold).sign_()
+
+
+class DiscretizedGradients(ParameterGradients):
+    """Another parameter's per-record gradients, discretized; everything after sees only these.
+
+    Large parameters are gone through in blocks of records, twice (norms, then sums), so that memory stays bounded.
+
+    Args:
+        gradients: Before discretization.
+        threshold: τ ≥ 0.
+        records: R.
+        size: Number of coordinates of the parameter.
+    """
+
+    def __init__(self, gradients: ParameterGradients, threshold: float, records: int, size: int) -> None:
+        self._gradients, self._threshold = gradients, threshold
+        self._records, self._size = records, size
+        self._stored: Tensor | None = None
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """(records, their discretized gradients)."""
+        if self._stored is None and self._records * self._size <= _CACHED:
+            self._stored = discretize(self._gradients.per_record(), self._threshold)
+        if self._stored is not None:
+            yield slice(0, self._records), self._stored
+            return
+        step = max(1, _CACHED // self._size)
+        for start in range(0, self._records, step):
+            rows = slice(start, min(start + step, self._records))
+            piece = self._gradients.select(torch.arange(rows.start, rows.stop))
+            yield rows, discretize(piece.per_record(), self._threshold)
+
+    def squared_norms(self) -> Tensor:
+        counts = [torch.linalg.vector_norm(block.flatten(1), dim=1).square() for _, block in self._blocks()]
+        return torch.cat(counts)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for rows, block in self._blocks():
+            part = (weights[rows] @ block.flatten(1)).view(block.shape[1:])
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+    def per_record(self) -> Tensor:
+        return torch.cat([block for _, block in self._blocks()])
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        chosen = self._gradients.select(records)
+        return DiscretizedGradients(chosen, self._threshold, len(records), self._size)
+
+
+def discretized(
+    gradients: Sequence[ParameterGradients], threshold: float, records: int, sizes: Sequence[int]
+) -> list[ParameterGradients]:
+    """All parameters' gradients, discretized at τ."""
+    return [
+        DiscretizedGradients(parameter, threshold, records, size)
+        for parameter, size in zip(gradients, sizes, strict=True)
+    ]
+
+
+def check_threshold(threshold: float | None, name: str) -> None:
+    """Raise ConfigurationError unless the threshold is None or a number from 0 on."""
+    if threshold is not None and not 0 <= threshold < math.inf:
+        raise ConfigurationError(f"{name} must be a number from 0 on (or null), not {threshold}.")

@@ -1,0 +1,101 @@
+"""Private metrics: per-record values summed over the same lot as the gradients, with a share of the budget.
+
+(general_approach_2018, section 1: "simultaneous collection of accuracy metrics and training data statistics".)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.plan import Statistic
+
+
+@dataclass(frozen=True)
+class PrivateMetrics:
+    """Which metrics are released, how large a record's value may be, and what share of the budget they take.
+
+    Each of k metrics gets the noise multiplier z·√(k/share), so that together they cost `share` of z⁻².
+
+    Attributes:
+        bounds: Name of a metric → bound B of the l2 norm of one record's value; what is larger is scaled down to B.
+        share: In (0, 1).
+
+    Raises:
+        ConfigurationError: A bound or the share is out of range.
+    """
+
+    bounds: Mapping[str, float]
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise ConfigurationError("metrics names no metric; leave it out (null) to release none.")
+        for name, bound in self.bounds.items():
+            if not 0 < bound < math.inf:
+                raise ConfigurationError(f"the bound of metric {name} must be a positive number, not {bound}.")
+        if not 0 < self.share < 1:
+            raise ConfigurationError(f"metrics_share must lie strictly between 0 and 1, not {self.share}.")
+
+    def statistics(self, sizes: Mapping[str, int], noise_multiplier: float) -> tuple[Statistic, ...]:
+        """What is summed beside the gradients.
+
+        Args:
+            sizes: Number of values of each metric that the module offers.
+            noise_multiplier: z of the whole release.
+
+        Raises:
+            ConfigurationError: The module does not offer a metric.
+        """
+        unknown = [name for name in self.bounds if name not in sizes]
+        if unknown:
+            raise ConfigurationError(
+                f"the module offers no metric {', '.join(unknown)}; it offers {', '.join(sizes) or 'none'} "
+                "(`record_metrics`: name → number of values)."
+            )
+        z = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
+        return tuple(Statistic(f"metric/{name}", sizes[name], bound, z * bound) for name, bound in self.bounds.items())
+
+    def measure(
+        self, values: Mapping[str, Tensor], sizes: Mapping[str, int], merge: tuple[Tensor, int, float] | None
+    ) -> Tensor:
+        """Sum of the bounded values over the records of a lot.
+
+        Args:
+            values: Name → one row for each example, shape (R,) or (R, size).
+            sizes: As for `statistics`.
+            merge: (microbatch of each row, number of microbatches, factor), or None where an example is a record.
+
+        Returns:
+            All metrics one after the other, shape (sum of sizes,). Values that are not finite count as zero.
+
+        Raises:
+            ConfigurationError: Values are missing or have another shape.
+        """
+        parts = []
+        for name, bound in self.bounds.items():
+            if name not in values or values[name].numel() != len(values[name]) * sizes[name]:
+                raise ConfigurationError(
+                    f'training_step must return "record_metrics" with {name!r}, {sizes[name]} number(s) per record.'
+                )
+            rows = values[name].detach().float().reshape(-1, sizes[name])
+            rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
+            if merge is not None:
+                record_of, records, factor = merge
+                rows = rows.new_zeros(records, sizes[name]).index_add_(0, record_of, rows, alpha=factor)
+            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            weights = (bound / norms).clamp(max=1.0)
+            parts.append(torch.where(norms.isfinite(), rows * weights, torch.zeros_like(rows)).sum(0))
+        return torch.cat(parts)
+
+    def named(self, released: list[float], sizes: Mapping[str, int]) -> dict[str, float]:
+        """Released means by name: `private/<metric>`, with a number behind it where a metric has several values."""
+        names = [
+            f"private/{name}" + (f"/{i}" if sizes[name] > 1 else "") for name in self.bounds for i in range(sizes[name])
+        ]
+        return dict(zip(names, released, strict=True))

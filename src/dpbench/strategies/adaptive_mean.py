@@ -1,0 +1,107 @@
+"""Adaptive clipping at a multiple of the private mean norm (three_tools_2018, 2.2)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.adaptive import MeanNormBounds, with_bounds
+from dpbench.privacy.clipping import VectorGroup, group_norms
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients import ParameterGradients
+from dpbench.privacy.groups import CLIPPINGS
+from dpbench.privacy.mechanism import as_clipped
+from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.plan import NoiseAllocation
+from dpbench.strategies.base import PrivateStrategy
+from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping
+from dpbench.strategies.probe import record_gradients
+
+_NOISE_DATA_STREAM = 5
+_RECORDS = 64
+_SMALLEST = 1e-6
+
+
+class AdaptiveMeanClipping(PrivateStrategy):
+    r"""DP-SGD whose bounds are α times the private mean norm of the previous lot, for each layer.
+
+    .. math::
+        C_t = \frac{\alpha}{m} \Big( \sum_i \min(\|g_i\|_2, \beta C_{t-1})
+              + \mathcal N(0, (\sigma_{l2} \beta C_{t-1})^2) \Big)
+
+    (`privacy.adaptive.MeanNormBounds`). The first bounds are α times the mean norms of one step on random noise, which
+    touches no private data.
+
+    Guarantee: that of `DPSGD` with the same `noise_multiplier` z. The norm queries cost a part of it: the gradients get
+    :math:`z_\Delta = (z^{-2} - G \sigma_{l2}^{-2})^{-1/2}` for G layers.
+
+    Args:
+        alpha: α.
+        beta: β > 1.
+        norm_noise_multiplier: σ_l2; None takes 2.5 for lots of 128 records (the paper's) and in proportion for others.
+        initial_max_grad_norm: First bound of all layers together instead of the step on random noise. Needed where
+            neither data module nor module has `noise_batch(size, generator)`, and in manual optimization.
+        clipping: As for `DPSGD`.
+        allocation: How noise is shared among groups; "proportional" is the paper's.
+        **options: See `PrivateStrategy`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.1,
+        beta: float = 2.0,
+        norm_noise_multiplier: float | None = None,
+        initial_max_grad_norm: float | None = None,
+        clipping: Clipping = "per_layer",
+        allocation: NoiseAllocation = "proportional",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_clipping(clipping)
+        if initial_max_grad_norm is not None:
+            check_bound("initial_max_grad_norm", initial_max_grad_norm)
+        self.clipping, self.initial_max_grad_norm = clipping, initial_max_grad_norm
+        self.pieces = replace(
+            self.pieces, adaptation=MeanNormBounds(alpha, beta, norm_noise_multiplier), allocation=allocation
+        )
+        self._alpha = alpha
+
+    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """Groups by `clipping`."""
+        sizes = [parameter.numel() for parameter in engine.parameters]
+        return CLIPPINGS[self.clipping](engine.names, sizes, self.initial_max_grad_norm or 1.0)
+
+    def initial_groups(self, trainer: pl.Trainer, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """Bounds from one step on random noise, the same on all processes."""
+        groups = self.groups(engine)
+        if self.initial_max_grad_norm is not None or self._bounds is not None:
+            return groups
+        module = trainer.lightning_module
+        maker: Any = next((x for x in (trainer.datamodule, module) if hasattr(x, "noise_batch")), None)  # type: ignore[attr-defined]
+        if maker is None or not module.automatic_optimization:
+            raise ConfigurationError(
+                "adaptive mean clipping starts from a step on random noise: give the data module (or the module) a "
+                "method noise_batch(size, generator) and use automatic optimization, or set initial_max_grad_norm."
+            )
+        key = secrets.randbits(128) if self.seed is None else self.seed
+        batch = maker.noise_batch(_RECORDS * self.pieces.microbatch_size, keyed_generator((key, _NOISE_DATA_STREAM)))
+        gradients, records = record_gradients(trainer, engine, batch, seed=0)
+        sizes = [parameter.numel() for parameter in engine.parameters]
+        bounds = [self._alpha * max(mean, _SMALLEST) for mean in self._mean_norms(gradients, records, sizes, groups)]
+        return with_bounds(groups, trainer.strategy.broadcast(bounds))
+
+    def _mean_norms(
+        self, gradients: Sequence[ParameterGradients], records: int, sizes: list[int], groups: tuple[VectorGroup, ...]
+    ) -> list[float]:
+        size = self.pieces.microbatch_size
+        merge = None if size == 1 else (torch.arange(records) // size, records // size, 1 / size)
+        _, prepared = as_clipped(gradients, records, merge, self.pieces.discretization_threshold, sizes)
+        norms = torch.stack([parameter.squared_norms() for parameter in prepared])
+        means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()
+        return means

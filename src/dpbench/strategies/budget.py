@@ -1,0 +1,144 @@
+"""Ledger and budget of one training run: what was spent, and what may still be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.privacy.accounting import (
+    calibrate_noise_multiplier,
+    check_accountant,
+    check_delta,
+    epsilon,
+    remaining_releases,
+)
+from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
+from dpbench.privacy.plan import SumQuery
+
+_UNBOUNDED = 10**7  # releases that a run without an end is checked for
+
+
+class Budget:
+    """Writes the ledger before each release, and stops before the release that would exceed the target.
+
+    Args:
+        target_epsilon: ε that may be spent, or None for no limit.
+        delta: δ.
+        accountant: A name in `privacy.accounting.ACCOUNTANTS`; calibrates and stops.
+
+    Attributes:
+        spent: How often each release was made, those of equal cost together.
+        remaining: Releases that may still be made, or None for no limit.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    def __init__(self, target_epsilon: float | None, delta: float, accountant: str) -> None:
+        check_delta(delta)
+        check_accountant(accountant)
+        self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
+        self.spent: Counter[Event] = Counter()
+        self.remaining: int | None = None
+        self._writer: LedgerWriter | None = None
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything spent so far."""
+        return epsilon(self.spent, self.delta, accountant)
+
+    def calibrated(self, trainer: pl.Trainer, event: Event) -> float:
+        """The noise multiplier that uses the target up in the planned number of steps.
+
+        Args:
+            trainer: Knows the number of steps.
+            event: A release with the multiplier 1; sensitivities are in proportion.
+
+        Raises:
+            ConfigurationError: The run has no end, or no noise reaches the target.
+        """
+        steps = trainer.estimated_stepping_batches
+        if steps == float("inf") or steps < 1:
+            raise ConfigurationError(
+                "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
+            )
+        sampling, (query,) = event
+
+        def with_noise(noise_multiplier: float) -> Event:
+            return sampling, (SumQuery(query.name, query.sensitivity, noise_multiplier * query.noise_std),)
+
+        assert self.target_epsilon is not None
+        return calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
+
+    def open(self, trainer: pl.Trainer, path: Path | None, header: Header, start: int, resumed: bool) -> int:
+        """Open the ledger on rank 0, and tell all ranks what it holds.
+
+        Args:
+            trainer: Broadcasts; its log folder is where the ledger goes by default.
+            path: Of the ledger, or None.
+            header: Of this run.
+            start: Releases of the restored checkpoint.
+            resumed: Whether an existing ledger may be continued.
+
+        Returns:
+            The phase of the ledger. Releases after the checkpoint that will be repeated are in `replays`.
+        """
+        path = path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
+        known: tuple[Counter[Event], int, int] = Counter(), 0, 0
+        if trainer.is_global_zero:  # `log_dir` above asks all ranks
+            self._writer = LedgerWriter(path, header, start=start, resume=resumed)
+            known = self._writer.events, self._writer.replays, self._writer.phase
+        self.spent, self.replays, phase = trainer.strategy.broadcast(known)
+        if self._writer is not None:
+            self.spent = self._writer.events  # counted there
+        return phase
+
+    def limit(self, trainer: pl.Trainer, event: Event, made: int) -> None:
+        """Find how many more releases like `event` the target allows; replays of recorded ones cost nothing.
+
+        Args:
+            trainer: Knows the number of steps.
+            event: The next release.
+            made: Releases so far.
+
+        Raises:
+            BudgetExhausted: Not one.
+        """
+        if self.target_epsilon is None:
+            return
+        planned = trainer.estimated_stepping_batches
+        most = _UNBOUNDED if planned == float("inf") else max(int(planned) - made - self.replays, 1)
+        new = remaining_releases(self.spent, event, self.target_epsilon, self.delta, self.accountant, most)
+        self.remaining = self.replays + new
+        if not self.remaining:
+            raise BudgetExhausted(
+                f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "
+                "raise it, or the noise_multiplier."
+            )
+
+    def refuse_overdraft(self) -> None:
+        """Raise BudgetExhausted if nothing remains."""
+        if self.remaining is not None and self.remaining < 1:
+            raise BudgetExhausted(f"target_epsilon={self.target_epsilon} is spent ({self.epsilon():.4g}).")
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further release is allowed."""
+        return self.remaining is not None and self.remaining < 1
+
+    def record(self, release: Release) -> None:
+        """Put a release on disk; must return before anything uses the noised sum."""
+        if self._writer is not None:
+            self._writer.append(release)
+        else:
+            self.spent[counted_event(release)] += 1
+        if self.remaining is not None:
+            self.remaining -= 1
+
+    def close(self) -> None:
+        """Close the ledger."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

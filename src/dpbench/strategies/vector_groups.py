@@ -1,0 +1,77 @@
+"""Vector groups: separate or joint clipping of named groups of parameters (general_approach_2018)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.clipping import VectorGroup
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.groups import bounded_groups, by_layer, by_pattern, dimension_split, equal_split, joint_group
+from dpbench.privacy.plan import NoiseAllocation
+from dpbench.strategies.base import PrivateStrategy
+from dpbench.strategies.dpsgd import check_bound
+
+_SPLITS = ("equal", "dimension", "joint")
+
+
+class VectorGroups(PrivateStrategy):
+    r"""DP-SGD with a bound and a noise for each group of parameters.
+
+    Separate clipping: group g is clipped at S_g, from one total S* as S*/√m ("equal") or S*·√(d_g/D) ("dimension"), or
+    given for each group. Joint clipping: each vector j is divided by its scale α_j, all together are clipped at
+    S ∈ [1, √k], and multiplied by α_j again. Noise: the same on every coordinate ("equal"),
+    :math:`\tilde\sigma_g = z \sqrt G S_g` ("proportional"), or :math:`z \sqrt{D/d_g} S_g` ("dimension"); for joint
+    clipping α_j·z·S on vector j. All cost the same z = (Σ (S_g/σ̃_g)²)^(-1/2) (sections 2 and 4 of the paper).
+
+    Guarantee: that of `DPSGD` with the same `noise_multiplier`.
+
+    Args:
+        groups: Name → pattern or list of patterns of parameter names, such as {"conv": "*conv*", "dense": ["*fc*"]};
+            each parameter in exactly one. None: one for each layer.
+        split: "equal" or "dimension" share `max_grad_norm` among groups; "joint" clips all together by `scales`.
+        max_grad_norm: S*, or S for joint clipping (None there takes √k; elsewhere 1).
+        max_grad_norms: S_g by group, instead of `max_grad_norm`.
+        scales: α_j by group, for joint clipping.
+        allocation: How noise is shared among groups.
+        **options: See `PrivateStrategy`; `metrics` are groups of their own with a share of the budget.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, Any] | None = None,
+        split: Literal["equal", "dimension", "joint"] = "equal",
+        max_grad_norm: float | None = None,
+        max_grad_norms: dict[str, float] | None = None,
+        scales: dict[str, float] | None = None,
+        allocation: NoiseAllocation = "proportional",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if split not in _SPLITS:
+            raise ConfigurationError(f"unknown split {split!r}; known are {', '.join(_SPLITS)}.")
+        if (split == "joint") != (scales is not None):
+            raise ConfigurationError("scales and split=joint belong together: give one scale for each group.")
+        if max_grad_norms is not None and (max_grad_norm is not None or split == "joint"):
+            raise ConfigurationError(
+                "give max_grad_norm (with a split) or max_grad_norms (one for each group), not both."
+            )
+        if max_grad_norm is not None:
+            check_bound("max_grad_norm", max_grad_norm)
+        self.patterns, self.split, self.scales = groups, split, scales
+        self.max_grad_norm, self.max_grad_norms = max_grad_norm, max_grad_norms
+        self.pieces = replace(self.pieces, allocation=allocation)
+
+    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+        """Groups by pattern or layer, with their bounds."""
+        names = engine.names
+        partition = by_layer(names) if self.patterns is None else by_pattern(names, self.patterns)
+        if self.split == "joint":
+            return joint_group(partition, self.scales or {}, self.max_grad_norm)
+        if self.max_grad_norms is not None:
+            return bounded_groups(partition, self.max_grad_norms)
+        total = 1.0 if self.max_grad_norm is None else self.max_grad_norm
+        if self.split == "equal":
+            return equal_split(partition, total)
+        return dimension_split(partition, [parameter.numel() for parameter in engine.parameters], total)
