@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import CLIPPINGS, VectorGroup, clip_and_sum, clip_weights, flat_groups, per_layer_groups
+from dpbench.privacy.clipping import VectorGroup, clip_and_sum, clip_weights
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.gradients import (
     EmbeddingGradients,
@@ -19,10 +19,12 @@ from dpbench.privacy.gradients import (
     OuterProductGradients,
     ParameterGradients,
 )
+from dpbench.privacy.groups import CLIPPINGS, flat_groups, per_layer_groups
 from tests.reference import mean_square, reference_gradients, relative_error
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
 SHAPES = [(2, 3), (2,), (4,)]
+SIZES = [6, 2, 4]
 BOUND = 0.7
 
 
@@ -33,18 +35,18 @@ def gradients_of(rows: Tensor) -> list[ParameterGradients]:
 
 
 def total_of(rows: Tensor, groups: tuple[VectorGroup, ...]) -> list[Tensor]:
-    sums = clip_and_sum(gradients_of(rows), groups)
+    sums, _ = clip_and_sum(gradients_of(rows), groups)
     return [torch.cat([sums[i].flatten() for i in group.parameters]) for group in groups]
 
 
 def test_groups() -> None:
-    assert flat_groups(NAMES, 2.0) == (VectorGroup("all", (0, 1, 2), 2.0),)
-    layers = per_layer_groups(NAMES, 2.0)
+    assert flat_groups(NAMES, SIZES, 2.0) == (VectorGroup("all", (0, 1, 2), 2.0),)
+    layers = per_layer_groups(NAMES, SIZES, 2.0)
     assert [(g.name, g.parameters) for g in layers] == [("a", (0, 1)), ("b", (2,))]
     assert math.sqrt(sum(g.max_grad_norm**2 for g in layers)) == pytest.approx(2.0)
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigurationError, match="max_grad_norm"):
-            flat_groups(NAMES, bad)
+            flat_groups(NAMES, SIZES, bad)
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
@@ -53,8 +55,8 @@ def test_clipped_sum_of_a_network_against_the_reference(clipping: str, bound: fl
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4)).double()
     x = torch.randn(9, 1, 6, 6, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    groups = CLIPPINGS[clipping](engine.names, bound)
-    sums = clip_and_sum(engine.backward(mean_square(model, x), 9), groups)
+    groups = CLIPPINGS[clipping](engine.names, [p.numel() for p in model.parameters()], bound)
+    sums, _ = clip_and_sum(engine.backward(mean_square(model, x), 9), groups)
     reference = list(reference_gradients(model, x).values())
     for group in groups:
         rows = torch.cat([reference[i].flatten(1) for i in group.parameters], 1)
@@ -83,7 +85,7 @@ def test_one_record_moves_the_sum_by_at_most_the_sensitivity(
 ) -> None:
     lot = torch.tensor(rows, dtype=torch.float32)
     without = torch.cat([lot[: which % len(lot)], lot[which % len(lot) + 1 :]])
-    groups = CLIPPINGS[clipping](NAMES, BOUND)
+    groups = CLIPPINGS[clipping](NAMES, SIZES, BOUND)
     moved = [a - b for a, b in zip(total_of(lot, groups), total_of(without, groups), strict=True)]
     for group, difference in zip(groups, moved, strict=True):
         assert float(difference.norm()) <= group.max_grad_norm * (1 + 1e-5)
@@ -96,7 +98,7 @@ def test_records_that_are_not_finite_contribute_zero(bad: float, clipping: str) 
     lot = torch.randn(5, 12)
     poisoned = torch.cat([lot, torch.randn(1, 12)])
     poisoned[-1, 7] = bad
-    groups = CLIPPINGS[clipping](NAMES, BOUND)
+    groups = CLIPPINGS[clipping](NAMES, SIZES, BOUND)
     for a, b in zip(total_of(poisoned, groups), total_of(lot, groups), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -107,9 +109,9 @@ def test_a_network_survives_a_poisoned_record(bad: float) -> None:
     x = torch.randn(4, 1, 6, 6)
     x[2] = bad
     engine = PerRecordEngine(model)
-    groups = flat_groups(engine.names, 1.0)
-    sums = clip_and_sum(engine.backward(mean_square(model, x), 4), groups)
-    clean = clip_and_sum(engine.backward(mean_square(model, x[[0, 1, 3]]), 3), groups)
+    groups = flat_groups(engine.names, [], 1.0)
+    sums, _ = clip_and_sum(engine.backward(mean_square(model, x), 4), groups)
+    clean, _ = clip_and_sum(engine.backward(mean_square(model, x[[0, 1, 3]]), 3), groups)
     moved = torch.cat([(a - b).flatten() for a, b in zip(sums, clean, strict=True)])
     assert float(moved.norm()) <= 1 + 1e-5
 

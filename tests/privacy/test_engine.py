@@ -165,6 +165,9 @@ class Scale(nn.Module):
         return self.inner(x * self.scale) * self.scale
 
 
+torch.manual_seed(0)  # the layers below are made when the file is read
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("records", LOTS)
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpbench.privacy.clipping import flat_groups, per_layer_groups
+from dpbench.privacy.groups import flat_groups, per_layer_groups
 from dpbench.privacy.noise import add_gaussian_noise, fresh_key, keyed_generator, keyed_sequence
 from dpbench.privacy.plan import ReleasePlan
 from dpbench.privacy.sampling import PoissonSampling
@@ -20,7 +20,7 @@ NAMES = ["a.weight", "b.weight"]
 
 
 def released(clipping: str, release: int = 0, seed: int = 0) -> tuple[np.ndarray, float]:
-    groups = {"flat": flat_groups, "per_layer": per_layer_groups}[clipping](NAMES, 0.5)
+    groups = {"flat": flat_groups, "per_layer": per_layer_groups}[clipping](NAMES, SIZES, 0.5)
     plan = ReleasePlan(PoissonSampling(1000, 0.05), groups, 3.0, SIZES)
     total = plan.privatize(torch.zeros(sum(SIZES)), keyed_generator((seed, 2, 0, release)))
     return total.numpy().copy(), 3.0 * 0.5

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import DPBenchError
-from dpbench.privacy.clipping import clip_weights
+from dpbench.privacy import mechanism
+from dpbench.privacy.clipping import clip_and_sum, clip_weights
 from dpbench.privacy.ledger import LedgerWriter
 from dpbench.privacy.noise import keyed_generator
 from dpbench.privacy.plan import ReleasePlan
@@ -38,24 +39,27 @@ def divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
     def privatize(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(total.shape, generator=generator) * self.noise_std
+        noise = torch.randn(total.shape, generator=generator) * self.noise_stds[0]
         return total.add_(noise / self.sampling.expected_batch_size)
 
     patch.setattr(ReleasePlan, "privatize", privatize)
 
 
 def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
-    def clip_and_sum(gradients: list[Any], groups: list[Any]) -> list[Tensor]:
+    def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any) -> tuple[list[Tensor], Tensor]:
         rows = torch.cat([g.per_record().flatten(1) for g in gradients], 1)
         total = rows.sum(0)
         weight = clip_weights((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
-        return [total.mul(weight).view(1, -1)]
+        return [total.mul(weight).view(1, -1)], rows.norm(dim=1)[None]
 
-    patch.setattr(base, "clip_and_sum", clip_and_sum)
+    patch.setattr(mechanism, "clip_and_sum", clip_mean)
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dpbench.privacy.clipping.clip_weights", lambda norms, bound: torch.ones_like(norms))
+    def clip(gradients: list[Any], groups: list[Any], weights_of: Any) -> Any:
+        return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms))
+
+    patch.setattr(mechanism, "clip_and_sum", clip)
 
 
 def reused_seed(patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,7 @@ def forgets_the_ledger(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_sensitivity(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReleasePlan, "noise_std", property(lambda self: self.noise_multiplier / 3))
+    patch.setattr(ReleasePlan, "noise_stds", property(lambda self: (self.noise_multiplier / 3,)))
 
 
 MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [

@@ -103,7 +103,7 @@ class Mechanism:
             expected = self._sampling.expected_batch_size / pieces.microbatch_size
             statistics += pieces.adaptation.statistics(groups, expected)
         if pieces.metrics is not None:
-            statistics += pieces.metrics.statistics(self._metric_sizes, self._z)
+            statistics += pieces.metrics.statistics(self._metric_sizes, self._z, pieces.microbatch_size)
         allocation, size = pieces.allocation, pieces.microbatch_size
         return ReleasePlan(self._sampling, groups, self._z, self._sizes, tuple(statistics), allocation, size)
 
@@ -146,7 +146,7 @@ class Mechanism:
             view.add_(part)
         parts = [] if pieces.adaptation is None else [pieces.adaptation.measure(norms, self.plan.groups)]
         if pieces.metrics is not None:
-            parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, merge))
+            parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, pieces.microbatch_size))
         if parts:
             self._statistics.add_(torch.cat(parts))
         return exact, norms

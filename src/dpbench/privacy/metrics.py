@@ -42,12 +42,15 @@ class PrivateMetrics:
         if not 0 < self.share < 1:
             raise ConfigurationError(f"metrics_share must lie strictly between 0 and 1, not {self.share}.")
 
-    def statistics(self, sizes: Mapping[str, int], noise_multiplier: float) -> tuple[Statistic, ...]:
+    def statistics(
+        self, sizes: Mapping[str, int], noise_multiplier: float, microbatch_size: int = 1
+    ) -> tuple[Statistic, ...]:
         """What is summed beside the gradients.
 
         Args:
             sizes: Number of values of each metric that the module offers.
             noise_multiplier: z of the whole release.
+            microbatch_size: μ; a record is μ examples, so that one example has a μ-th of a record's mean.
 
         Raises:
             ConfigurationError: The module does not offer a metric.
@@ -59,17 +62,16 @@ class PrivateMetrics:
                 "(`record_metrics`: name → number of values)."
             )
         z = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
-        return tuple(Statistic(f"metric/{name}", sizes[name], bound, z * bound) for name, bound in self.bounds.items())
+        bounds = {name: bound / microbatch_size for name, bound in self.bounds.items()}
+        return tuple(Statistic(f"metric/{name}", sizes[name], bound, z * bound) for name, bound in bounds.items())
 
-    def measure(
-        self, values: Mapping[str, Tensor], sizes: Mapping[str, int], merge: tuple[Tensor, int, float] | None
-    ) -> Tensor:
-        """Sum of the bounded values over the records of a lot.
+    def measure(self, values: Mapping[str, Tensor], sizes: Mapping[str, int], microbatch_size: int = 1) -> Tensor:
+        """Sum of the bounded values over the examples of a lot, divided by μ.
 
         Args:
             values: Name → one row for each example, shape (R,) or (R, size).
             sizes: As for `statistics`.
-            merge: (microbatch of each row, number of microbatches, factor), or None where an example is a record.
+            microbatch_size: μ.
 
         Returns:
             All metrics one after the other, shape (sum of sizes,). Values that are not finite count as zero.
@@ -85,12 +87,9 @@ class PrivateMetrics:
                 )
             rows = values[name].detach().float().reshape(-1, sizes[name])
             rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
-            if merge is not None:
-                record_of, records, factor = merge
-                rows = rows.new_zeros(records, sizes[name]).index_add_(0, record_of, rows, alpha=factor)
             norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             weights = (bound / norms).clamp(max=1.0)
-            parts.append(torch.where(norms.isfinite(), rows * weights, torch.zeros_like(rows)).sum(0))
+            parts.append(torch.where(norms.isfinite(), rows * weights, torch.zeros_like(rows)).sum(0) / microbatch_size)
         return torch.cat(parts)
 
     def named(self, released: list[float], sizes: Mapping[str, int]) -> dict[str, float]:

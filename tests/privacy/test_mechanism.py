@@ -1,0 +1,301 @@
+"""Each mechanism: reference in float64, neighbours, noise, cost; and its broken mutants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from torch import Tensor, nn
+
+from dpbench.privacy import mechanism as mechanism_module
+from dpbench.privacy.accounting import epsilon
+from dpbench.privacy.adaptive import MeanNormBounds, QuantileBounds
+from dpbench.privacy.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.discretization import discretize
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.mechanism import Mechanism
+from dpbench.privacy.plan import ReleasePlan, Statistic, equivalent_queries
+from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
+from tests.reference import mean_square, reference_gradients, relative_error
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_mechanism_passes_the_audit(name: str) -> None:
+    assert audit(CASES[name]) == []
+
+
+# ------------------------------------------------------------------------------------------ against a slow truth
+
+
+def slow_sums(
+    case: Case, rows: list[Tensor], microbatch_of: list[int], groups: tuple[VectorGroup, ...]
+) -> list[Tensor]:
+    """Record by record, coordinate by coordinate, in float64: the clipped sum of each parameter."""
+    pieces = case.pieces
+    records: list[list[Tensor]] = [[row[r] for row in rows] for r in range(len(rows[0]))]
+    if pieces.microbatch_size > 1:
+        merged = []
+        for name in sorted(set(microbatch_of)):
+            members = [record for record, own in zip(records, microbatch_of, strict=True) if own == name]
+            merged.append([torch.stack(parts).sum(0) / pieces.microbatch_size for parts in zip(*members, strict=True)])
+        records = merged
+    tau = pieces.discretization_threshold
+    if tau is not None:
+        records = [[(p > tau).double() - (p < -tau).double() for p in record] for record in records]
+    total = [torch.zeros_like(p) for p in records[0]]
+    for record in records:
+        for group in groups:
+            scales = group.scales or (1.0,) * len(group.parameters)
+            norm = (
+                sum(float((record[p] / a).square().sum()) for p, a in zip(group.parameters, scales, strict=True)) ** 0.5
+            )
+            stability = getattr(pieces.weights_of, "keywords", {}).get("stability")
+            if stability is None:
+                weight = min(1.0, group.max_grad_norm / norm) if norm else 1.0
+            else:
+                weight = group.max_grad_norm / (norm + stability) if norm else 0.0
+            for p in group.parameters:
+                total[p] += weight * record[p]
+    return total
+
+
+class Net(nn.Module):
+    """Three parameters of the shapes that CASES group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Linear(2, 3)
+        self.fc = nn.Linear(3, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.tanh(self.conv(x)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_of_a_network_against_the_reference(name: str) -> None:
+    case = CASES[name]
+    model = Net().double()
+    x = 3 * torch.randn(9, 2, dtype=torch.float64)
+    engine = PerRecordEngine(model)
+    mechanism = Mechanism(
+        case.pieces, case.sampling, 0.9, engine.parameters, case.groups, {"accuracy": 1, "loss": 1, "class_counts": 3}
+    )
+    microbatch_of = [0, 0, 0, 1, 1, 3, 3, 3, 3]
+    merge = None
+    if case.pieces.microbatch_size > 1:
+        present, record_of = torch.tensor(microbatch_of).unique(return_inverse=True)
+        merge = (record_of, len(present), 1 / case.pieces.microbatch_size)
+    gradients = engine.backward(mean_square(model, x), 9)
+    reference = list(reference_gradients(model, x).values())
+    mechanism.clear()
+    mechanism.absorb(gradients, 9, merge, values_of(torch.randn(9, 20)))
+    wanted = slow_sums(case, reference, microbatch_of, mechanism.plan.groups)
+    for actual, expected in zip(mechanism.gradients, wanted, strict=True):
+        assert relative_error(actual, expected) < 1e-9
+
+
+def test_statistics_against_the_definition() -> None:
+    rows = torch.randn(9, sum(SIZES))
+    counts = sums_of(CASES["quantile_layers"].build(), rows)[-2:]
+    norms = torch.stack([rows[:, :8].norm(dim=1), rows[:, 8:].norm(dim=1)])
+    bound = CASES["quantile_layers"].groups[0].max_grad_norm
+    torch.testing.assert_close(counts, (norms <= bound).float().sum(1) - 4.5)
+    means = sums_of(CASES["mean"].build(), rows)[-2:]
+    torch.testing.assert_close(means, norms.clamp(max=2 * bound).sum(1))
+    metrics = sums_of(CASES["metrics"].build(), rows)[-5:]
+    values = values_of(rows)
+    wanted = [values["accuracy"].sum(), values["loss"].clamp(max=2).sum(), *values["class_counts"].sum(0)]
+    torch.testing.assert_close(metrics, torch.stack(wanted))
+
+
+@pytest.mark.parametrize("name", ["discretized", "everything", "joint"])
+def test_pieces_of_a_lot_add_up(name: str) -> None:
+    case = CASES[name]
+    mechanism, rows = case.build(), torch.randn(10, sum(SIZES))
+    own = [0] * 4 + [1] * 3 + [2] * 3
+    whole = sums_of(mechanism, rows, own)
+    first, second = sums_of(mechanism, rows[:7], own[:7]), sums_of(mechanism, rows[7:], own[7:])
+    torch.testing.assert_close(first + second, whole)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_independent_accountant_agrees(name: str) -> None:
+    """The queries of one release, composed as separate Gaussian mechanisms on one lot, by dp_accounting alone."""
+    case = CASES[name]
+    plan = case.build().plan
+    composed = dp_accounting.ComposedDpEvent(
+        [dp_accounting.GaussianDpEvent(query.noise_std / query.sensitivity) for query in plan.queries()]
+    )
+    fixed = case.sampling is FIXED
+    relation = dp_accounting.NeighboringRelation
+    accountant = RdpAccountant(neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE)
+    # Several Gaussians on one lot are one Gaussian; its multiplier from their Rényi divergences, which add up.
+    alone = RdpAccountant(orders=[2.0], neighboring_relation=relation.ADD_OR_REMOVE_ONE)
+    alone.compose(composed)
+    z = math.sqrt(1 / float(alone._rdp[0]))  # RDP(2) = 2 / (2 z²)
+    gaussian = dp_accounting.GaussianDpEvent(z)
+    event = (
+        dp_accounting.SampledWithoutReplacementDpEvent(240, 12, gaussian)
+        if fixed
+        else dp_accounting.PoissonSampledDpEvent(12 / 240, gaussian)
+    )
+    accountant.compose(event, 500)
+    ours = epsilon({(case.sampling, plan.queries()): 500}, 1e-5)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    merged = epsilon({(case.sampling, equivalent_queries(plan.queries())): 500}, 1e-5)
+    assert ours <= merged * (1 + 1e-12) and merged == pytest.approx(ours, rel=1e-8)
+
+
+# ------------------------------------------------------------------------------------------ mutants
+
+
+def wrong_side_of_theorem_1(patch: pytest.MonkeyPatch) -> None:
+    def multiplier(self: ReleasePlan) -> float:
+        return 1 / math.sqrt(self.noise_multiplier**-2 + sum((s.bound / s.noise_std) ** 2 for s in self.statistics))
+
+    patch.setattr(ReleasePlan, "gradient_multiplier", property(multiplier))
+
+
+def uncentred_counts(patch: pytest.MonkeyPatch) -> None:
+    def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
+        bounds = squared.new_tensor([group.max_grad_norm for group in groups])
+        return (squared.sqrt() <= bounds[:, None]).float().sum(1)
+
+    patch.setattr(QuantileBounds, "measure", measure)
+
+
+def counts_over_the_realised_size(patch: pytest.MonkeyPatch) -> None:
+    measure, following = QuantileBounds.measure, QuantileBounds.next_bounds
+
+    def remember(self: Any, squared: Tensor, groups: Any) -> Tensor:
+        object.__setattr__(self, "realised", squared.shape[1])
+        return measure(self, squared, groups)
+
+    def divide(self: Any, groups: Any, released: Any) -> tuple[float, ...]:
+        return following(self, groups, [value * 12 / max(self.realised, 1) for value in released])
+
+    patch.setattr(QuantileBounds, "measure", remember)
+    patch.setattr(QuantileBounds, "next_bounds", divide)
+
+
+def noise_of_the_norm_query_left_out(patch: pytest.MonkeyPatch) -> None:
+    privatize = ReleasePlan.privatize
+
+    def partly(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
+        tail = total[sum(self.sizes) :].clone()
+        privatize(self, total, generator)
+        total[sum(self.sizes) :] = tail
+        return total
+
+    patch.setattr(ReleasePlan, "privatize", partly)
+
+
+def noise_of_the_norm_query_after_the_division(patch: pytest.MonkeyPatch) -> None:
+    statistics = MeanNormBounds.statistics
+
+    def smaller(self: Any, groups: Any, expected: float) -> tuple[Statistic, ...]:
+        return tuple(
+            Statistic(s.name, s.size, s.bound / expected, s.noise_std / expected)
+            for s in statistics(self, groups, expected)
+        )
+
+    patch.setattr(MeanNormBounds, "statistics", smaller)
+
+
+def bound_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
+    def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
+        object.__setattr__(self, "seen", squared.sqrt().mean(1).tolist())
+        return squared.sqrt().clamp(max=self.beta * groups[0].max_grad_norm).sum(1)
+
+    patch.setattr(MeanNormBounds, "measure", measure)
+    patch.setattr(
+        MeanNormBounds, "next_bounds", lambda self, groups, released: tuple(self.alpha * x for x in self.seen)
+    )
+
+
+def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
+    def late(gradients: Any, groups: Any, weights_of: Any) -> Any:
+        exact = [g._gradients for g in gradients]
+        weights = torch.cat([g.per_record().flatten(1) for g in exact], 1).norm(dim=1).clamp(min=0.7) / 0.7
+        sums = [discretize(g.per_record() / weights.view(-1, 1, *[1] * (g.per_record().dim() - 2)), 0.1) for g in exact]
+        return [s.sum(0) for s in sums], clip_and_sum(gradients, groups, weights_of)[1]
+
+    patch.setattr(mechanism_module, "clip_and_sum", late)
+
+
+def example_sensitivity_for_microbatches(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReleasePlan, "record_changes", property(lambda self: self.sampling.record_changes))
+
+
+def dependent_microbatches(patch: pytest.MonkeyPatch) -> None:
+    """By position in the lot: an example that leaves moves all that follow."""
+    as_clipped = mechanism_module.as_clipped
+
+    def by_position(gradients: Any, records: int, merge: Any, *others: Any) -> Any:
+        if merge is not None:
+            merge = (torch.arange(records).flip(0) // 2, -(-records // 2), merge[2])
+        return as_clipped(gradients, records, merge, *others)
+
+    patch.setattr(mechanism_module, "as_clipped", by_position)
+
+
+def metrics_unbounded(patch: pytest.MonkeyPatch) -> None:
+    def measure(self: Any, values: Any, sizes: Any, microbatch_size: int) -> Tensor:
+        return torch.cat([values[name].reshape(-1, sizes[name]).sum(0) for name in self.bounds])
+
+    patch.setattr("dpbench.privacy.metrics.PrivateMetrics.measure", measure)
+
+
+def scales_of_the_noise_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def stds(self: ReleasePlan) -> tuple[float, ...]:
+        return (self.noise_stds[0],) * len(self.sizes)
+
+    patch.setattr(ReleasePlan, "parameter_stds", property(stds))
+
+
+def noise_of_one_group_on_all(patch: pytest.MonkeyPatch) -> None:
+    def stds(self: ReleasePlan) -> tuple[float, ...]:
+        return (min(self.noise_stds),) * len(self.sizes)
+
+    patch.setattr(ReleasePlan, "parameter_stds", property(stds))
+
+
+MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (wrong_side_of_theorem_1, "quantile"),
+    (wrong_side_of_theorem_1, "mean"),
+    (wrong_side_of_theorem_1, "metrics"),
+    (uncentred_counts, "quantile"),
+    (counts_over_the_realised_size, "quantile"),
+    (noise_of_the_norm_query_left_out, "mean"),
+    (noise_of_the_norm_query_left_out, "quantile_layers"),
+    (noise_of_the_norm_query_after_the_division, "mean"),
+    (bound_from_the_norms_themselves, "mean"),
+    (discretizes_after_clipping, "discretized"),
+    (example_sensitivity_for_microbatches, "microbatches"),
+    (dependent_microbatches, "microbatches"),
+    (metrics_unbounded, "metrics"),
+    (scales_of_the_noise_forgotten, "joint"),
+    (noise_of_one_group_on_all, "unequal"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "name"), MUTANTS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_mutants_are_caught(mutant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: Any) -> None:
+    mutant(monkeypatch)
+    assert audit(CASES[name])
+
+
+def test_the_correction_changes_no_query() -> None:
+    plain = Case(CORRECTED.groups, CASES["discretized"].pieces).build()
+    corrected = CORRECTED.build()
+    assert corrected.plan == plain.plan
+    corrected.clear()
+    corrected.absorb(gradients_of(torch.randn(5, sum(SIZES))), 5)
+    corrected.add_noise(torch.Generator().manual_seed(0))
+    update = torch.cat([part.flatten() for part in corrected.finish()])
+    assert set(update.abs().double().mul(1e6).round().tolist()) <= {0.0, 1e4}
