@@ -16,7 +16,7 @@ _CACHED = 2**24  # numbers; what is larger is computed again, in blocks of recor
 
 
 def discretize(gradients: Tensor, threshold: float) -> Tensor:
-    """+1 where a coordinate is above τ, −1 where it is below −τ, else 0 (NaN stays NaN)."""
+    """+1 where a coordinate is above τ, −1 where it is below −τ, else 0 (also where it is NaN): always bounded."""
     return hardshrink(gradients, threshold).sign_()
 
 
@@ -51,7 +51,7 @@ class DiscretizedGradients(ParameterGradients):
             yield rows, discretize(piece.per_record(), self._threshold)
 
     def squared_norms(self) -> Tensor:
-        counts = [torch.linalg.vector_norm(block.flatten(1), dim=1).square() for _, block in self._blocks()]
+        counts = [torch.linalg.vector_norm(block.flatten(1), ord=1, dim=1) for _, block in self._blocks()]
         return torch.cat(counts)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

@@ -1,0 +1,148 @@
+"""Adaptive bounds: worked examples of the papers, tracking, bounds that stay positive, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.adaptive import Adaptation, MeanNormBounds, QuantileBounds, with_bounds
+from dpbench.privacy.clipping import VectorGroup
+from dpbench.privacy.gradients import InstantiatedGradients
+from dpbench.privacy.groups import flat_groups
+from dpbench.privacy.mechanism import Mechanism, Pieces
+from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+
+
+def mechanism(adaptation: Adaptation, expected: int = 100, z: float = 1.0, bound: float = 0.1) -> Mechanism:
+    """One parameter of two coordinates."""
+    sampling = FixedSizeSampling(10**6, expected)
+    groups = flat_groups(["w"], [2], bound)
+    return Mechanism(Pieces(adaptation=adaptation), sampling, z, [nn.Parameter(torch.zeros(2))], groups)
+
+
+def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
+    """One round on records of known norms; the bound of the next."""
+    machine.clear()
+    machine.absorb([InstantiatedGradients(lambda: torch.stack([norms, torch.zeros_like(norms)], 1))], len(norms))
+    machine.add_noise(keyed_generator((key,)))
+    machine.finish()
+    return machine.plan.groups[0].max_grad_norm
+
+
+def test_theorem_1_worked_example() -> None:
+    plan = mechanism(QuantileBounds()).plan
+    assert plan.statistics[0].noise_std == 5.0  # m/20
+    assert plan.gradient_multiplier == pytest.approx(1.005, abs=5e-4)
+    assert plan.gradient_multiplier == pytest.approx((1 - 10.0**-2) ** -0.5)
+
+
+def test_theorem_1_without_a_solution() -> None:
+    with pytest.raises(ConfigurationError, match=r"count/all\) alone cost more than noise_multiplier=1 allows"):
+        mechanism(QuantileBounds(count_noise_std=0.5))
+    mechanism(QuantileBounds(count_noise_std=0.501))
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.0, 0.1), (math.log(10), 1.0)])
+@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_tracking_of_log_normal_norms(mean: float, std: float, quantile: float) -> None:
+    """adaptive_quantile_clipping_2021, Fig. 2: 200 rounds from C0 = 0.1 with the paper's defaults."""
+    machine, rng = mechanism(QuantileBounds(quantile)), np.random.default_rng(3)
+    bounds = [
+        release(machine, torch.from_numpy(rng.lognormal(mean, std, 100)).float(), round_) for round_ in range(300)
+    ]
+    standard = {0.1: -1.2816, 0.3: -0.5244, 0.5: 0.0, 0.7: 0.5244, 0.9: 1.2816}[quantile]
+    truth = math.exp(mean + std * standard)
+    late = np.array(bounds[-50:])  # 0.1 takes 170 rounds to climb from 0.1 to 2.8
+    # Noise of the counts (0.05) and of the lot (up to 0.05) moves the bound by a few per cent of a standard deviation.
+    share = 0.5 * (1 + np.vectorize(math.erf)((np.log(late) - mean) / std / math.sqrt(2)))
+    assert abs(share.mean() - quantile) < 0.03
+    if quantile == 0.5:
+        assert np.abs(np.array(bounds[150:200]) / truth - 1).max() < 0.1
+    assert abs(late.mean() / truth - 1) < 0.2
+
+
+def test_geometric_growth_where_every_record_is_clipped() -> None:
+    """Ten-fold in 23 rounds (the paper), but for the noise."""
+    machine = mechanism(QuantileBounds(count_noise_std=1e6), z=1.0)
+    group = machine.plan.groups
+    for _ in range(23):
+        group = with_bounds(group, QuantileBounds().next_bounds(group, [-0.5]))
+    assert group[0].max_grad_norm == pytest.approx(1.0, rel=0.01)
+
+
+def test_updates_by_hand() -> None:
+    groups = (VectorGroup("a", (0,), 2.0), VectorGroup("b", (1,), 4.0))
+    geometric = QuantileBounds(0.6, 0.3).next_bounds(groups, [0.3, -0.2])
+    assert geometric == pytest.approx((2 * math.exp(-0.3 * 0.2), 4 * math.exp(-0.3 * -0.3)))
+    linear = QuantileBounds(0.6, 0.3, "linear").next_bounds(groups, [0.3, -0.2])
+    assert linear == pytest.approx((2 - 0.3 * 0.2, 4 + 0.3 * 0.3))
+    mean = MeanNormBounds(1.5, 3.0).next_bounds(groups, [0.9, -7.0])
+    assert mean == pytest.approx((1.35, 4 / 3))
+
+
+@pytest.mark.parametrize("noise", [-1e9, -1.0, 0.0, 1e9])
+@pytest.mark.parametrize("rule", [QuantileBounds(), QuantileBounds(update="linear"), MeanNormBounds()])
+def test_bounds_stay_positive_and_finite(rule: Adaptation, noise: float) -> None:
+    groups = (VectorGroup("a", (0,), 1e-3),)
+    for _ in range(20):
+        groups = with_bounds(groups, rule.next_bounds(groups, [noise]))  # VectorGroup refuses other bounds
+        if groups[0].max_grad_norm > 1e20:
+            break
+
+
+def test_mean_norm_noise_belongs_to_the_sum() -> None:
+    plan = mechanism(MeanNormBounds(norm_noise_multiplier=2.5), bound=0.7).plan
+    (statistic,) = plan.statistics
+    assert (statistic.bound, statistic.noise_std) == (pytest.approx(1.4), pytest.approx(2.5 * 1.4))
+    assert plan.gradient_multiplier == pytest.approx((1 - 2.5**-2) ** -0.5)
+    assert plan.segments[-1] == (1, pytest.approx(3.5))
+    assert mechanism(MeanNormBounds(), expected=128).plan.statistics[0].noise_std == pytest.approx(2.5 * 2 * 0.1)
+
+
+def test_mean_norms_are_followed_from_far_away() -> None:
+    rng = np.random.default_rng(0)
+    for bound in (1e-3, 1e3):
+        machine = mechanism(MeanNormBounds(alpha=1.1), bound=bound)
+        bounds = [release(machine, torch.from_numpy(rng.uniform(2, 4, 100)).float(), i) for i in range(60)]
+        assert np.mean(bounds[-20:]) == pytest.approx(1.1 * 3, rel=0.05)
+
+
+def test_an_empty_lot_is_measured_too() -> None:
+    machine = Mechanism(
+        Pieces(adaptation=QuantileBounds()),
+        PoissonSampling(1000, 0.1),
+        1.0,
+        [nn.Parameter(torch.zeros(2))],
+        flat_groups(["w"], [2], 1.0),
+    )
+    machine.clear()
+    machine.absorb([InstantiatedGradients(lambda: torch.zeros(0, 2))], 0)
+    assert not machine.total.any()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, math.nan])
+def test_quantile_out_of_range(value: float) -> None:
+    with pytest.raises(ConfigurationError, match="quantile must lie strictly between 0 and 1"):
+        QuantileBounds(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: QuantileBounds(learning_rate=0), "clip_learning_rate"),
+        (lambda: QuantileBounds(update="cubic"), "known are geometric, linear"),  # type: ignore[arg-type]
+        (lambda: QuantileBounds(count_noise_std=-1), "count_noise_std"),
+        (lambda: MeanNormBounds(alpha=0), "alpha"),
+        (lambda: MeanNormBounds(beta=1), "beta must be larger than 1"),
+        (lambda: MeanNormBounds(norm_noise_multiplier=0), "norm_noise_multiplier"),
+    ],
+)
+def test_refusals(make: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()  # type: ignore[operator]

@@ -1,0 +1,130 @@
+"""Discretization and error correction: formulas by hand and by numerical integration, priors, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.denoising import ErrorCorrection, check_priors, estimate_priors
+from dpbench.privacy.discretization import DiscretizedGradients, discretize
+from dpbench.privacy.gradients import InstantiatedGradients, OuterProductGradients
+
+NU, STD, M, BOUND = 0.5, 0.8, 4.0, 1.0
+GRID = torch.linspace(-6, 6, 241, dtype=torch.float64)
+
+
+def test_discretize() -> None:
+    x = torch.tensor([-2.0, -0.1, -0.05, 0.0, 0.05, 0.1, 0.11, 9.0, -math.inf])
+    assert discretize(x, 0.1).tolist() == [-1, 0, 0, 0, 0, 0, 1, 1, -1]
+    assert discretize(x, 0.0).tolist() == [-1, -1, -1, 0, 1, 1, 1, 1, -1]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_blocks_change_nothing(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, inputs = torch.randn(11, 1, 5), torch.randn(11, 1, 7)
+    plain = OuterProductGradients(outputs, inputs)
+    if not cached:
+        monkeypatch.setattr("dpbench.privacy.discretization._CACHED", 80)  # two records at a time
+    ours = DiscretizedGradients(plain, 0.3, 11, 35)
+    expected = discretize(plain.per_record(), 0.3)
+    weights = torch.rand(11)
+    torch.testing.assert_close(ours.squared_norms(), expected.flatten(1).abs().sum(1))
+    torch.testing.assert_close(ours.weighted_sum(weights), (weights[:, None, None] * expected).sum(0))
+    torch.testing.assert_close(ours.per_record(), expected)
+    keep = torch.tensor([3, 1])
+    torch.testing.assert_close(ours.select(keep).per_record(), expected[keep])
+
+
+def test_a_poisoned_record_is_bounded() -> None:
+    rows = torch.tensor([[1.0, math.nan], [math.inf, -math.inf]])
+    poisoned = DiscretizedGradients(InstantiatedGradients(lambda: rows), 0.1, 2, 2)
+    assert poisoned.squared_norms().tolist() == [1, 2]
+    assert poisoned.per_record().tolist() == [[1, 0], [1, -1]]
+
+
+def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float, float], bound: float) -> list[float]:
+    def density(x: float) -> float:
+        return float(stats.norm.pdf(y, x, STD))
+
+    if hypotheses == "points":
+        masses = [density(-NU), density(0), density(NU)]
+    else:
+        edge = bound if hypotheses == "uniform" else 40.0
+        intervals = [(-edge, -NU), (-NU, NU), (NU, edge)]
+        masses = [integrate.quad(density, a, b, points=[min(max(y, a), b)])[0] for a, b in intervals]
+        if hypotheses == "uniform":
+            masses = [mass / (b - a) for mass, (a, b) in zip(masses, intervals, strict=True)]
+    return [prior * mass for prior, mass in zip(priors, masses, strict=True)]
+
+
+@pytest.mark.parametrize("priors", [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.7, 0.2)])
+@pytest.mark.parametrize("hypotheses", ["points", "intervals", "uniform"])
+def test_the_most_probable_hypothesis_wins(hypotheses: str, priors: tuple[float, float, float]) -> None:
+    correction = ErrorCorrection(NU, hypotheses, "sum", priors)  # type: ignore[arg-type]
+    corrected = correction.correct(GRID, STD, M, BOUND)
+    for y, value in zip(GRID.tolist(), corrected.tolist(), strict=True):
+        down, stop, up = scores_by_integration(y, hypotheses, priors, BOUND * M)
+        first, second = sorted((down, stop, up), reverse=True)[:2]
+        if first < second * (1 + 1e-6):
+            continue  # a tie
+        assert value == {down: -NU, stop: 0.0, up: NU}[first], y
+
+
+def test_points_with_equal_priors_cut_at_half_of_the_threshold() -> None:
+    corrected = ErrorCorrection(NU, "points", "sum").correct(GRID, STD, M, BOUND)
+    wanted = torch.where(GRID.abs() > NU / 2, GRID.sign() * NU, torch.zeros_like(GRID))
+    torch.testing.assert_close(corrected[GRID.abs() != NU / 2], wanted[GRID.abs() != NU / 2])
+
+
+def test_scales() -> None:
+    """On the mean, ν is compared with y / m; on the sum, with y."""
+    y = torch.tensor([1.5])
+    assert ErrorCorrection(NU, scale="sum").correct(y, STD, M, BOUND).item() == NU
+    assert ErrorCorrection(NU, scale="mean").correct(y, STD, M, BOUND).item() == NU  # 0.375 > 0.25
+    assert ErrorCorrection(NU, scale="mean").correct(y / 2, STD, M, BOUND).item() == 0.0
+
+
+@pytest.mark.parametrize("hypotheses", ["intervals", "uniform"])
+def test_far_tails_and_float32(hypotheses: str) -> None:
+    correction = ErrorCorrection(0.01, hypotheses, "mean")  # type: ignore[arg-type]
+    y = torch.tensor([-1e6, -300.0, 300.0, 1e6])
+    assert correction.correct(y, 1.1, 256.0, 1.0).tolist() == pytest.approx([-0.01, -0.01, 0.01, 0.01])
+
+
+def test_priors_of_zero_never_win() -> None:
+    corrected = ErrorCorrection(NU, "points", "sum", (0.0, 0.5, 0.5)).correct(GRID, STD, M, BOUND)
+    assert float(corrected.min()) == 0.0
+
+
+@pytest.mark.parametrize("priors", [[0.5, 0.5], [0.5, 0.5, 0.5], [-0.1, 0.6, 0.5], [math.nan, 0.5, 0.5]])
+def test_bad_priors(priors: list[float]) -> None:
+    with pytest.raises(ConfigurationError, match="three probabilities"):
+        check_priors(priors)
+
+
+def test_estimated_priors() -> None:
+    public = torch.from_numpy(np.random.default_rng(0).normal(0, 1, 20000))
+    down, stop, up = estimate_priors(public, 0.5)
+    assert down == pytest.approx(stats.norm.cdf(-0.5), abs=0.01)
+    assert up == pytest.approx(stats.norm.sf(0.5), abs=0.01)
+    assert down + stop + up == pytest.approx(1)
+    check_priors(estimate_priors(torch.zeros(10), 0.5))  # none is impossible
+    with pytest.raises(ConfigurationError, match="public"):
+        estimate_priors(torch.tensor([math.nan]), 0.5)
+
+
+def test_refusals() -> None:
+    for bad in (-0.1, math.nan, math.inf, 0.0):
+        with pytest.raises(ConfigurationError, match="correction_threshold"):
+            ErrorCorrection(bad)
+    with pytest.raises(ConfigurationError, match="known are points, intervals, uniform"):
+        ErrorCorrection(0.1, "triangles")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="known are sum, mean"):
+        ErrorCorrection(0.1, scale="median")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="not below"):
+        ErrorCorrection(5.0, "uniform").correct(torch.zeros(1), 1.0, 10.0, 1.0)

@@ -1,0 +1,122 @@
+"""Vector groups: partitions, splits, the worked example of general_approach_2018, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.gradients import InstantiatedGradients
+from dpbench.privacy.groups import (
+    CLIPPINGS,
+    bounded_groups,
+    by_layer,
+    by_pattern,
+    dimension_split,
+    equal_split,
+    joint_group,
+)
+from dpbench.privacy.mechanism import Mechanism, Pieces
+from dpbench.privacy.plan import ReleasePlan, effective_noise_multiplier
+from dpbench.privacy.sampling import PoissonSampling
+
+NAMES = ["conv1.weight", "conv1.bias", "conv2.weight", "fc.weight", "fc.bias"]
+SIZES = [90, 10, 200, 600, 100]
+
+
+def test_patterns() -> None:
+    groups = by_pattern(NAMES, {"conv": "conv*", "dense": ["fc.weight", "*c.b*"]})
+    assert groups == {"conv": (0, 1, 2), "dense": (3, 4)}
+
+
+def test_overlaps_and_gaps_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"groups overlap: conv1.bias \(weights and biases\)"):
+        by_pattern(NAMES, {"weights": ["*.weight", "conv1.*"], "biases": "*.bias"})
+    with pytest.raises(ConfigurationError, match=r"no group takes fc.weight, fc.bias"):
+        by_pattern(NAMES, {"conv": "conv*"})
+    with pytest.raises(ConfigurationError, match=r"pattern 'lstm\*' of group 'recurrent' matches no"):
+        by_pattern(NAMES, {"all": "*", "recurrent": "lstm*"})
+
+
+def test_splits_keep_the_total() -> None:
+    layers = by_layer(NAMES)
+    equal = equal_split(layers, 3.0)
+    assert [g.max_grad_norm for g in equal] == pytest.approx([3 / math.sqrt(3)] * 3)
+    dimension = dimension_split(layers, SIZES, 3.0)
+    assert [g.max_grad_norm for g in dimension] == pytest.approx([3 * math.sqrt(d / 1000) for d in (100, 200, 700)])
+    for clipping in CLIPPINGS.values():
+        assert math.hypot(*(g.max_grad_norm for g in clipping(NAMES, SIZES, 3.0))) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("split", ["equal", "dimension"])
+def test_all_allocations_return_the_same_multiplier(split: str) -> None:
+    """Section 4: σ = z√G·S_g and σ = z√(D/d_g)·S_g both cost z."""
+    layers = by_layer(NAMES)
+    groups = equal_split(layers, 2.0) if split == "equal" else dimension_split(layers, SIZES, 2.0)
+    sampling, sizes = PoissonSampling(1000, 0.1), tuple(SIZES)
+    for allocation in ("equal", "proportional", "dimension"):
+        plan = ReleasePlan(sampling, groups, 1.3, sizes, allocation=allocation)  # type: ignore[arg-type]
+        assert effective_noise_multiplier(plan.queries()) == pytest.approx(1.3, rel=1e-12)
+        for group, std in zip(groups, plan.noise_stds, strict=True):
+            d = sum(SIZES[p] for p in group.parameters)
+            wanted = {
+                "equal": 1.3 * 2.0,
+                "proportional": 1.3 * math.sqrt(3) * group.max_grad_norm,
+                "dimension": 1.3 * math.sqrt(1000 / d) * group.max_grad_norm,
+            }
+            assert std == pytest.approx(wanted[allocation])
+
+
+def test_worked_example_of_section_2() -> None:
+    """‖v1‖ ≤ 1, ‖v2‖ ≤ 100, one of them always zero; α = (1, 100), σ = 0.01, S = 1: noise 0.01 and 1 on the *means*."""
+    (group,) = joint_group({"v1": (0,), "v2": (1,)}, {"v1": 1.0, "v2": 100.0}, 1.0)
+    qn = 50.0
+    z = 0.01 * qn  # σ̃ = qn·σ = z·S
+    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
+    machine = Mechanism(Pieces(), PoissonSampling(1000, qn / 1000), z, parameters, (group,))
+    assert [std / qn for std in machine.plan.parameter_stds] == pytest.approx([0.01, 1.0])
+    assert machine.plan.queries()[0].sensitivity == 1.0
+    v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)
+    v1[0, 0], v2[1, 2] = 1.0, 100.0  # as large as allowed, and one always zero: nothing is clipped
+    machine.clear()
+    machine.absorb([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], 2)
+    assert machine.gradients[0].tolist() == [1.0, 0.0, 0.0]
+    assert machine.gradients[1].tolist() == [0.0, 0.0, 100.0, 0.0]
+
+
+def test_joint_clipping_by_hand() -> None:
+    group = VectorGroup("joint", (0, 1), 1.2, (2.0, 5.0))
+    a, b = torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0]])
+    sums, norms = clip_and_sum([InstantiatedGradients(lambda: a), InstantiatedGradients(lambda: b)], (group,))
+    factor = 1.2 / math.sqrt(2**2 + 1**2)
+    torch.testing.assert_close(sums[0], a[0] * factor)
+    torch.testing.assert_close(sums[1], b[0] * factor)
+    assert norms.tolist() == [[5.0]]
+
+
+@pytest.mark.parametrize("total", [0.99, 1.42, -1.0, math.nan])
+def test_joint_total_out_of_range(total: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"must lie in \[1, √k\] = \[1, 1.414\]"):
+        joint_group({"a": (0,), "b": (1,)}, {"a": 1.0, "b": 1.0}, total)
+
+
+def test_joint_default_is_the_conservative_one() -> None:
+    partition = {"a": (0,), "b": (1,), "c": (2,)}
+    (group,) = joint_group(partition, {"a": 1.0, "b": 2.0, "c": 3.0}, None)
+    assert group.max_grad_norm == pytest.approx(math.sqrt(3))
+    assert group.scales == (1.0, 2.0, 3.0)
+
+
+def test_names_of_bounds_and_scales() -> None:
+    partition = {"a": (0,), "b": (1,)}
+    with pytest.raises(ConfigurationError, match="scales must name the groups a, b; it names a"):
+        joint_group(partition, {"a": 1.0}, 1.0)
+    with pytest.raises(ConfigurationError, match="max_grad_norms must name the groups a, b; it names a, c"):
+        bounded_groups(partition, {"a": 1.0, "c": 1.0})
+    assert [g.max_grad_norm for g in bounded_groups(partition, {"b": 2.0, "a": 1.0})] == [1.0, 2.0]
+    with pytest.raises(ConfigurationError, match="scales of group joint must be positive"):
+        joint_group(partition, {"a": 1.0, "b": 0.0}, 1.0)
