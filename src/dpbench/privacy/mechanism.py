@@ -68,8 +68,9 @@ class Mechanism:
     Attributes:
         plan: Of the next release.
         first_plan: Of the first release; names the run.
-        digest: A number for `plan`, part of the key of its noise: the same unit noise scaled in two ways would reveal
-            the sum.
+        digest: A number for `first_plan`, part of the key of the noise: the same unit noise scaled in two ways would
+            reveal the sum. (Not of the present plan: its bounds differ in the last bit between one process and two,
+            and the ledger refuses a replay whose bounds differ.)
         total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all.
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
@@ -92,7 +93,8 @@ class Mechanism:
         self._metric_sizes = dict(metric_sizes or {})
         first, present = bounds or (None, None)
         self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
-        self._use(self.first_plan if present is None else self._plan_for(with_bounds(groups, present)))
+        self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
+        self.digest = plan_digest(self.first_plan)
         statistics = sum(statistic.size for statistic in self.plan.statistics)
         self.total, self.gradients = _flat_buffer(parameters, statistics)
         self._statistics = self.total[len(self.total) - statistics :]
@@ -106,9 +108,6 @@ class Mechanism:
             statistics += pieces.metrics.statistics(self._metric_sizes, self._z, pieces.microbatch_size)
         allocation, size = pieces.allocation, pieces.microbatch_size
         return ReleasePlan(self._sampling, groups, self._z, self._sizes, tuple(statistics), allocation, size)
-
-    def _use(self, plan: ReleasePlan) -> None:
-        self.plan, self.digest = plan, plan_digest(plan)
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
@@ -176,7 +175,7 @@ class Mechanism:
         adaptation, groups = self.pieces.adaptation, self.plan.groups
         if adaptation is not None:
             own, released = released[: len(groups)], released[len(groups) :]
-            self._use(self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own))))
+            self.plan = self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own)))
         if self.pieces.metrics is not None:
             self.metrics = self.pieces.metrics.named(released, self._metric_sizes)
 

@@ -30,7 +30,7 @@ from dpbench.privacy.discretization import check_threshold
 from dpbench.privacy.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.ledger import Header, Release
-from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces, plan_digest
+from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces
 from dpbench.privacy.metrics import PrivateMetrics
 from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, equivalent_queries, record_changes
@@ -222,8 +222,8 @@ class PrivateStrategy(pl.Callback):
         assert self._engine is not None
         sampling, replay = mechanism.plan.sampling, None
         if self.seed is not None and self.fingerprint is not None:
-            device, digest = self._engine.parameters[0].device.type, plan_digest(mechanism.first_plan)
-            parts = [self.fingerprint, self.seed, device, self._engine.names, digest, torch.__version__]
+            device, names = self._engine.parameters[0].device.type, self._engine.names
+            parts = [self.fingerprint, self.seed, device, names, mechanism.digest, torch.__version__]
             replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         relation, size = sampling.neighbouring_relation, self.pieces.microbatch_size
         header = Header("example", relation, sampling.population, self.delta, replay, microbatch_size=size)
