@@ -42,12 +42,14 @@ CLIPPINGS: dict[str, Callable[..., strategies.PrivateStrategy]] = {
     "by dimension": partial(strategies.VectorGroups, split="dimension", allocation="dimension"),
     "joint": partial(
         strategies.VectorGroups,
-        groups={"hidden": "*layers.0*", "output": "*layers.2*"},
+        groups={"hidden": "model.1.*", "output": "model.3.*"},
         split="joint",
         scales={"hidden": 2.0, "output": 1.0},
     ),
-    "adaptive quantile": strategies.AdaptiveQuantileClipping,
-    "adaptive quantile per layer": partial(strategies.AdaptiveQuantileClipping, clipping="per_layer"),
+    "adaptive quantile": partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0),
+    "adaptive quantile per layer": partial(
+        strategies.AdaptiveQuantileClipping, clipping="per_layer", count_noise_std=4.0
+    ),
     "adaptive mean": partial(strategies.AdaptiveMeanClipping, norm_noise_multiplier=10.0),
     "automatic": strategies.AutomaticClipping,
 }
