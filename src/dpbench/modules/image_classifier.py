@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.classification import MulticlassAccuracy
 
 
@@ -21,6 +22,8 @@ class ImageClassifier(pl.LightningModule):
         optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
         num_classes: Number of classes.
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
+        schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
+            every step. None: a constant learning rate.
     """
 
     def __init__(
@@ -29,12 +32,13 @@ class ImageClassifier(pl.LightningModule):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         num_classes: int,
         monitored: str = "val",
+        schedule: Callable[[Optimizer], LRScheduler] | None = None,
     ) -> None:
         super().__init__()
         self._monitored = monitored
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
         self.model = model.to(memory_format=torch.channels_last)
-        self._make_optimizer = optimizer
+        self._make_optimizer, self._make_schedule = optimizer, schedule
         self.record_metrics = {"accuracy": 1, "loss": 1, "class_counts": num_classes}
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -73,5 +77,8 @@ class ImageClassifier(pl.LightningModule):
         self.log("test/accuracy", self.test_accuracy, batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Any:
-        """The optimizer over all trainable parameters."""
-        return self._make_optimizer(p for p in self.parameters() if p.requires_grad)
+        """The optimizer over all trainable parameters, and its schedule."""
+        optimizer = self._make_optimizer(p for p in self.parameters() if p.requires_grad)
+        if self._make_schedule is None:
+            return optimizer
+        return [optimizer], [{"scheduler": self._make_schedule(optimizer), "interval": "step"}]

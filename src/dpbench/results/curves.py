@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+_BOUND = "privacy/bound/"
 _BLUE, _RED, _GREY = "#3060a8", "#c04030", "#808080"
 
 
@@ -27,9 +28,11 @@ def plot_curves(folder: Path, title: str) -> Path | None:
         return None
     table = pd.read_csv(source, index_col="step")
     private = "privacy/epsilon" in table
-    figure = Figure(figsize=(7, 5.2 if private else 3.4), layout="constrained")
+    bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
+    rows = 1 + private + bool(bounds)
+    figure = Figure(figsize=(7, 1.6 + 1.8 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2 if private else 1, sharex=True, squeeze=False)[:, 0]
+    axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
     _draw_accuracy(axes[0], table)
     if private:
         epsilon = table["privacy/epsilon"].dropna()
@@ -37,6 +40,8 @@ def plot_curves(folder: Path, title: str) -> Path | None:
         axes[1].set_ylabel("ε spent (RDP)")
         axes[1].set_ylim(bottom=0)
         _mark_last(axes[1], epsilon, ".3g")
+    if bounds:
+        _draw_bounds(axes[-1], table[bounds])
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
@@ -53,6 +58,15 @@ def plot_curves(folder: Path, title: str) -> Path | None:
 def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
     last = (float(values.index[-1]), float(values.iloc[-1]))
     ax.annotate(format(last[1], form), last, xytext=(4, 0), textcoords="offset points", va="center")
+
+
+def _draw_bounds(ax: Axes, table: pd.DataFrame) -> None:
+    for column, values in table.items():
+        bound = values.dropna()
+        ax.plot(bound.index, bound, label=str(column).removeprefix(_BOUND).removeprefix("model."), linewidth=1.2)
+    ax.set_yscale("log")
+    ax.set_ylabel("clipping bound")
+    ax.legend(frameon=False, fontsize=7, ncols=3)
 
 
 def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:

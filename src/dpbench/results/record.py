@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting import ACCOUNTANTS, ledger_epsilon
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting import ACCOUNTANTS, ledger_epsilon, microbatch_epsilon
+from dpbench.privacy.ledger import Ledger, read_ledger
 from dpbench.results.files import write_json
 from dpbench.results.provenance import commit, config_hash, hardware, versions
 
@@ -18,6 +19,8 @@ RESULT, PARTIAL = "result.json", "partial_result.json"
 def privacy_of(ledger: Path) -> dict[str, Any]:
     """What a ledger guarantees: epsilon by each accountant, δ, unit, neighbouring relation, sampling.
 
+    With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
+
     Args:
         ledger: Path; no file means a run without privacy (every epsilon is None: infinite).
     """
@@ -25,22 +28,29 @@ def privacy_of(ledger: Path) -> dict[str, Any]:
         return {"epsilon": dict.fromkeys(ACCOUNTANTS), "delta": None, "unit": None, "neighbouring_relation": None}
     book = read_ledger(ledger)
     header = book.header
-    epsilons: dict[str, float | None] = {}
-    for name in ACCOUNTANTS:
-        try:
-            value = ledger_epsilon(book, header.delta, name)
-        except ConfigurationError:  # this accountant does not cover the sampling
-            value = math.inf
-        epsilons[name] = value if math.isfinite(value) else None
+    epsilons = _epsilons(book, ledger_epsilon)
     return {
         "epsilon": epsilons,
+        **({"epsilon_microbatch": _epsilons(book, microbatch_epsilon)} if header.microbatch_size > 1 else {}),
         "delta": header.delta,
         "unit": header.unit,
         "neighbouring_relation": header.neighbouring_relation,
         "population": header.population,
+        "microbatch_size": header.microbatch_size,
         "releases": len(book.releases),
         "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
     }
+
+
+def _epsilons(book: Ledger, epsilon_of: Callable[[Ledger, float, str], float]) -> dict[str, float | None]:
+    epsilons: dict[str, float | None] = {}
+    for name in ACCOUNTANTS:
+        try:
+            value = epsilon_of(book, book.header.delta, name)
+        except ConfigurationError:  # this accountant does not cover the sampling
+            value = math.inf
+        epsilons[name] = value if math.isfinite(value) else None
+    return epsilons
 
 
 def write_result(

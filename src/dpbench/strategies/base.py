@@ -39,8 +39,8 @@ from dpbench.strategies.budget import Budget
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
 
-Observer = Callable[["PrivateStrategy", Sequence[ParameterGradients], Tensor], None]
-"""Called with (strategy, per-record gradients before discretization, squared norms by group) of each piece of a lot."""
+Observer = Callable[[Mechanism, list[str], Sequence[ParameterGradients], Tensor], None]
+"""Called with (mechanism, parameter names, per-record gradients before discretization, squared norms by group)."""
 
 
 class PrivateStrategy(pl.Callback):
@@ -329,7 +329,7 @@ class PrivateStrategy(pl.Callback):
                 mechanism.clear()
             exact, norms = mechanism.absorb(gradients, records, merge, self._values)
             for observer in self.observers:
-                observer(self, exact, norms)
+                observer(mechanism, self._engine.names, exact, norms)
         self._row += records
         self._absorbed = True
 

@@ -59,6 +59,20 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
     return strategy
 
 
+def build_diagnostics(config: dict[str, Any], folder: Path) -> list[pl.Callback]:
+    """The diagnostics that were asked for; they read private gradients without noise."""
+    every = config["diagnostics"]["every_n_steps"]
+    if every is None:
+        return []
+    from dpbench.training.diagnostics import GradientDiagnostics
+
+    if config["strategy"].get("secure"):
+        pl.utilities.rank_zero_warn(
+            "diagnostics read private gradients without noise: never publish nonprivate/... with the model."
+        )
+    return [_call(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics")]
+
+
 def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule:
     """The data module, loaded, with the sampling that the strategy needs."""
     options = dict(config["data"])
@@ -81,11 +95,12 @@ def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifi
     words = {key: value for key, value in config["optimizer"].items() if not key.startswith("_")}
     _refuse_words_for_numbers(get_class(config["optimizer"]["_target_"]), words, "optimizer")
     optimizer = _instantiate(config["optimizer"], "optimizer")
-    module = ImageClassifier(model, optimizer, data.num_classes, data.monitored)
+    schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
+    module = ImageClassifier(model, optimizer, data.num_classes, data.monitored, schedule)
     try:
         module.configure_optimizers()
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"optimizer: {error}.") from error
+        raise ConfigurationError(f"optimizer or schedule: {error}.") from error
     return module
 
 

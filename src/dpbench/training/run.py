@@ -63,10 +63,11 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         loggers: list[Any] = [MetricsCSV(folder)]
         if config["logger"]["wandb"]:
             loggers.append(wandb_log.wandb_logger(config, folder))
+        callbacks = [strategy, *build.build_diagnostics(config, folder), RunProgress(watched()), last]
         trainer = build.build_trainer(
             config,
             logger=loggers,
-            callbacks=[strategy, RunProgress(watched()), last],
+            callbacks=callbacks,
             default_root_dir=str(folder),
         )
         with last.on_signals():
@@ -134,6 +135,7 @@ def _finish(
     start: float,
 ) -> dict[str, Any]:
     from dpbench.results.curves import plot_curves
+    from dpbench.results.diagnostics import plot_diagnostics
 
     steps = int(
         torch.load(last.path, weights_only=False, mmap=True)["global_step"]
@@ -146,6 +148,7 @@ def _finish(
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])
+    plot_diagnostics(folder, config["run"]["name"])
     seconds_total = last.seconds_before + time.perf_counter() - start
     record = write_result(folder, config, metrics, steps, seconds, seconds_total)
     if config["logger"]["wandb"]:
@@ -166,6 +169,9 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
             rows.append(
                 (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
             )
+        for name, value in privacy.get("epsilon_microbatch", {}).items():
+            shown = "not covered" if value is None else f"{value:.3f}"
+            rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),

@@ -1,0 +1,131 @@
+"""What gradients look like inside a private step: for research, outside of the guarantee.
+
+Everything here reads private gradients without noise. It is named `nonprivate/…`, is off unless asked for, and must not
+be published with a model that is meant to be private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients import ParameterGradients
+from dpbench.privacy.mechanism import Mechanism
+from dpbench.results.diagnostics import HISTOGRAM
+from dpbench.results.files import write_atomically
+from dpbench.strategies import PrivateStrategy
+from dpbench.strategies.guards import count_records
+from dpbench.strategies.probe import record_gradients
+
+EDGES = np.concatenate([[-np.inf], np.linspace(-9.0, 2.0, 89), [np.inf]])
+"""Of the histogram: log10 |g|; the first bin holds the zeros."""
+_SAMPLE = 16  # records whose gradients go into the histogram
+
+
+class GradientDiagnostics(pl.Callback):
+    """Gradient norms by parameter, clipped share, bounds, noise-to-signal ratio and a histogram of gradient values.
+
+    Goes with any strategy. Under a private one it looks at the very gradients that are clipped; without privacy it
+    makes a backward pass of its own now and then. The results are private data: see the module's docstring.
+
+    Args:
+        every_n_steps: How often to look.
+        folder: Where the histogram is written at the end.
+    """
+
+    def __init__(self, every_n_steps: int = 50, folder: Path | None = None) -> None:
+        super().__init__()
+        if every_n_steps < 1:
+            raise ConfigurationError(f"diagnostics.every_n_steps must be at least 1, not {every_n_steps}.")
+        self._every, self._folder = every_n_steps, folder
+        self._counts = np.zeros(len(EDGES) - 1)
+        self._pieces: list[dict[str, float]] = []
+        self._strategy: PrivateStrategy | None = None
+        self._looking = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Listen to the private strategy, if there is one."""
+        if stage != "fit":
+            return
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
+        self._strategy = found[0] if found else None
+        if self._strategy is not None and self._observe not in self._strategy.observers:
+            self._strategy.observers.append(self._observe)
+        if self._strategy is None and not pl_module.automatic_optimization:
+            raise ConfigurationError("diagnostics without a private strategy need automatic optimization.")
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Without a private strategy: a backward pass of our own."""
+        self._looking = trainer.global_step % self._every == 0
+        self._pieces = []
+        if self._looking and self._strategy is None and count_records(batch):
+            engine = PerRecordEngine(pl_module)
+            try:
+                gradients = record_gradients(trainer, engine, batch, seed=trainer.global_step)[0]
+                with torch.no_grad():
+                    self._pieces.append(self._look(engine.names, gradients))
+            finally:
+                engine.close()
+
+    def _observe(
+        self, mechanism: Mechanism, names: list[str], gradients: Sequence[ParameterGradients], norms: Tensor
+    ) -> None:
+        if not self._looking or not norms.shape[1]:
+            return
+        plan = mechanism.plan
+        values = self._look(names, gradients)
+        for group, squared in zip(plan.groups, norms, strict=True):
+            clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
+            values[f"nonprivate/clip_fraction/{group.name}"] = float(clipped)
+            values[f"nonprivate/bound/{group.name}"] = group.max_grad_norm
+        for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True):
+            signal = max(float(total.norm()), 1e-12)
+            values[f"nonprivate/noise_to_signal/{name}"] = std * total.numel() ** 0.5 / signal
+        self._pieces.append(values)
+
+    def _look(self, names: Sequence[str], gradients: Sequence[ParameterGradients]) -> dict[str, float]:
+        values = {}
+        for name, parameter in zip(names, gradients, strict=True):
+            norms = parameter.squared_norms().double().sqrt()
+            values[f"nonprivate/grad_norm/{name}"] = float(norms[norms.isfinite()].mean())
+            sample = parameter.select(torch.arange(min(_SAMPLE, len(norms)), device=norms.device)).per_record()
+            logs = sample.abs().double().log10().flatten().cpu().numpy()
+            self._counts += np.histogram(logs[~np.isnan(logs)], EDGES)[0]
+        return values
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Hand the means over the pieces of the lot to the loggers."""
+        if not self._pieces:
+            return
+        values: dict[str, Any] = {str(k): v for k, v in pd.DataFrame(self._pieces).mean().items()}
+        values |= {
+            key: value for key, value in self._pieces[-1].items() if "noise_to_signal" in key
+        }  # of the whole lot
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the histogram."""
+        if self._folder is not None and trainer.is_global_zero:
+            table = pd.DataFrame({"log10_from": EDGES[:-1], "log10_to": EDGES[1:], "count": self._counts})
+            write_atomically(self._folder / HISTOGRAM, table.to_csv(index=False))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts so far."""
+        return {"counts": self._counts.tolist()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self._counts = np.array(state_dict["counts"])
