@@ -1,4 +1,4 @@
-"""The command line: `dpbench train | resume | account`. Imports are lazy, so that help comes at once."""
+"""The command line: `dpbench train | resume | account | table`. Imports are lazy, so that help comes at once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ examples:
   dpbench train --cfg job                           print the composed configuration
   dpbench resume outputs/2026-01-31/12-00-00-demo   continue an interrupted run
   dpbench account outputs/2026-01-31/12-00-00-demo --accountant pld --delta 1e-6
+  dpbench table multirun/2026-01-31/12-00-00        finished runs side by side
 """
 
 _TRAIN_HELP = """\
@@ -80,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     account.add_argument("--accountant", default="rdp", metavar="NAME", help="rdp (default) or pld")
     account.add_argument("--json", action="store_true", help="print JSON")
     account.set_defaults(run=_account)
+    table = commands.add_parser(
+        "table",
+        help="finished runs side by side",
+        epilog="example:\n  dpbench table multirun/2026-01-31/12-00-00",
+        formatter_class=raw,
+    )
+    table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    table.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
+    table.set_defaults(run=_table)
     return parser
 
 
@@ -131,6 +141,14 @@ def _account(options: Any) -> int:
     if damage is not None:
         print(f"dpbench: error: {path}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
         return 3
+    return 0
+
+
+def _table(options: Any) -> int:
+    from dpbench.results.table import collect, markdown
+
+    table = collect(options.folders)
+    print(table.to_csv(index=False) if options.csv else markdown(table))
     return 0
 
 

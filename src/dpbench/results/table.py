@@ -1,0 +1,71 @@
+"""`dpbench table`: finished runs side by side, with the settings in which they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpbench.errors import ConfigurationError
+from dpbench.results.record import RESULT
+
+_HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")
+
+
+def collect(folders: Sequence[Path]) -> pd.DataFrame:
+    """One line for each finished run below some folders.
+
+    Args:
+        folders: Run folders, or folders of sweeps.
+
+    Returns:
+        Columns: run, the settings in which the runs differ, accuracy, epsilon by each accountant (infinite without
+        privacy), seconds per step, steps.
+
+    Raises:
+        ConfigurationError: There is no finished run.
+    """
+    paths = sorted({path for folder in folders for path in [*folder.glob(RESULT), *folder.rglob(f"*/{RESULT}")]})
+    if not paths:
+        raise ConfigurationError(f"no finished run (with a {RESULT}) below {', '.join(map(str, folders))}.")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    settings = pd.DataFrame([_flat(record["config"]) for record in records])
+    # An option that only some strategies have differs if those runs differ in it.
+    differing = [str(column) for column in settings if settings[column].dropna().astype(str).nunique() > 1]
+    named = {column: column.removesuffix("._target_") for column in differing}
+    table = settings[differing].rename(columns=named).fillna("–")
+    table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
+    table["test accuracy (%)"] = [100 * (record["metrics"].get("test/accuracy") or float("nan")) for record in records]
+    for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
+        values = [record["privacy"]["epsilon"].get(name) for record in records]
+        table[f"epsilon ({name.upper()})"] = [float("inf") if value is None else value for value in values]
+    table["ms per step"] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
+    table["steps"] = [record["steps"] for record in records]
+    return table
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict) or not config:
+        return {} if prefix.startswith(_HIDDEN) else {prefix.removesuffix("."): _short(config)}
+    parts = [_flat(value, f"{prefix}{key}.") for key, value in config.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _short(value: Any) -> Any:
+    return value.rpartition(".")[2] if isinstance(value, str) and value.startswith(("dpbench.", "torch.")) else value
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table in Markdown, numbers rounded."""
+    digits = {"test accuracy (%)": ".2f", "ms per step": ".1f", "steps": ".0f"}
+    lines = [list(table.columns), ["---"] * len(table.columns)]
+    for _, row in table.iterrows():
+        cells = []
+        for column, value in row.items():
+            form = digits.get(str(column), ".3f" if str(column).startswith("epsilon") else "")
+            cells.append(format(value, form) if form else str(value))
+        lines.append(cells)
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
