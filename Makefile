@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format clean
+.PHONY: help demo test test-slow combinations check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,6 +16,10 @@ demo: $(VENV)/.ready ## Train a network privately on real digits (two minutes, n
 
 test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
+	$(BIN)/python -m dpbench.training.combinations > docs/combinations.md.new
+	mv docs/combinations.md.new docs/combinations.md
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow

@@ -12,9 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object
 from omegaconf import DictConfig, OmegaConf
 
-from dpbench.strategies import DPSGD, PrivateStrategy
+from dpbench.strategies import PrivateStrategy
 from dpbench.training.launch import conf_dir, groups_of
-from dpbench.training.schema import options_of, register_schemas
+from dpbench.training.schema import STRATEGIES, options_of, register_schemas
 
 GROUPS = groups_of(conf_dir())
 CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in names]
@@ -28,6 +28,7 @@ GIVEN = {  # what the harness passes beside the file
     "data": {"seed"},
     "strategy": {"seed", "ledger", "fingerprint"},
     "optimizer": {"params"},
+    "schedule": {"optimizer"},
     "trainer": {"logger", "callbacks", "default_root_dir"},
 }
 
@@ -49,6 +50,8 @@ def test_composes_and_targets_bind(choice: str) -> None:
     cfg = composed(choice)
     for group, given in GIVEN.items():
         options: Any = OmegaConf.to_container(cfg[group], resolve=True)
+        if not options["_target_"]:
+            continue  # no schedule
         target = get_object(options.pop("_target_"))
         options.pop("_partial_", None)
         if group == "strategy":
@@ -58,25 +61,38 @@ def test_composes_and_targets_bind(choice: str) -> None:
 
 
 def test_groups() -> None:
-    assert {"data", "model", "strategy", "optimizer", "trainer", "logger", "launcher", "experiment"} == set(GROUPS)
+    assert set(GROUPS) == {
+        *("data", "model", "strategy", "optimizer", "schedule", "trainer"),
+        *("diagnostics", "logger", "launcher", "experiment"),
+    }
     assert GROUPS["data"] == ["cifar10", "digits", "fashion_mnist", "mnist", "random_noise"]
     assert GROUPS["model"] == ["densenet40", "mlp", "mnist_cnn", "small_alexnet"]
 
 
-def test_schema_has_every_option_of_the_class() -> None:
-    options = options_of(DPSGD)
-    assert set(options) == {
-        "max_grad_norm",
-        "clipping",
-        "noise_multiplier",
-        "target_epsilon",
-        "delta",
-        "accountant",
-        "max_physical_batch_size",
-    }
-    cfg = composed("strategy=dpsgd")
-    assert set(cfg.strategy) - {"_target_", "secure"} == set(options)
-    assert get_class(cfg.strategy["_target_"]) is DPSGD
+@pytest.mark.parametrize("schema", STRATEGIES)
+def test_every_strategy_has_a_file_with_every_option_of_its_class(schema: str) -> None:
+    name, cls = schema.removeprefix("schema_"), STRATEGIES[schema]
+    assert name in GROUPS["strategy"]
+    cfg = composed(f"strategy={name}")
+    assert set(cfg.strategy) - {"_target_", "secure"} == set(options_of(cls))
+    assert get_class(cfg.strategy["_target_"]) is cls
+    text = (conf_dir() / "strategy" / f"{name}.yaml").read_text()
+    assert all(f"\n{option}:" in text for option in options_of(cls))  # what can be set is seen in the file
+
+
+def test_defaults_of_the_files_are_those_of_the_classes() -> None:
+    chosen = {"noise_multiplier", "split"}  # a strategy in Python has no default noise; groups show off by_dimension
+    for schema, cls in STRATEGIES.items():
+        cfg = composed(f"strategy={schema.removeprefix('schema_')}")
+        for option, (_, default) in options_of(cls).items():
+            if option not in chosen and (schema, option) != ("schema_vector_groups", "max_grad_norm"):
+                assert cfg.strategy[option] == default, (schema, option)
+
+
+def test_every_strategy_has_a_page() -> None:
+    pages = {path.stem for path in (conf_dir().parent / "docs" / "strategies").glob("*.md")}
+    assert set(GROUPS["strategy"]) - {"clip_only", "noise_only", "none"} <= pages
+    assert {"references", "common"} <= pages
 
 
 def test_experiments_win_over_defaults_and_words_over_experiments() -> None:

@@ -1,4 +1,4 @@
-"""The command line: `dpbench train | resume | account | table`. Imports are lazy, so that help comes at once."""
+"""The command line: `dpbench train | resume | account | table | priors`; imports are lazy, so that help is quick."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 _EXAMPLES = """\
@@ -34,6 +35,17 @@ Any key of the composed configuration can be overridden; `dpbench train --cfg jo
 {examples}"""
 
 
+_PRIORS_HELP = """\
+usage: dpbench priors GROUP=NAME ... [KEY=VALUE ...]
+
+Train without noise on PUBLIC data, and estimate how often gradients fall under each hypothesis of the error correction.
+Takes what `dpbench train` takes, with strategy=discretized or strategy=dpsgd; prints strategy.priors=[...] for it.
+
+example:
+  dpbench priors data=fashion_mnist strategy=discretized trainer.max_steps=200
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
@@ -47,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if args[:1] == ["train"]:
         return _guarded(lambda: _train(args[1:]))
+    if args[:1] == ["priors"]:
+        return _guarded(lambda: _priors(args[1:]))
     options = _parser().parse_args(args or ["--help"])
     return _guarded(lambda: int(options.run(options)))
 
@@ -60,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dpbench {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("train", help="train and test a model (Hydra overrides)", add_help=False)
+    commands.add_parser("priors", help="priors of the error correction, from public data", add_help=False)
     resume = commands.add_parser(
         "resume",
         help="continue an interrupted run",
@@ -121,6 +136,17 @@ def _train(args: list[str]) -> int:
         print(_TRAIN_HELP.format(groups=listing, examples=_EXAMPLES))
         return 0
     return launch(args)
+
+
+def _priors(args: list[str]) -> int:
+    if not args or "-h" in args or "--help" in args:
+        print(_PRIORS_HELP)
+        return 0
+    from dpbench.training.launch import launch
+    from dpbench.training.priors import priors_job
+
+    with TemporaryDirectory() as folder:  # nothing is kept
+        return launch([*args, f"hydra.run.dir={folder}/run", "hydra/job_logging=none"], job=priors_job)
 
 
 def _resume(options: Any) -> int:

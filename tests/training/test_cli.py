@@ -474,3 +474,37 @@ def test_wandb_run_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("wandb.login", lambda logged_in=logged_in, **_: logged_in)
         assert wandb_log.wandb_mode("auto") == mode
     assert wandb_log.wandb_mode("offline") == "offline"
+
+
+@pytest.mark.parametrize("strategy", ["adaptive_quantile", "discretized", "clip_only"])
+def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy: str) -> None:
+    words = [f"strategy={strategy}", "strategy.noise_multiplier=1.0", "schedule=cosine", "diagnostics=gradients"]
+    run = train(tmp_path, "run", *words, "trainer.max_steps=25", "trainer.log_every_n_steps=5")
+    table = pd.read_csv(run / "metrics.csv")
+    assert any(column.startswith("nonprivate/grad_norm/") for column in table)
+    assert ("privacy/bound/all" in table) == (strategy == "adaptive_quantile")
+    assert (run / "nonprivate_diagnostics.png").exists()
+    record = json.loads((run / "result.json").read_text())
+    assert (record["privacy"]["delta"] is None) == (strategy == "clip_only")
+    assert (run / "ledger.jsonl").exists() == (strategy != "clip_only")
+    out, _ = dpbench(tmp_path, "table", "run")
+    assert f"| {record['steps']} |" in out and "test accuracy (%)" in out
+
+
+def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "strategy.microbatch_size=8", "trainer.max_steps=5")
+    privacy = json.loads((run / "result.json").read_text())["privacy"]
+    assert privacy["microbatch_size"] == 8
+    assert privacy["epsilon_microbatch"]["rdp"] < privacy["epsilon"]["rdp"]
+    out, _ = dpbench(tmp_path, "account", "run")
+    assert out.index("epsilon ") < out.index("epsilon microbatch")  # per example first
+    assert "nominal" in out
+    facts = json.loads(dpbench(tmp_path, "account", "run", "--json")[0])
+    assert facts["epsilon_microbatch"] == pytest.approx(privacy["epsilon_microbatch"]["rdp"])
+
+
+def test_priors_from_public_data(tmp_path: Path) -> None:
+    out, _ = dpbench(tmp_path, "priors", *TINY, "strategy=discretized", "trainer.max_steps=5")
+    override = out.splitlines()[-1]
+    assert override.startswith("strategy.priors=[") and not list(tmp_path.iterdir())
+    train(tmp_path, "run", *PRIVATE, "strategy=discretized", override, "trainer.max_steps=5")

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -33,13 +33,19 @@ def groups_of(conf: Path) -> dict[str, list[str]]:
     }
 
 
-def launch(words: Sequence[str], conf: Path | None = None, name: str = "config") -> int:
+def launch(
+    words: Sequence[str],
+    conf: Path | None = None,
+    name: str = "config",
+    job: Callable[[DictConfig], float | None] | None = None,
+) -> int:
     """Compose the configuration and run the job or the sweep.
 
     Args:
         words: Hydra overrides and flags.
         conf: Folder of the configuration.
         name: Primary configuration in it.
+        job: What to run; None: `train_job`.
 
     Raises:
         ConfigurationError: The words do not compose.
@@ -53,19 +59,19 @@ def launch(words: Sequence[str], conf: Path | None = None, name: str = "config")
     from dpbench.training.schema import register_schemas
 
     register_schemas()
-    conf = conf or conf_dir()
+    conf, job = conf or conf_dir(), job or train_job
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through; `cli` prints them
     failures: list[BaseException] = []
 
     def single(cfg: DictConfig) -> float | None:
         try:
-            return train_job(cfg)
+            return job(cfg)
         except (DPBenchError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
             failures.append(error)
             _remove_if_unused(Path(HydraConfig.get().runtime.output_dir))
             return None
 
-    task = train_job if {"-m", "--multirun"} & set(words) else single
+    task = job if {"-m", "--multirun"} & set(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *words]
     try:
         hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
@@ -99,7 +105,11 @@ def _remove_if_unused(folder: Path) -> None:
     """Do not leave a folder behind for each command that was refused before it trained."""
     used = (folder / "ledger.jsonl", folder / "metrics.csv", folder / "checkpoints" / "last.ckpt")
     ours = {".hydra", "train.log", "checkpoints", "config.yaml", "wandb"}
-    if not any(path.exists() for path in used) and {path.name for path in folder.iterdir()} <= ours:
+    if (
+        folder.resolve() != Path.cwd()
+        and not any(path.exists() for path in used)
+        and {path.name for path in folder.iterdir()} <= ours
+    ):
         shutil.rmtree(folder)
 
 
