@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,14 +20,12 @@ from dpbench.training.diagnostics import GradientDiagnostics
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
 
 
-def run(
-    folder: Path, strategy: pl.Callback, module: pl.LightningModule, steps: int, data: object = None
-) -> pd.DataFrame:
+def run(folder: Path, strategy: pl.Callback, module: pl.LightningModule, steps: int, data: Any = None) -> pd.DataFrame:
     folder.mkdir()
     watcher = GradientDiagnostics(every_n_steps=2, folder=folder)
     logger = MetricsCSV(folder)
-    trainer = trainer_for(folder, strategy, steps, more=[watcher], logger=logger)
-    trainer.fit(module, loader_of(data or pictures()))  # type: ignore[arg-type]
+    trainer = trainer_for(folder, strategy, steps, more=[watcher], logger=logger, log_every_n_steps=1)
+    trainer.fit(module, loader_of(data or pictures()))
     logger.save()
     return pd.read_csv(folder / "metrics.csv", index_col="step")
 

@@ -38,7 +38,10 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     named = {column: column.removesuffix("._target_") for column in differing}
     table = settings[differing].rename(columns=named).fillna("–")
     table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
-    table["test accuracy (%)"] = [100 * (record["metrics"].get("test/accuracy") or float("nan")) for record in records]
+    for split, name in (("val", "validation"), ("test", "test")):
+        values = [record["metrics"].get(f"{split}/accuracy") for record in records]
+        if any(value is not None for value in values):
+            table[f"{name} accuracy (%)"] = [100 * (float("nan") if value is None else value) for value in values]
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
         values = [record["privacy"]["epsilon"].get(name) for record in records]
         table[f"epsilon ({name.upper()})"] = [float("inf") if value is None else value for value in values]
@@ -60,7 +63,7 @@ def _short(value: Any) -> Any:
 
 def markdown(table: pd.DataFrame) -> str:
     """The table in Markdown, numbers rounded."""
-    digits = {"test accuracy (%)": ".2f", "ms per step": ".1f", "steps": ".0f"}
+    digits = {"validation accuracy (%)": ".2f", "test accuracy (%)": ".2f", "ms per step": ".1f", "steps": ".0f"}
     lines = [list(table.columns), ["---"] * len(table.columns)]
     for _, row in table.iterrows():
         cells = []

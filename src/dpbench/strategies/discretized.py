@@ -21,7 +21,7 @@ class DiscretizedDPSGD(DPSGD):
         discretization_threshold: τ ≥ 0; None: no discretization.
         correction_threshold: ν > 0; None: no correction.
         correction_hypotheses: Likelihood of the error correction.
-        correction_scale: What ν is compared with: the noisy "sum" or "mean".
+        correction_scale: What ν is compared with: the noisy "sum" (Algorithm 1 to the letter) or "mean".
         **options: See `DPSGD`.
     """
 
@@ -30,7 +30,7 @@ class DiscretizedDPSGD(DPSGD):
         discretization_threshold: float | None = 0.001,
         correction_threshold: float | None = 0.01,
         correction_hypotheses: Hypotheses = "points",
-        correction_scale: Scale = "mean",
+        correction_scale: Scale = "sum",
         **options: Any,
     ) -> None:
         super().__init__(

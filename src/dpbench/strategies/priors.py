@@ -31,7 +31,7 @@ class PublicPriors(ClipOnly):
         self,
         correction_threshold: float | None = 0.01,
         correction_hypotheses: Hypotheses = "points",
-        correction_scale: Scale = "mean",
+        correction_scale: Scale = "sum",
         **options: Any,
     ) -> None:
         if correction_threshold is None:

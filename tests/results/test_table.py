@@ -1,0 +1,43 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpbench.errors import ConfigurationError
+from dpbench.results.table import collect, markdown
+
+
+def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:
+    folder.mkdir(parents=True)
+    config = {"run": {"name": folder.name}, "strategy": {"_target_": "dpbench.strategies.DPSGD", **strategy}, "seed": 0}
+    record = {
+        "config": config,
+        "metrics": {"test/accuracy": accuracy},
+        "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
+        "seconds": 3.0,
+        "steps": 1000,
+    }
+    (folder / "result.json").write_text(json.dumps(record))
+
+
+def test_columns_are_what_differs(tmp_path: Path) -> None:
+    finished(tmp_path / "sweep/a", 0.95, 1.5, max_grad_norm=1.0, clipping="flat")
+    finished(tmp_path / "sweep/b", 0.96, None, max_grad_norm=2.0, clipping="flat")
+    finished(tmp_path / "c", None, 2.0, quantile=0.5, clipping="flat")
+    table = collect([tmp_path / "sweep", tmp_path / "c"])
+    assert list(table["run"]) == ["c", "a", "b"]
+    assert "strategy.max_grad_norm" in table and "strategy.clipping" not in table and "strategy.quantile" not in table
+    assert list(table["epsilon (RDP)"]) == [2.0, 1.5, float("inf")]
+    text = markdown(table)
+    assert "| a | 1.0 | 95.00 | 1.500 | inf | 3.0 | 1000 |" in text
+    assert "| c | – | nan |" in text  # a missing cell stays
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no finished run"):
+        collect([tmp_path])
