@@ -36,7 +36,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     # An option that only some strategies have differs if those runs differ in it.
     differing = [str(column) for column in settings if settings[column].dropna().astype(str).nunique() > 1]
     named = {column: column.removesuffix("._target_") for column in differing}
-    table = settings[differing].rename(columns=named).fillna("–")
+    table = settings[differing].rename(columns=named).astype(object)
+    table = table.where(table.notna(), "–")
     table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
     for split, name in (("val", "validation"), ("test", "test")):
         values = [record["metrics"].get(f"{split}/accuracy") for record in records]
