@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow combinations check format clean
+.PHONY: help demo test test-slow combinations strategies adaptive check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,24 @@ test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
 	$(BIN)/python -m dpbench.training.combinations > docs/combinations.md.new
 	mv docs/combinations.md.new docs/combinations.md
+
+STRATEGIES := results/strategies_mnist
+ADAPTIVE := results/adaptive_clipping_mnist
+SWEEP = $(BIN)/dpbench train -m data=mnist trainer.max_steps=1000 logger=none
+
+strategies: $(VENV)/.ready ## 1,000 steps of every strategy on MNIST, as a table (five minutes)
+	$(SWEEP) 'strategy=glob(*)' hydra.sweep.dir=multirun/strategies_mnist
+	mkdir -p $(STRATEGIES)
+	$(BIN)/dpbench table multirun/strategies_mnist > $(STRATEGIES)/table.md
+
+adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large, against a grid of fixed ones (five minutes)
+	$(SWEEP) strategy=dpsgd strategy.max_grad_norm=0.1,0.3,1,3,10 hydra.sweep.dir=multirun/adaptive_mnist/fixed
+	$(SWEEP) strategy=adaptive_quantile strategy.quantile=0.7 strategy.initial_max_grad_norm=0.1,10 \
+	  hydra.sweep.dir=multirun/adaptive_mnist/quantile
+	$(SWEEP) strategy=adaptive_mean strategy.alpha=1.5 strategy.initial_max_grad_norm=0.1,10 \
+	  hydra.sweep.dir=multirun/adaptive_mnist/mean
+	mkdir -p $(ADAPTIVE)
+	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow

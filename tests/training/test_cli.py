@@ -438,6 +438,18 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_whole_sweep(tmp_path: Path, number: signal.Signals) -> None:
+    sweep = ["train", "-m", *TINY, *LONG[:-1], "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x"]
+    process = start(tmp_path, *sweep, "trainer.max_steps=900")
+    wait_for_step(tmp_path / "sweep/0-x", 60, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "dpbench resume" in err
+    assert not (tmp_path / "sweep/1-x").exists()
+
+
 def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG, "trainer=ddp_cpu", "trainer.max_steps=900")

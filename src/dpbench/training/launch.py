@@ -12,7 +12,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
+
+
+class _SweepInterrupted(BaseException):
+    """Ends a whole sweep: Hydra takes an ordinary exception for the end of one job and starts the next."""
+
+    def __init__(self, error: Interrupted) -> None:
+        super().__init__(str(error))
+        self.error = error
+
 
 _EXTRAS = ("joblib", "submitit", "ray")
 
@@ -71,10 +80,20 @@ def launch(
             _remove_if_unused(Path(HydraConfig.get().runtime.output_dir))
             return None
 
-    task = job if {"-m", "--multirun"} & set(words) else single
+    def swept(cfg: DictConfig) -> float | None:
+        try:
+            return job(cfg)
+        except Interrupted as error:
+            if not str(HydraConfig.get().launcher["_target_"]).endswith("BasicLauncher"):
+                raise
+            raise _SweepInterrupted(error) from error
+
+    task = swept if {"-m", "--multirun"} & set(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *words]
     try:
         hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
+    except _SweepInterrupted as stop:
+        raise stop.error from None
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(_one_line(error, words, conf, name)) from error
     finally:
