@@ -31,11 +31,9 @@ strategies: $(VENV)/.ready ## 1,000 steps of every strategy on MNIST, as a table
 	$(BIN)/dpbench table multirun/strategies_mnist > $(STRATEGIES)/table.md
 
 adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large, against a grid of fixed ones (five minutes)
-	$(SWEEP) strategy=dpsgd strategy.max_grad_norm=0.1,0.3,1,3,10 hydra.sweep.dir=multirun/adaptive_mnist/fixed
-	$(SWEEP) strategy=adaptive_quantile strategy.quantile=0.7 strategy.initial_max_grad_norm=0.1,10 \
-	  hydra.sweep.dir=multirun/adaptive_mnist/quantile
-	$(SWEEP) strategy=adaptive_mean strategy.alpha=1.5 strategy.initial_max_grad_norm=0.1,10 \
-	  hydra.sweep.dir=multirun/adaptive_mnist/mean
+	$(SWEEP) optimizer=rmsprop strategy=dpsgd strategy.max_grad_norm=0.1,0.3,1,3,10 hydra.sweep.dir=multirun/adaptive_mnist/fixed
+	$(SWEEP) optimizer=rmsprop strategy=adaptive_quantile,adaptive_mean strategy.initial_max_grad_norm=0.1,10 \
+	  hydra.sweep.dir=multirun/adaptive_mnist/adaptive
 	mkdir -p $(ADAPTIVE)
 	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ _PRIORS_HELP = """\
 usage: dpbench priors GROUP=NAME ... [KEY=VALUE ...]
 
 Train without noise on PUBLIC data, and estimate how often gradients fall under each hypothesis of the error correction.
-Takes what `dpbench train` takes, with strategy=discretized or strategy=dpsgd; prints strategy.priors=[...] for it.
+Takes what `dpbench train` takes, with strategy=discretized (or strategy=dpsgd and a correction_threshold).
 
 example:
   dpbench priors data=fashion_mnist strategy=discretized trainer.max_steps=200
@@ -122,6 +123,9 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("dpbench: interrupted.", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (nothing more to say)
+        return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"dpbench: error: {where}{error.strerror or error}", file=sys.stderr)
@@ -159,6 +163,7 @@ def _account(options: Any) -> int:
     from dpbench.errors import DPBenchError
     from dpbench.results.account import account
 
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     path = options.path / "ledger.jsonl" if options.path.is_dir() else options.path
     if not path.exists() and (options.path / "result.json").exists():
         raise DPBenchError(f"{options.path} trained without privacy: it has no ledger, epsilon is infinite.")

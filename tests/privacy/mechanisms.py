@@ -151,20 +151,20 @@ def audit(case: Case, trials: int = 150) -> list[str]:
 def _cost(case: Case) -> list[str]:
     mechanism = case.build()
     changes = 2 if case.sampling is FIXED or case.pieces.microbatch_size > 1 else 1
-    found = effective_noise_multiplier(mechanism.plan.queries())
+    found = effective_noise_multiplier(mechanism.plan.queries)
     return [] if abs(found * changes / Z - 1) < 1e-9 else [f"the release costs z={found * changes}, not {Z}"]
 
 
 def _sensitivity(case: Case, trials: int) -> list[str]:
     mechanism, generator = case.build(), torch.Generator().manual_seed(0)
-    largest = [0.0] * len(mechanism.plan.queries())
+    largest = [0.0] * len(mechanism.plan.queries)
     for trial in range(trials):
         rows, without, own, others = neighbours(case, generator, scale=(0.1, 0.5, 5.0)[trial % 3])
         moved = sums_of(mechanism, rows, own) - sums_of(mechanism, without, others)
         for i, part in enumerate(by_query(mechanism, moved)):
             largest[i] = max(largest[i], float(part.norm()) if part.isfinite().all() else math.inf)
     problems = []
-    for query, most in zip(mechanism.plan.queries(), largest, strict=True):
+    for query, most in zip(mechanism.plan.queries, largest, strict=True):
         if most > query.sensitivity * (1 + 1e-4):
             problems.append(f"{query.name} moves by {most:.3g}, more than {query.sensitivity:.3g}")
         if most < 0.25 * query.sensitivity:
@@ -180,7 +180,7 @@ def _noise(case: Case) -> list[str]:
         draws.append(mechanism.total.clone())
     problems = []
     by_release = [by_query(mechanism, draw) for draw in draws]
-    for i, query in enumerate(mechanism.plan.queries()):
+    for i, query in enumerate(mechanism.plan.queries):
         sample = torch.cat([parts[i] for parts in by_release]).double().numpy()
         for factor, fits in ((1.0, True), (2 / 3, False), (1.5, False)):
             accepted = stats.kstest(np.asarray(sample) / (query.noise_std * factor), "norm").pvalue > 1e-4

@@ -102,7 +102,9 @@ def test_mean_norm_noise_belongs_to_the_sum() -> None:
     assert (statistic.bound, statistic.noise_std) == (pytest.approx(1.4), pytest.approx(2.5 * 1.4))
     assert plan.gradient_multiplier == pytest.approx((1 - 2.5**-2) ** -0.5)
     assert plan.segments[-1] == (1, pytest.approx(3.5))
-    assert mechanism(MeanNormBounds(), expected=128).plan.statistics[0].noise_std == pytest.approx(2.5 * 2 * 0.1)
+    automatic = mechanism(MeanNormBounds(), z=0.725).plan
+    assert automatic.statistics[0].noise_std == pytest.approx(2.5 * 2 * 0.1)  # the paper's pair
+    assert automatic.gradient_multiplier == pytest.approx(0.725 * 1.045, rel=1e-3)
 
 
 def test_mean_norms_are_followed_from_far_away() -> None:

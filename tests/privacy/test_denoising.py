@@ -127,4 +127,7 @@ def test_refusals() -> None:
     with pytest.raises(ConfigurationError, match="known are sum, mean"):
         ErrorCorrection(0.1, scale="median")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="not below"):
-        ErrorCorrection(5.0, "uniform").correct(torch.zeros(1), 1.0, 10.0, 1.0)
+        ErrorCorrection(5.0, "uniform", "mean").check(1.0, 10.0)
+    ErrorCorrection(5.0, "uniform", "sum").check(1.0, 10.0)
+    late = ErrorCorrection(5.0, "uniform", "mean").correct(torch.tensor([-90.0, 0.0, 90.0]), 1.0, 10.0, 1.0)
+    assert not late.any()  # a bound that adapted below ν: nothing can be above

@@ -60,7 +60,7 @@ def test_all_allocations_return_the_same_multiplier(split: str) -> None:
     sampling, sizes = PoissonSampling(1000, 0.1), tuple(SIZES)
     for allocation in ("equal", "proportional", "dimension"):
         plan = ReleasePlan(sampling, groups, 1.3, sizes, allocation=allocation)  # type: ignore[arg-type]
-        assert effective_noise_multiplier(plan.queries()) == pytest.approx(1.3, rel=1e-12)
+        assert effective_noise_multiplier(plan.queries) == pytest.approx(1.3, rel=1e-12)
         for group, std in zip(groups, plan.noise_stds, strict=True):
             d = sum(SIZES[p] for p in group.parameters)
             wanted = {
@@ -79,7 +79,7 @@ def test_worked_example_of_section_2() -> None:
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
     machine = Mechanism(Pieces(), PoissonSampling(1000, qn / 1000), z, parameters, (group,))
     assert [std / qn for std in machine.plan.parameter_stds] == pytest.approx([0.01, 1.0])
-    assert machine.plan.queries()[0].sensitivity == 1.0
+    assert machine.plan.queries[0].sensitivity == 1.0
     v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)
     v1[0, 0], v2[1, 2] = 1.0, 100.0  # as large as allowed, and one always zero: nothing is clipped
     machine.clear()

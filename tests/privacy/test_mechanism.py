@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dp_accounting
@@ -129,7 +130,7 @@ def test_an_independent_accountant_agrees(name: str) -> None:
     case = CASES[name]
     plan = case.build().plan
     composed = dp_accounting.ComposedDpEvent(
-        [dp_accounting.GaussianDpEvent(query.noise_std / query.sensitivity) for query in plan.queries()]
+        [dp_accounting.GaussianDpEvent(query.noise_std / query.sensitivity) for query in plan.queries]
     )
     fixed = case.sampling is FIXED
     relation = dp_accounting.NeighboringRelation
@@ -145,9 +146,9 @@ def test_an_independent_accountant_agrees(name: str) -> None:
         else dp_accounting.PoissonSampledDpEvent(12 / 240, gaussian)
     )
     accountant.compose(event, 500)
-    ours = epsilon({(case.sampling, plan.queries()): 500}, 1e-5)
+    ours = epsilon({(case.sampling, plan.queries): 500}, 1e-5)
     assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
-    merged = epsilon({(case.sampling, equivalent_queries(plan.queries())): 500}, 1e-5)
+    merged = epsilon({(case.sampling, equivalent_queries(plan.queries)): 500}, 1e-5)
     assert ours <= merged * (1 + 1e-12) and merged == pytest.approx(ours, rel=1e-8)
 
 
@@ -198,10 +199,10 @@ def noise_of_the_norm_query_left_out(patch: pytest.MonkeyPatch) -> None:
 def noise_of_the_norm_query_after_the_division(patch: pytest.MonkeyPatch) -> None:
     statistics = MeanNormBounds.statistics
 
-    def smaller(self: Any, groups: Any, expected: float) -> tuple[Statistic, ...]:
+    def smaller(self: Any, groups: Any, expected: float, z: float) -> tuple[Statistic, ...]:
         return tuple(
             Statistic(s.name, s.size, s.bound / expected, s.noise_std / expected)
-            for s in statistics(self, groups, expected)
+            for s in statistics(self, groups, expected, z)
         )
 
     patch.setattr(MeanNormBounds, "statistics", smaller)
@@ -218,6 +219,24 @@ def bound_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def quantile_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
+    def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
+        object.__setattr__(self, "seen", squared.sqrt().quantile(0.5, dim=1).tolist())
+        return (squared.sqrt() <= groups[0].max_grad_norm).float().sub(0.5).sum(1)
+
+    patch.setattr(QuantileBounds, "measure", measure)
+    patch.setattr(QuantileBounds, "next_bounds", lambda self, groups, released: tuple(self.seen))
+
+
+def normalises_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
+    def weights(squared: Tensor, bound: float, stability: float) -> Tensor:
+        return (1 + stability) * bound / squared.sqrt().clamp(min=1e-9) * squared.isfinite()
+
+    patch.setattr(
+        mechanism_module, "clip_and_sum", lambda g, groups, w: clip_and_sum(g, groups, partial(weights, stability=0.01))
+    )
+
+
 def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
     def late(gradients: Any, groups: Any, weights_of: Any) -> Any:
         exact = [g._gradients for g in gradients]
@@ -229,19 +248,19 @@ def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def example_sensitivity_for_microbatches(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReleasePlan, "record_changes", property(lambda self: self.sampling.record_changes))
+    patch.setattr("dpbench.privacy.plan.record_changes", lambda sampling, size: sampling.record_changes)
 
 
 def dependent_microbatches(patch: pytest.MonkeyPatch) -> None:
     """By position in the lot: an example that leaves moves all that follow."""
-    as_clipped = mechanism_module.as_clipped
+    before_clipping = mechanism_module.before_clipping
 
     def by_position(gradients: Any, records: int, merge: Any, *others: Any) -> Any:
         if merge is not None:
             merge = (torch.arange(records).flip(0) // 2, -(-records // 2), merge[2])
-        return as_clipped(gradients, records, merge, *others)
+        return before_clipping(gradients, records, merge, *others)
 
-    patch.setattr(mechanism_module, "as_clipped", by_position)
+    patch.setattr(mechanism_module, "before_clipping", by_position)
 
 
 def metrics_unbounded(patch: pytest.MonkeyPatch) -> None:
@@ -275,6 +294,8 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (noise_of_the_norm_query_left_out, "quantile_layers"),
     (noise_of_the_norm_query_after_the_division, "mean"),
     (bound_from_the_norms_themselves, "mean"),
+    (quantile_from_the_norms_themselves, "quantile"),
+    (normalises_beyond_the_bound, "automatic"),
     (discretizes_after_clipping, "discretized"),
     (example_sensitivity_for_microbatches, "microbatches"),
     (dependent_microbatches, "microbatches"),

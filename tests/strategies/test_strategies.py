@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ STRATEGIES: dict[str, Make] = {
     "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),
     "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
     "quantile_layers": partial(AdaptiveQuantileClipping, clipping="per_layer", count_noise_std=3.0, update="linear"),
-    "mean": partial(AdaptiveMeanClipping, norm_noise_multiplier=9.0),
+    "mean": AdaptiveMeanClipping,
     "groups": partial(VectorGroups, groups={"conv": ["*.0.*", "*.1.*"], "dense": "*.5.*"}, split="dimension"),
     "joint": partial(
         VectorGroups,
@@ -188,6 +189,16 @@ def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
     assert ledger_epsilon(books["a"], 1e-3) == pytest.approx(ledger_epsilon(books["b"], 1e-3))
     assert microbatch_epsilon(books["a"], 1e-3) == pytest.approx(ledger_epsilon(books["c"], 1e-3))
     assert microbatch_epsilon(books["c"], 1e-3) == ledger_epsilon(books["c"], 1e-3)
+    # A metric is a sum over examples: one moves it by B/4, a whole microbatch by B.
+    options = {"microbatch_size": 4, "metrics": {"accuracy": 1.0}}
+    fit(tmp_path / "d", partial(DPSGD, **options), classifier(), noise_multiplier=2.0)
+    book = read_ledger(tmp_path / "d/ledger.jsonl")
+    gradient, metric = book.releases[0][1].queries
+    assert (gradient.sensitivity, metric.sensitivity) == (2.0, 0.25)
+    whole = effective_noise_multiplier([replace(gradient, sensitivity=1.0), replace(metric, sensitivity=1.0)])
+    fit(tmp_path / "e", DPSGD, classifier(), noise_multiplier=whole)
+    same = ledger_epsilon(read_ledger(tmp_path / "e/ledger.jsonl"), 1e-3)
+    assert microbatch_epsilon(book, 1e-3) == pytest.approx(same, rel=1e-6)
 
 
 def test_microbatch_of_a_record_is_independent_of_the_others() -> None:
@@ -319,7 +330,7 @@ def test_private_optimizers_equal_plain_ones_fed_with_the_released_gradients(
         (lambda: DPSGD(priors=[0.2, 0.6, 0.2], noise_multiplier=1), "give a correction_threshold"),
         (lambda: DPSGD(microbatch_size=0, noise_multiplier=1), "microbatch_size must be a whole number"),
         (lambda: DPSGD(metrics={"loss": -1}, noise_multiplier=1), "bound of metric loss"),
-        (lambda: DPSGD(metrics={}, noise_multiplier=1), "names no metric"),
+        (lambda: DPSGD(metrics={}, noise_multiplier=1), "metrics must be names with a bound each"),
         (lambda: DPSGD(metrics={"loss": 1}, metrics_share=1.0, noise_multiplier=1), "metrics_share"),
         (lambda: AutomaticClipping(stability=-1, noise_multiplier=1), "stability must be"),
         (lambda: VectorGroups(split="joint", noise_multiplier=1), "scales and split=joint belong together"),

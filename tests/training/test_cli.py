@@ -331,6 +331,20 @@ REFUSED: list[tuple[list[str], str]] = [
         ],
         "pld accountant does not cover 'fixed_size'",
     ),
+    (["strategy=vector_groups", "strategy.groups=foo"], "groups must be names with patterns"),
+    (["strategy=vector_groups", "strategy.groups={a: 3}"], "group 'a' must be a pattern"),
+    (["strategy=vector_groups", "strategy.groups={a: model.1.*}"], "no group takes model.3.weight, model.3.bias"),
+    (["strategy=vector_groups", "strategy.split=joint", "strategy.scales=5"], "scales must be a number for each"),
+    (["strategy.metrics=[accuracy]"], "metrics must be names with a bound each"),
+    (["strategy.metrics={accuracy: x}"], "bound of metric accuracy must be a positive number"),
+    (["strategy.metrics={f1: 1}"], "offers no metric f1; it offers accuracy, loss, class_counts"),
+    (["strategy=adaptive_quantile", "strategy.quantile=1.5"], "quantile must lie strictly between 0 and 1"),
+    (["strategy=discretized", "strategy.discretization_threshold=-1"], "discretization_threshold must be"),
+    (["strategy=discretized", "strategy.priors=[0.5,0.5,0.5]"], "three probabilities"),
+    (["strategy=adaptive_quantile", "strategy.count_noise_std=0.1"], "Theorem 1 has no solution"),
+    (["strategy.microbatch_size=7"], "microbatch_size=7 does not fit lots of 64 records"),
+    (["schedule=cosine", "schedule.T_max=abc"], "optimizer or schedule"),
+    (["schedule=cosine", "trainer.max_steps=-1", "trainer.max_epochs=1"], "T_max must be at least 1"),
 ]
 
 _ALL_REFUSED = """
@@ -501,6 +515,33 @@ def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy
     assert (run / "ledger.jsonl").exists() == (strategy != "clip_only")
     out, _ = dpbench(tmp_path, "table", "run")
     assert f"| {record['steps']} |" in out and "test accuracy (%)" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ['strategy.groups={hidden: "model.1.*", output: ["model.3.weight", "model.3.bias"]}'],
+        [
+            'strategy.groups={hidden: "model.1.*", output: "model.3.*"}',
+            "strategy.max_grad_norms={hidden: 0.5, output: 1}",
+        ],
+        ["strategy.split=joint", "strategy.scales={model.1: 2, model.3: 1}", "strategy.max_grad_norm=1.2"],
+        ["strategy.metrics={accuracy: 1, loss: 3, class_counts: 1}"],
+    ],
+    ids=["groups", "bounds", "joint", "metrics"],
+)
+def test_dictionaries_on_the_command_line(tmp_path: Path, words: list[str]) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "strategy=vector_groups", *words, "trainer.max_steps=5")
+    queries = [query.name for query in read_ledger(run / "ledger.jsonl").releases[0][1].queries]
+    wanted = {
+        "strategy.groups": ["hidden", "output"],
+        "strategy.split": ["joint"],
+        "strategy.metrics": ["model.1", "model.3", "metric/accuracy", "metric/loss", "metric/class_counts"],
+    }
+    assert queries == wanted[words[0].partition("=")[0]]
+    if "metrics" in words[0]:
+        table = pd.read_csv(run / "metrics.csv")
+        assert {"private/accuracy", "private/loss", "private/class_counts/9"} <= set(table)
 
 
 def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:

@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import Event, Ledger, counted_event
-from dpbench.privacy.plan import SumQuery, effective_noise_multiplier
+from dpbench.privacy.plan import METRIC, SumQuery, effective_noise_multiplier, equivalent_queries, record_changes
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 _RELATIONS = {
     "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace_one": NeighboringRelation.REPLACE_ONE,
 }
+
+
+_PLD_LIMIT = 100.0
 
 
 class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
@@ -105,6 +108,11 @@ def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") 
         machines = [_single_release(event) for event in counted]
         curve = sum(count * machine.curve for machine, count in zip(machines, counted.values(), strict=True))
         return machines[0].epsilon_of(np.asarray(curve), delta)
+    if accountant == "pld" and epsilon(counted, delta, "rdp") > _PLD_LIMIT:
+        raise ConfigurationError(
+            f"the pld accountant is not computed above an epsilon of {_PLD_LIMIT:.0f} (its tables would take hours and "
+            "gigabytes): use rdp."
+        )
     machine = ACCOUNTANTS[accountant](_relation(next(iter(counted))[0]))
     for (sampling, queries), count in counted.items():
         try:
@@ -147,12 +155,20 @@ def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") ->
     It is nominal: what holds if the examples of a microbatch always are drawn together. One of them alone is
     protected by `ledger_epsilon` only, because it can turn its microbatch's clipped gradient into any other.
     """
-    counted: Counter[Event] = Counter()
-    for (sampling, (query,)), count in ledger_events(ledger).items():
-        changes = 2 if ledger.header.microbatch_size > 1 else sampling.record_changes
-        whole = SumQuery(query.name, query.sensitivity * sampling.record_changes / changes, query.noise_std)
-        counted[sampling, (whole,)] += count
+    size = ledger.header.microbatch_size
+    counted = Counter(_of_a_microbatch(release.sampling, release.queries, size) for _, release in ledger.releases)
     return epsilon(counted, delta, accountant)
+
+
+@lru_cache(maxsize=1024)
+def _of_a_microbatch(sampling: Sampling, queries: tuple[SumQuery, ...], size: int) -> Event:
+    """A release's cost for a fixed microbatch of `size` examples that joins, leaves or is replaced as a whole."""
+    own = sampling.record_changes / record_changes(sampling, size)
+    whole = [
+        SumQuery(query.name, query.sensitivity * (size if query.name.startswith(METRIC) else own), query.noise_std)
+        for query in queries
+    ]
+    return sampling, equivalent_queries(whole)
 
 
 def remaining_releases(

@@ -57,7 +57,7 @@ class ErrorCorrection:
 
     threshold: float
     hypotheses: Hypotheses = "points"
-    scale: Scale = "mean"
+    scale: Scale = "sum"
     priors: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +71,20 @@ class ErrorCorrection:
             if value not in known:
                 raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(known)}.")
         check_priors(self.priors)
+
+    def check(self, bound: float, expected_records: float) -> None:
+        """Raise ConfigurationError if ν is more than a gradient can be.
+
+        Args:
+            bound: Smallest bound of a coordinate of one record.
+            expected_records: Expected number of records in a lot.
+        """
+        largest = bound * (expected_records if self.scale == "sum" else 1.0)
+        if self.hypotheses == "uniform" and largest <= self.threshold:
+            raise ConfigurationError(
+                f"correction_threshold={self.threshold} is not below {largest:.4g}, the most that the gradient can be "
+                "in any coordinate: choose a smaller one."
+            )
 
     def correct(self, total: Tensor, noise_std: float, expected_records: float, bound: float) -> Tensor:
         """The corrected gradient.
@@ -100,11 +114,8 @@ class ErrorCorrection:
             half = nu**2 / (2 * std**2)
             return down - shift - half, torch.full_like(y, stop), up + shift - half
         if self.hypotheses == "uniform":
-            if largest <= nu:
-                raise ConfigurationError(
-                    f"correction_threshold={nu} is not below {largest:.4g}, the most that the gradient can be in any "
-                    "coordinate: choose a smaller one."
-                )
+            if largest <= nu:  # an adaptive bound fell below ν: nothing can be above
+                return torch.full_like(y, -math.inf), torch.zeros_like(y), torch.full_like(y, -math.inf)
             down, stop, up = down - math.log(largest - nu), stop - math.log(2 * nu), up - math.log(largest - nu)
         edge = largest if self.hypotheses == "uniform" else math.inf
         below = _log_mass((-edge - y) / std, (-nu - y) / std)
@@ -133,7 +144,7 @@ def check_priors(priors: Sequence[float] | None) -> None:
 
 
 def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
-    """Priors by maximum likelihood: how often the coordinates of *public* gradients fall under each hypothesis.
+    """Priors: how often the coordinates of *public* gradients fall under each hypothesis.
 
     Args:
         gradients: Clipped sums (or means, whatever ν is compared with) from public data, any shape. Never pass
@@ -141,7 +152,8 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
         threshold: ν.
 
     Returns:
-        (p_down, p_stop, p_up), with one half added to each count, so that none is impossible.
+        (p_down, p_stop, p_up): frequencies, with one half added to each count, so that none is impossible (Jeffreys'
+        prior; the maximum likelihood of the paper for any number of coordinates that matters).
 
     Raises:
         ConfigurationError: There are no coordinates, or some are not finite.

@@ -35,6 +35,7 @@ def by_pattern(names: Sequence[str], patterns: Mapping[str, Sequence[str] | str]
     Raises:
         ConfigurationError: A parameter is in two groups or in none, or a pattern matches nothing; all are named.
     """
+    _check_patterns(patterns)
     partition: dict[str, list[int]] = {group: [] for group in patterns}
     owners: list[list[str]] = [[] for _ in names]
     for group, value in patterns.items():
@@ -55,6 +56,19 @@ def by_pattern(names: Sequence[str], patterns: Mapping[str, Sequence[str] | str]
     if missed:
         raise ConfigurationError(f"no group takes {', '.join(missed)}; add a group with a pattern for it.")
     return {group: tuple(sorted(positions)) for group, positions in partition.items()}
+
+
+def _check_patterns(patterns: Mapping[str, Sequence[str] | str]) -> None:
+    if not isinstance(patterns, Mapping) or not patterns:
+        raise ConfigurationError(
+            'groups must be names with patterns, such as {conv: "*conv*", dense: ["*fc1*", "*fc2*"]}, not '
+            f"{patterns!r}; leave it out (null) for one group for each layer."
+        )
+    for group, value in patterns.items():
+        if not (isinstance(value, str) or (isinstance(value, list | tuple) and value)) or not all(
+            isinstance(pattern, str) for pattern in value
+        ):
+            raise ConfigurationError(f"group {group!r} must be a pattern or a list of patterns, not {value!r}.")
 
 
 def equal_split(partition: Partition, max_grad_norm: float) -> tuple[VectorGroup, ...]:
@@ -108,6 +122,11 @@ def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> tuple[V
 
 
 def _same_names(option: str, given: Mapping[str, float], partition: Partition) -> None:
+    numbers = isinstance(given, Mapping) and all(isinstance(value, int | float) for value in given.values())
+    if not numbers:
+        raise ConfigurationError(
+            f"{option} must be a number for each group, such as {{conv: 1, dense: 2}}, not {given!r}."
+        )
     if given.keys() != partition.keys():
         raise ConfigurationError(
             f"{option} must name the groups {', '.join(partition)}; it names {', '.join(given) or 'none'}."

@@ -88,6 +88,7 @@ class Mechanism:
     ) -> None:
         self.pieces = pieces
         self.metrics: dict[str, float] = {}
+        self._metrics: list[dict[str, float]] = []
         self._sampling, self._z = sampling, noise_multiplier
         self._sizes = tuple(parameter.numel() for parameter in parameters)
         self._metric_sizes = dict(metric_sizes or {})
@@ -95,6 +96,8 @@ class Mechanism:
         self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
         self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
         self.digest = plan_digest(self.first_plan)
+        if pieces.denoiser is not None:
+            pieces.denoiser.check(min(self.plan.parameter_bounds), self.plan.expected_records)
         statistics = sum(statistic.size for statistic in self.plan.statistics)
         self.total, self.gradients = _flat_buffer(parameters, statistics)
         self._statistics = self.total[len(self.total) - statistics :]
@@ -103,10 +106,10 @@ class Mechanism:
         pieces, statistics = self.pieces, list[Statistic]()
         if pieces.adaptation is not None:
             expected = self._sampling.expected_batch_size / pieces.microbatch_size
-            statistics += pieces.adaptation.statistics(groups, expected)
-        if pieces.metrics is not None:
-            statistics += pieces.metrics.statistics(self._metric_sizes, self._z, pieces.microbatch_size)
+            statistics += pieces.adaptation.statistics(groups, expected, self._z)
         allocation, size = pieces.allocation, pieces.microbatch_size
+        if pieces.metrics is not None:
+            statistics += pieces.metrics.statistics(self._metric_sizes, self._z, self._sampling, size)
         return ReleasePlan(self._sampling, groups, self._z, self._sizes, tuple(statistics), allocation, size)
 
     @property
@@ -139,7 +142,7 @@ class Mechanism:
             (groups, R'): private, for diagnostics.
         """
         pieces = self.pieces
-        exact, gradients = as_clipped(gradients, records, merge, pieces.discretization_threshold, self._sizes)
+        exact, gradients = before_clipping(gradients, records, merge, pieces.discretization_threshold, self._sizes)
         sums, norms = clip_and_sum(gradients, self.plan.groups, pieces.weights_of)
         for view, part in zip(self.gradients, sums, strict=True):
             view.add_(part)
@@ -178,9 +181,15 @@ class Mechanism:
             self.plan = self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own)))
         if self.pieces.metrics is not None:
             self.metrics = self.pieces.metrics.named(released, self._metric_sizes)
+            self._metrics.append(self.metrics)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Means of the private metrics over the releases since the last call: less noise than each alone."""
+        taken, self._metrics = self._metrics, []
+        return {name: sum(values[name] for values in taken) / len(taken) for name in (taken[0] if taken else ())}
 
 
-def as_clipped(
+def before_clipping(
     gradients: Sequence[ParameterGradients],
     records: int,
     merge: Merge | None,

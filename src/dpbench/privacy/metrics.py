@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.plan import Statistic
+from dpbench.privacy.plan import METRIC, Statistic, record_changes
+from dpbench.privacy.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,27 @@ class PrivateMetrics:
     share: float = 0.05
 
     def __post_init__(self) -> None:
-        if not self.bounds:
-            raise ConfigurationError("metrics names no metric; leave it out (null) to release none.")
+        if not isinstance(self.bounds, Mapping) or not self.bounds:
+            raise ConfigurationError(
+                f"metrics must be names with a bound each, such as {{accuracy: 1, loss: 3}}, not {self.bounds!r}; "
+                "leave it out (null) to release none."
+            )
         for name, bound in self.bounds.items():
-            if not 0 < bound < math.inf:
+            if not isinstance(bound, int | float) or not 0 < bound < math.inf:
                 raise ConfigurationError(f"the bound of metric {name} must be a positive number, not {bound}.")
-        if not 0 < self.share < 1:
-            raise ConfigurationError(f"metrics_share must lie strictly between 0 and 1, not {self.share}.")
+        check_share(self.share)
 
     def statistics(
-        self, sizes: Mapping[str, int], noise_multiplier: float, microbatch_size: int = 1
+        self, sizes: Mapping[str, int], noise_multiplier: float, sampling: Sampling, microbatch_size: int = 1
     ) -> tuple[Statistic, ...]:
         """What is summed beside the gradients.
 
         Args:
             sizes: Number of values of each metric that the module offers.
             noise_multiplier: z of the whole release.
-            microbatch_size: μ; a record is μ examples, so that one example has a μ-th of a record's mean.
+            sampling: How lots are drawn.
+            microbatch_size: μ. A metric is a sum over *examples*, divided by μ, whatever the microbatches: one example
+                moves it by B/μ if it is added or removed.
 
         Raises:
             ConfigurationError: The module does not offer a metric.
@@ -62,8 +67,9 @@ class PrivateMetrics:
                 "(`record_metrics`: name → number of values)."
             )
         z = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
-        bounds = {name: bound / microbatch_size for name, bound in self.bounds.items()}
-        return tuple(Statistic(f"metric/{name}", sizes[name], bound, z * bound) for name, bound in bounds.items())
+        own = sampling.record_changes / record_changes(sampling, microbatch_size) / microbatch_size
+        bounds = {name: bound * own for name, bound in self.bounds.items()}
+        return tuple(Statistic(METRIC + name, sizes[name], bound, z * bound) for name, bound in bounds.items())
 
     def measure(self, values: Mapping[str, Tensor], sizes: Mapping[str, int], microbatch_size: int = 1) -> Tensor:
         """Sum of the bounded values over the examples of a lot, divided by μ.
@@ -98,3 +104,9 @@ class PrivateMetrics:
             f"private/{name}" + (f"/{i}" if sizes[name] > 1 else "") for name in self.bounds for i in range(sizes[name])
         ]
         return dict(zip(names, released, strict=True))
+
+
+def check_share(share: float) -> None:
+    """Raise ConfigurationError unless 0 < share < 1."""
+    if not 0 < share < 1:
+        raise ConfigurationError(f"metrics_share must lie strictly between 0 and 1, not {share}.")

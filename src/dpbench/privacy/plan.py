@@ -19,6 +19,9 @@ from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.noise import add_gaussian_noise
 from dpbench.privacy.sampling import Sampling
 
+METRIC = "metric/"
+"""Begins the names of queries over examples rather than records (which microbatches may be)."""
+
 NoiseAllocation = Literal["equal", "proportional", "dimension"]
 """How noise is shared among groups: the same on every coordinate, σ_g = z√G·S_g, or σ_g = z√(D/d_g)·S_g."""
 
@@ -119,11 +122,6 @@ class ReleasePlan:
         """Expected number of records (microbatches, where there are) in a lot."""
         return self.sampling.expected_batch_size / self.microbatch_size
 
-    @property
-    def record_changes(self) -> int:
-        """By how many bounds a sum moves between neighbours, see the function of that name."""
-        return record_changes(self.sampling, self.microbatch_size)
-
     @cached_property
     def gradient_multiplier(self) -> float:
         """z_Δ, the multiplier that is left for the gradients: z⁻² = z_Δ⁻² + Σ (S_s/σ_s)² over the statistics.
@@ -134,7 +132,7 @@ class ReleasePlan:
         left = self.noise_multiplier**-2 - spent
         if not left > 0:
             raise ConfigurationError(
-                f"the statistics beside the gradient ({', '.join(s.name for s in self.statistics)}) alone cost more "
+                f"the statistics beside the gradient ({_names(self.statistics)}) alone cost more "
                 f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
                 f"more noise (their own multiplier is {1 / math.sqrt(spent):.4g}), or lower noise_multiplier."
             )
@@ -185,19 +183,15 @@ class ReleasePlan:
         return tuple(merged)
 
     @cached_property
-    def _queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> tuple[SumQuery, ...]:
         """The release as the ledger records it; a sum moves by `record_changes` times its bound between neighbours."""
-        changes = self.record_changes
+        changes = record_changes(self.sampling, self.microbatch_size)
         gradients = [
             SumQuery(group.name, changes * group.max_grad_norm, std)
             for group, std in zip(self.groups, self.noise_stds, strict=True)
         ]
         others = [SumQuery(s.name, changes * s.bound, s.noise_std) for s in self.statistics]
         return (*gradients, *others)
-
-    def queries(self) -> tuple[SumQuery, ...]:
-        """The release as the ledger records it."""
-        return self._queries
 
     def privatize(self, total: Tensor, generator: torch.Generator) -> Tensor:
         """Add noise to the flat sums over all records of a lot (parameters, then statistics), once, in place."""
@@ -206,6 +200,11 @@ class ReleasePlan:
     def average(self, total: Tensor) -> Tensor:
         """Divide by the *expected* number of records, in place: the realised number is private."""
         return total.div_(self.expected_records)
+
+
+def _names(statistics: Sequence[Statistic]) -> str:
+    names = [statistic.name for statistic in statistics]
+    return ", ".join(names if len(names) <= 4 else [*names[:3], f"... {len(names)} in all"])
 
 
 def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:

@@ -36,7 +36,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
     _draw_accuracy(axes[0], table)
     if private:
         epsilon = table["privacy/epsilon"].dropna()
-        axes[1].plot(epsilon.index, epsilon, color=_RED)
+        axes[1].plot(epsilon.index, epsilon, color=_RED, marker="." if len(epsilon) < 5 else None)
         axes[1].set_ylabel("ε spent (RDP)")
         axes[1].set_ylim(bottom=0)
         _mark_last(axes[1], epsilon, ".3g")
@@ -63,7 +63,8 @@ def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
 def _draw_bounds(ax: Axes, table: pd.DataFrame) -> None:
     for column, values in table.items():
         bound = values.dropna()
-        ax.plot(bound.index, bound, label=str(column).removeprefix(_BOUND).removeprefix("model."), linewidth=1.2)
+        marker = "." if len(bound) < 5 else None
+        ax.plot(bound.index, bound, label=str(column).removeprefix(_BOUND), linewidth=1.2, marker=marker)
     ax.set_yscale("log")
     ax.set_ylabel("clipping bound")
     ax.legend(frameon=False, fontsize=7, ncols=3)
@@ -75,7 +76,7 @@ def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:
         if column not in table:
             continue
         accuracy = 100 * table[column].dropna()
-        ax.plot(accuracy.index, accuracy, marker=".", color=color, label=label)
+        ax.plot(accuracy.index, accuracy, marker="." if len(accuracy) < 50 else None, color=color, label=label)
         _mark_last(ax, accuracy, ".1f")
     ax.set_ylabel("accuracy (%)")
     if ax.lines:

@@ -1,4 +1,4 @@
-"""diagnostics.png: gradient norms, bounds, clipped share, noise and gradient values of a run. Not private."""
+"""nonprivate_diagnostics.png: gradient norms, bounds, clipped share, noise, gradient values of a run."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ def plot_diagnostics(folder: Path, title: str) -> Path | None:
     if norms.empty:
         return None
     clipped, noise = _columns(table, "nonprivate/clip_fraction/"), _columns(table, "nonprivate/noise_to_signal/")
-    figure = Figure(figsize=(11, 7 if len(clipped) else 3.6), layout="constrained")
+    panels = [("mean l2 norm of a record's gradient", norms, True)]
+    panels += [("clipping bound", _columns(table, "nonprivate/bound/"), True)]
+    panels += [("share of clipped records", clipped, False), ("noise / signal of the sum", noise, True)]
+    panels = [panel for panel in panels if not panel[1].empty]
+    rows = (len(panels) + 2) // 2
+    figure = Figure(figsize=(13, 3.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2 if len(clipped) else 1, 2, squeeze=False)
-    _lines(axes[0, 0], norms, "mean l2 norm of a record's gradient", log=True)
-    _histogram(axes[0, 1], folder / HISTOGRAM)
-    if len(clipped):
-        _lines(axes[1, 0], clipped, "share of clipped records")
-        axes[1, 0].set_ylim(-0.03, 1.03)
-        bounds = _columns(table, "nonprivate/bound/")
-        twin = axes[1, 0].twinx()
-        for name, values in bounds.items():
-            twin.plot(values.index, values, linestyle=":", linewidth=1.2, label=f"bound {name}")
-        twin.set_yscale("log")
-        twin.set_ylabel("bound (dotted)")
-        _lines(axes[1, 1], noise, "noise / signal of the sum", log=True)
+    axes = figure.subplots(rows, 2, squeeze=False).flatten()
+    for ax, (label, values, log) in zip(axes, panels, strict=False):
+        _lines(ax, values, label, log)
+    _histogram(axes[len(panels)], folder / HISTOGRAM)
+    for ax in axes[len(panels) + 1 :]:
+        ax.set_visible(False)
     figure.suptitle(f"{title}: not private")
     path, temporary = folder / "nonprivate_diagnostics.png", folder / ".diagnostics.png"
     figure.savefig(temporary, dpi=120, format="png")
@@ -53,20 +51,22 @@ def plot_diagnostics(folder: Path, title: str) -> Path | None:
 
 def _columns(table: pd.DataFrame, prefix: str) -> pd.DataFrame:
     chosen = [str(column) for column in table if str(column).startswith(prefix)]
-    return table[chosen].rename(columns=lambda name: name.removeprefix(prefix).removeprefix("model.")).dropna(how="all")
+    return table[chosen].rename(columns=lambda name: name.removeprefix(prefix)).dropna(how="all")
 
 
-def _lines(ax: Axes, table: pd.DataFrame, label: str, log: bool = False) -> None:
+def _lines(ax: Axes, table: pd.DataFrame, label: str, log: bool) -> None:
+    marker = "." if len(table) < 5 else None
     for name, values in table.items():
-        ax.plot(
-            values.index, values, linestyle="--" if str(name).endswith("bias") else "-", label=str(name), linewidth=1.2
-        )
+        style = "--" if str(name).endswith("bias") else "-"
+        ax.plot(values.index, values, linestyle=style, marker=marker, label=str(name), linewidth=1.2)
     if log:
         ax.set_yscale("log")
+    else:
+        ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("step")
     ax.set_ylabel(label)
     ax.grid(alpha=0.3)
-    ax.legend(frameon=False, fontsize=7, ncols=2)
+    ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _histogram(ax: Axes, source: Path) -> None:

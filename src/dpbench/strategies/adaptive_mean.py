@@ -16,7 +16,7 @@ from dpbench.privacy.clipping import VectorGroup, group_norms
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.groups import CLIPPINGS
-from dpbench.privacy.mechanism import as_clipped
+from dpbench.privacy.mechanism import before_clipping
 from dpbench.privacy.noise import keyed_generator
 from dpbench.privacy.plan import NoiseAllocation
 from dpbench.strategies.base import PrivateStrategy
@@ -44,7 +44,8 @@ class AdaptiveMeanClipping(PrivateStrategy):
     Args:
         alpha: α.
         beta: β > 1.
-        norm_noise_multiplier: σ_l2; None takes 2.5 for lots of 128 records (the paper's) and in proportion for others.
+        norm_noise_multiplier: σ_l2; None takes the paper's share of the budget: 2.5/0.725 times z√G. (The paper's σ is
+            the noise of one layer, z√G here.)
         initial_max_grad_norm: First bound of all layers together instead of the step on random noise. Needed where
             neither data module nor module has `noise_batch(size, generator)`, and in manual optimization.
         clipping: As for `DPSGD`.
@@ -101,7 +102,7 @@ class AdaptiveMeanClipping(PrivateStrategy):
     ) -> list[float]:
         size = self.pieces.microbatch_size
         merge = None if size == 1 else (torch.arange(records) // size, records // size, 1 / size)
-        _, prepared = as_clipped(gradients, records, merge, self.pieces.discretization_threshold, sizes)
+        _, prepared = before_clipping(gradients, records, merge, self.pieces.discretization_threshold, sizes)
         norms = torch.stack([parameter.squared_norms() for parameter in prepared])
         means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()
         return means

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,20 @@ from dpbench.privacy.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.ledger import Header, Release
 from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces
-from dpbench.privacy.metrics import PrivateMetrics
+from dpbench.privacy.metrics import PrivateMetrics, check_share
 from dpbench.privacy.noise import fresh_key, keyed_generator
-from dpbench.privacy.plan import SumQuery, equivalent_queries, record_changes
+from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
 from dpbench.strategies.budget import Budget
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
+_EARLY = 50  # releases whose bounds are all logged: they move fast at first
 
 Observer = Callable[[Mechanism, list[str], Sequence[ParameterGradients], Tensor], None]
 """Called with (mechanism, parameter names, per-record gradients before discretization, squared norms by group)."""
 
 
-class PrivateStrategy(pl.Callback):
+class PrivateStrategy(pl.Callback, ABC):
     """A Lightning callback that makes every update of the model a private release.
 
     Guarantee: (ε, δ)-differential privacy of all updates together, with an example as the unit, the neighbouring
@@ -59,8 +60,8 @@ class PrivateStrategy(pl.Callback):
             can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
             share protects neither. None takes the operating system's entropy: use that for models to be published.
         max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
-        microbatch_size: μ. Above 1 the mean gradient of the examples that were drawn into one microbatch is clipped
-            instead of each example's; an example can then move the sum by twice the bound.
+        microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
+            divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
         correction_threshold: ν of the error correction of the released gradient; None: no correction.
         correction_hypotheses: Likelihood of the error correction, see `privacy.denoising.ErrorCorrection`.
@@ -93,7 +94,7 @@ class PrivateStrategy(pl.Callback):
         discretization_threshold: float | None = None,
         correction_threshold: float | None = None,
         correction_hypotheses: Hypotheses = "points",
-        correction_scale: Scale = "mean",
+        correction_scale: Scale = "sum",
         priors: list[float] | None = None,
         metrics: dict[str, float] | None = None,
         metrics_share: float = 0.05,
@@ -109,11 +110,12 @@ class PrivateStrategy(pl.Callback):
         if seed is not None and seed < 0:
             raise ConfigurationError(f"seed must not be negative, got {seed}.")
         check_threshold(discretization_threshold, "discretization_threshold")
+        check_share(metrics_share)
         if correction_threshold is None and priors is not None:
             raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
         self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, delta
-        self.seed, self.fingerprint = seed, fingerprint
-        self.max_physical_batch_size, self.loss_reduction = max_physical_batch_size, loss_reduction
+        self.seed, self.fingerprint, self.loss_reduction = seed, fingerprint, loss_reduction
+        self.max_physical_batch_size = max_physical_batch_size
         self.ledger_path = None if ledger is None else Path(ledger)
         self.pieces = Pieces(
             discretization_threshold=discretization_threshold,
@@ -146,11 +148,7 @@ class PrivateStrategy(pl.Callback):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What turns lots into releases.
-
-        Raises:
-            ConfigurationError: Nothing was trained in this process.
-        """
+        """What turns lots into releases; a ConfigurationError if nothing was trained in this process."""
         if self._mechanism is None:
             raise ConfigurationError(
                 "nothing was trained in this process (with ddp_spawn the training ran in others): read the ledger, for "
@@ -216,6 +214,7 @@ class PrivateStrategy(pl.Callback):
             getattr(pl_module, "record_metrics", {}),
             self._bounds,
         )
+        guards.warn_of_split(self._mechanism.plan)
         lots.phase = self._open_ledger(trainer, self._mechanism) if self.private else 0
 
     def _open_ledger(self, trainer: pl.Trainer, mechanism: Mechanism) -> int:
@@ -225,12 +224,10 @@ class PrivateStrategy(pl.Callback):
             device, names = self._engine.parameters[0].device.type, self._engine.names
             parts = [self.fingerprint, self.seed, device, names, mechanism.digest, torch.__version__]
             replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-        relation, size = sampling.neighbouring_relation, self.pieces.microbatch_size
-        header = Header("example", relation, sampling.population, self.delta, replay, microbatch_size=size)
+        known = "example", sampling.neighbouring_relation, sampling.population, self.delta, replay
+        header = Header(*known, microbatch_size=self.pieces.microbatch_size)
         resumed = self.releases > 0 or self.fingerprint is not None
-        phase = self._budget.open(trainer, self.ledger_path, header, self.releases, resumed)
-        self._budget.limit(trainer, (sampling, equivalent_queries(mechanism.plan.queries())), self.releases)
-        return phase
+        return self._budget.open(trainer, self.ledger_path, header, self.releases, resumed, mechanism.plan)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
@@ -352,14 +349,14 @@ class PrivateStrategy(pl.Callback):
             dist.all_reduce(mechanism.total)
         if self.private:  # on disk before anything uses the noised sum
             checksum = float(mechanism.total.sum(dtype=torch.float64)).hex()
-            self._budget.record(Release(self.releases, mechanism.plan.sampling, mechanism.plan.queries(), checksum))
+            self._budget.record(Release(self.releases, mechanism.plan.sampling, mechanism.plan.queries, checksum))
         for parameter, gradient in zip(self._engine.parameters, mechanism.finish(), strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self._released = True
         self.releases += 1
 
     def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
-        mechanism.add_noise(generator)
+        mechanism.add_noise(generator)  # a reference leaves it out
 
     def _check_release(self) -> None:
         guards.refuse_second_release(self._released)
@@ -378,7 +375,8 @@ class PrivateStrategy(pl.Callback):
         last = self._budget.exhausted
         if last:
             trainer.should_stop = True
-        if last or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
+        early = self.pieces.adaptation is not None and self.releases <= _EARLY
+        if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             if self.private:
                 pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
             self._log(trainer)
@@ -392,9 +390,9 @@ class PrivateStrategy(pl.Callback):
         values = {"privacy/epsilon": self.epsilon()} if self.private else {}
         if self.pieces.adaptation is not None:
             values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in self.mechanism.plan.groups}
-        values |= self.mechanism.metrics
-        for logger in trainer.loggers if values else ():  # at the number of releases, where Lightning counts one less
-            logger.log_metrics(values, step=self.releases)
+        values |= self.mechanism.take_metrics()
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, step=self.releases)  # Lightning counts one less
 
     # ------------------------------------------------------------------------------------- checkpoints
 

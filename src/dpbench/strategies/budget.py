@@ -16,7 +16,7 @@ from dpbench.privacy.accounting import (
     remaining_releases,
 )
 from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
-from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
 
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
@@ -73,8 +73,10 @@ class Budget:
         z = calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
         return z * (1 + 1e-8)  # costs are counted to ten digits
 
-    def open(self, trainer: pl.Trainer, path: Path | None, header: Header, start: int, resumed: bool) -> int:
-        """Open the ledger on rank 0, and tell all ranks what it holds.
+    def open(
+        self, trainer: pl.Trainer, path: Path | None, header: Header, start: int, resumed: bool, plan: ReleasePlan
+    ) -> int:
+        """Open the ledger on rank 0, tell all ranks what it holds, and find how many releases the target allows.
 
         Args:
             trainer: Broadcasts; its log folder is where the ledger goes by default.
@@ -82,37 +84,31 @@ class Budget:
             header: Of this run.
             start: Releases of the restored checkpoint.
             resumed: Whether an existing ledger may be continued.
+            plan: Of the next release; all others cost as much.
 
         Returns:
-            The phase of the ledger. Releases after the checkpoint that will be repeated are in `replays`.
+            The phase of the ledger.
+
+        Raises:
+            BudgetExhausted: The target allows no further release.
         """
         path = path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
         known: tuple[Counter[Event], int, int] = Counter(), 0, 0
         if trainer.is_global_zero:  # `log_dir` above asks all ranks
             self._writer = LedgerWriter(path, header, start=start, resume=resumed)
             known = self._writer.events, self._writer.replays, self._writer.phase
-        self.spent, self.replays, phase = trainer.strategy.broadcast(known)
+        self.spent, replays, phase = trainer.strategy.broadcast(known)
         if self._writer is not None:
             self.spent = self._writer.events  # counted there
+        if self.target_epsilon is not None:
+            self._limit(trainer, self.target_epsilon, (plan.sampling, equivalent_queries(plan.queries)), start, replays)
         return phase
 
-    def limit(self, trainer: pl.Trainer, event: Event, made: int) -> None:
-        """Find how many more releases like `event` the target allows; replays of recorded ones cost nothing.
-
-        Args:
-            trainer: Knows the number of steps.
-            event: The next release.
-            made: Releases so far.
-
-        Raises:
-            BudgetExhausted: Not one.
-        """
-        if self.target_epsilon is None:
-            return
+    def _limit(self, trainer: pl.Trainer, target: float, event: Event, made: int, replays: int) -> None:
         planned = trainer.estimated_stepping_batches
-        most = _UNBOUNDED if planned == float("inf") else max(int(planned) - made - self.replays, 1)
-        new = remaining_releases(self.spent, event, self.target_epsilon, self.delta, self.accountant, most)
-        self.remaining = self.replays + new
+        most = _UNBOUNDED if planned == float("inf") else max(int(planned) - made - replays, 1)
+        new = remaining_releases(self.spent, event, target, self.delta, self.accountant, most)
+        self.remaining = replays + new  # replays of recorded releases cost nothing
         if not self.remaining:
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "

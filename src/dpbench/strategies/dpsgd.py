@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.groups import CLIPPINGS
+from dpbench.privacy.plan import NoiseAllocation
 from dpbench.strategies.base import PrivateStrategy
 
 Clipping = Literal["flat", "per_layer", "per_parameter", "by_dimension"]
@@ -29,6 +31,7 @@ class DPSGD(PrivateStrategy):
         max_grad_norm: C, the bound on a record's l2 norm over all parameters.
         clipping: "flat" clips the whole gradient at C; "per_layer" each of m layers at C/√m; "per_parameter" weights
             and biases apart; "by_dimension" each layer at C·√(d_g/D), by its number of coordinates.
+        allocation: How noise is shared among groups, see `privacy.plan.NoiseAllocation`; without effect on "flat".
         **options: See `PrivateStrategy`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
 
     Example:
@@ -36,8 +39,15 @@ class DPSGD(PrivateStrategy):
         >>> trainer = pl.Trainer(max_steps=1000, callbacks=[strategy])  # doctest: +SKIP
     """
 
-    def __init__(self, max_grad_norm: float = 1.0, clipping: Clipping = "flat", **options: Any) -> None:
+    def __init__(
+        self,
+        max_grad_norm: float = 1.0,
+        clipping: Clipping = "flat",
+        allocation: NoiseAllocation = "equal",
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self.pieces = replace(self.pieces, allocation=allocation)
         check_clipping(clipping)
         self.max_grad_norm, self.clipping = check_bound("max_grad_norm", max_grad_norm), clipping
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.plan import ReleasePlan
 from dpbench.privacy.sampling import Sampling
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -173,6 +174,16 @@ def warn_of_delta(delta: float, population: int) -> None:
         pl.utilities.rank_zero_warn(
             f"delta={delta} is not below 1/{population} (the number of records): such a delta allows to publish one "
             "record outright; choose a smaller one."
+        )
+
+
+def warn_of_split(plan: ReleasePlan) -> None:
+    """Warn where statistics leave the gradients much more noise than was asked for."""
+    if plan.gradient_multiplier > 1.5 * plan.noise_multiplier:
+        pl.utilities.rank_zero_warn(
+            f"the statistics beside the gradient cost so much that its own noise multiplier is "
+            f"{plan.gradient_multiplier:.3g} instead of {plan.noise_multiplier:.3g}: give the statistics more noise "
+            "(count_noise_std, norm_noise_multiplier), or clip fewer groups."
         )
 
 

@@ -32,7 +32,7 @@ class VectorGroups(PrivateStrategy):
             each parameter in exactly one. None: one for each layer.
         split: "equal" or "dimension" share `max_grad_norm` among groups; "joint" clips all together by `scales`.
         max_grad_norm: S*, or S for joint clipping (None there takes √k; elsewhere 1).
-        max_grad_norms: S_g by group, instead of `max_grad_norm`.
+        max_grad_norms: S_g by group, instead of `split` and `max_grad_norm`.
         scales: α_j by group, for joint clipping.
         allocation: How noise is shared among groups.
         **options: See `PrivateStrategy`; `metrics` are groups of their own with a share of the budget.
@@ -41,7 +41,7 @@ class VectorGroups(PrivateStrategy):
     def __init__(
         self,
         groups: dict[str, Any] | None = None,
-        split: Literal["equal", "dimension", "joint"] = "equal",
+        split: Literal["equal", "dimension", "joint"] = "dimension",
         max_grad_norm: float | None = None,
         max_grad_norms: dict[str, float] | None = None,
         scales: dict[str, float] | None = None,

@@ -98,10 +98,23 @@ def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifi
     schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
     module = ImageClassifier(model, optimizer, data.num_classes, data.monitored, schedule)
     try:
-        module.configure_optimizers()
-    except (TypeError, ValueError) as error:
+        _try_schedule(module.configure_optimizers())
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigurationError(f"optimizer or schedule: {error}.") from error
     return module
+
+
+def _try_schedule(configured: Any) -> None:
+    """Two steps of the schedule on an optimizer that is thrown away: what does not fit shows here."""
+    if not isinstance(configured, tuple):
+        return
+    optimizers, schedules = configured
+    for option in ("T_max", "total_iters"):
+        if getattr(schedules[0]["scheduler"], option, 1) < 1:
+            raise ValueError(f"{option} must be at least 1: set trainer.max_steps, or schedule.{option}")
+    for _ in range(2):
+        optimizers[0].step()
+        schedules[0]["scheduler"].step()
 
 
 def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:

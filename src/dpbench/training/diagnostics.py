@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.clipping import clip_weights
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.mechanism import Mechanism
 from dpbench.results.diagnostics import HISTOGRAM
 from dpbench.results.files import write_atomically
-from dpbench.strategies import PrivateStrategy
+from dpbench.strategies import ClipOnly, PrivateStrategy
 from dpbench.strategies.guards import count_records
 from dpbench.strategies.probe import record_gradients
 
@@ -59,6 +60,8 @@ class GradientDiagnostics(pl.Callback):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
         self._strategy = found[0] if found else None
+        if trainer.world_size > 1:
+            raise ConfigurationError("diagnostics see the records of one process only: train with one process.")
         if self._strategy is not None and self._observe not in self._strategy.observers:
             self._strategy.observers.append(self._observe)
         if self._strategy is None and not pl_module.automatic_optimization:
@@ -86,11 +89,13 @@ class GradientDiagnostics(pl.Callback):
             return
         plan = mechanism.plan
         values = self._look(names, gradients)
-        for group, squared in zip(plan.groups, norms, strict=True):
+        clips = mechanism.pieces.weights_of is clip_weights  # else there is nothing to be above or below of
+        for group, squared in zip(plan.groups if clips else (), norms if clips else (), strict=True):
             clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
             values[f"nonprivate/clip_fraction/{group.name}"] = float(clipped)
             values[f"nonprivate/bound/{group.name}"] = group.max_grad_norm
-        for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True):
+        noisy = not isinstance(self._strategy, ClipOnly)
+        for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True) if noisy else ():
             signal = max(float(total.norm()), 1e-12)
             values[f"nonprivate/noise_to_signal/{name}"] = std * total.numel() ** 0.5 / signal
         self._pieces.append(values)

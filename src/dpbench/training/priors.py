@@ -8,6 +8,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from omegaconf import DictConfig
 
+from dpbench.errors import ConfigurationError
 from dpbench.strategies.priors import PublicPriors
 from dpbench.training import build
 from dpbench.training.progress import RunProgress, quiet, watched
@@ -21,6 +22,8 @@ def priors_job(cfg: DictConfig) -> None:
     """
     quiet()
     config = build.plain(cfg)
+    if config["strategy"]["_target_"].rpartition(".")[2] not in ("DPSGD", "DiscretizedDPSGD"):
+        raise ConfigurationError("dpbench priors knows strategy=discretized and strategy=dpsgd; choose one of them.")
     config["strategy"]["_target_"] = f"{PublicPriors.__module__}.{PublicPriors.__name__}"
     with tempfile.TemporaryDirectory() as folder:
         strategy = build.build_strategy(config, Path(folder))

@@ -165,12 +165,12 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
         rows.append(("epsilon", "infinite (no privacy)"))
     else:
         for name, value in privacy["epsilon"].items():
-            shown = "not covered" if value is None else f"{value:.3f}"
+            shown = "not computed" if value is None else f"{value:.3f}"
             rows.append(
                 (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
             )
         for name, value in privacy.get("epsilon_microbatch", {}).items():
-            shown = "not covered" if value is None else f"{value:.3f}"
+            shown = "not computed" if value is None else f"{value:.3f}"
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
     rows += [
         ("steps", str(record["steps"])),

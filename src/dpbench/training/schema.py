@@ -37,9 +37,11 @@ STRATEGIES: dict[str, type[PrivateStrategy]] = {
 def _omegaconf_type(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return str
+    if get_origin(hint) is dict:
+        return Any  # a dictionary from the command line cannot be merged into a typed node that is None
     if get_origin(hint) in (Union, UnionType):
         inner = [_omegaconf_type(part) for part in get_args(hint) if part is not NoneType]
-        return Optional[inner[0]] if len(inner) == 1 else Any  # noqa: UP045 (built at run time)
+        return Optional[inner[0]] if len(inner) == 1 and inner[0] is not Any else Any  # noqa: UP045 (built at run time)
     return hint
 
 
