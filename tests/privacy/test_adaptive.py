@@ -115,6 +115,15 @@ def test_mean_norms_are_followed_from_far_away() -> None:
         assert np.mean(bounds[-20:]) == pytest.approx(1.1 * 3, rel=0.05)
 
 
+@pytest.mark.parametrize("rule", [QuantileBounds(), QuantileBounds(update="linear"), MeanNormBounds()])
+def test_a_dead_layer_ends_in_nothing_worse_than_a_small_bound(rule: Adaptation) -> None:
+    machine = mechanism(rule)
+    for round_ in range(1500):
+        bound = release(machine, torch.zeros(100), round_)
+    assert 1e-10 <= bound < 1e-3
+    assert machine.total.isfinite().all() and machine.plan.parameter_stds[0] > 1e-12
+
+
 def test_an_empty_lot_is_measured_too() -> None:
     machine = Mechanism(
         Pieces(adaptation=QuantileBounds()),

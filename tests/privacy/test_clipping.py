@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup, clip_and_sum, clip_weights
+from dpbench.privacy.clipping import VectorGroup, clip_and_sum, clip_weights, normalise_weights
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.gradients import (
     EmbeddingGradients,
@@ -131,6 +131,28 @@ def test_records_whose_positions_cancel_are_still_clipped(size: int, scale: floa
     for gradients in forms:
         weights = clip_weights(gradients.squared_norms(), 1.0)
         assert float(gradients.weighted_sum(weights).norm()) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("stability", [0.0, 1e-6, 0.01])
+def test_normalised_records_stay_within_the_bound_where_squares_underflow(stability: float) -> None:
+    rows = torch.full((1, 10**6), 2.6e-23)
+    rows[0, 0] = 4e-23
+    outer = OuterProductGradients(torch.full((1, 1, 1000), 2.6e-23), torch.full((1, 1, 50), 3.0))
+    for gradients in (InstantiatedGradients(lambda: rows), outer):
+        weights = normalise_weights(gradients.squared_norms(), 1.0, stability)
+        assert float(gradients.weighted_sum(weights).double().norm()) <= 1 + 1e-5
+
+
+def test_a_tiny_gradient_cannot_hide_behind_a_huge_input() -> None:
+    gradients = OuterProductGradients(torch.full((1, 1, 4096), 2.6e-23), torch.full((1, 1, 4096), 2e17))
+    weights = clip_weights(gradients.squared_norms(), 0.01)
+    assert float(gradients.weighted_sum(weights).double().norm()) <= 0.01 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("bound", [1e-30, 1e-11, 1e30])
+def test_bounds_beyond_float32_are_refused(bound: float) -> None:
+    with pytest.raises(ConfigurationError, match="from 1e-10 to 1e\\+10"):
+        VectorGroup("all", (0,), bound)
 
 
 def test_weights() -> None:

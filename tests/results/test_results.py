@@ -104,8 +104,10 @@ def test_run_key_differs_wherever_gradients_could() -> None:
         *(run_key(c) for c in others),
         run_key({**CONFIG, "seed": 1}),
         run_key(changed("trainer", precision="64")),
+        run_key({**CONFIG, "schedule": {"T_max": 5}}),
+        run_key({**CONFIG, "a_group_of_the_future": {"x": 1}}),
     }
-    assert len(keys) == 6
+    assert len(keys) == 8
 
 
 def test_run_key_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

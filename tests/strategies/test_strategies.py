@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, RMSprop
 
 from dpbench.data.lots import Lots, make_sampling
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.ledger import read_ledger
 from dpbench.privacy.plan import effective_noise_multiplier
@@ -31,7 +31,7 @@ from dpbench.strategies import (
     PrivateStrategy,
     VectorGroups,
 )
-from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, update, weights_of
 
 QUIET = 1e-9
 Make = Callable[..., PrivateStrategy]
@@ -386,6 +386,113 @@ def test_metrics_that_training_step_does_not_give(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="must return \"record_metrics\" with 'accuracy'"):
         fit(tmp_path, STRATEGIES["metrics"], Silent())
+
+
+def test_metrics_with_other_rows_than_records(tmp_path: Path) -> None:
+    """Three values for a record would count three times."""
+
+    class Positions(Measured):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            output["record_metrics"] = {k: v.repeat(3) for k, v in output["record_metrics"].items()}
+            return output
+
+    torch.manual_seed(3)
+    with pytest.raises(ConfigurationError, match='must return "record_metrics"'):
+        fit(tmp_path, STRATEGIES["metrics"], Positions())
+
+
+def test_empty_lots_with_metrics(tmp_path: Path) -> None:
+    loader = loader_of(pictures(), expected=0.5)
+    assert any(not len(loader.lots.lot(step)) for step in range(12))
+    strategy = fit(tmp_path, STRATEGIES["metrics"], classifier(), 12, loader=loader)
+    assert strategy.releases == 12
+
+
+class Save(pl.Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_no_strategy_goes_on_from_a_past_that_it_does_not_know(tmp_path: Path) -> None:
+    checkpoints = {}
+    for name, make in (("private", DPSGD), ("clip_only", ClipOnly)):
+        checkpoints[name] = tmp_path / f"{name}.ckpt"
+        options = {"trainer": {"more": [Save(checkpoints[name])]}}
+        fit(tmp_path / name, make, classifier(), 4, **options)
+    plain = tmp_path / "plain.ckpt"
+    trainer = trainer_for(tmp_path / "plain", Save(plain), 4)
+    trainer.fit(classifier(), loader_of(pictures()))
+    for start in (checkpoints["clip_only"], plain):
+        with pytest.raises(ConfigurationError, match="not made by a private strategy"):
+            fit(tmp_path / "later", AutomaticClipping, classifier(), 8, ckpt_path=start)
+    with pytest.raises(ConfigurationError, match="would void its epsilon"):
+        fit(tmp_path / "later", NoiseOnly, classifier(), 8, ckpt_path=checkpoints["private"])
+    # Another private strategy may go on, and counts what was released before.
+    resumed = fit(tmp_path / "private", AutomaticClipping, classifier(), 8, ckpt_path=checkpoints["private"])
+    assert resumed.releases == 8
+    assert len(read_ledger(tmp_path / "private/ledger.jsonl").releases) == 8
+    with pytest.raises(LedgerError, match="had made 4 releases"):
+        fit(tmp_path / "elsewhere", AutomaticClipping, classifier(), 8, ckpt_path=checkpoints["private"])
+
+
+def test_a_resumed_run_takes_its_new_bound(tmp_path: Path) -> None:
+    fit(tmp_path, DPSGD, classifier(), 4, trainer={"more": [Save(tmp_path / "a.ckpt")]})
+    strategy = fit(tmp_path, DPSGD, classifier(), 8, max_grad_norm=0.001, ckpt_path=tmp_path / "a.ckpt")
+    assert strategy.mechanism.plan.groups[0].max_grad_norm == 0.001
+    wider = partial(AdaptiveQuantileClipping, count_noise_std=3.0)
+    fit(tmp_path / "q", wider, classifier(), 4, trainer={"more": [Save(tmp_path / "q.ckpt")]})
+    layers = fit(tmp_path / "q", partial(wider, clipping="per_layer"), classifier(), 8, ckpt_path=tmp_path / "q.ckpt")
+    assert len(layers.mechanism.plan.groups) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"max_physical_batch_size": 1}], ids=["whole", "pieces"])
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_mixed_precision_clips_in_float32(tmp_path: Path, options: dict[str, Any], manual: bool) -> None:
+    """Positions that cancel but for rounding: bfloat16 would let a record through at 1.3 times the bound."""
+    if manual and options:
+        return
+
+    class Positions(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32, bias=False)
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            outputs = self.layer(batch[0])
+            loss = (outputs * batch[1]).sum((1, 2)).mean()
+            return update(self, loss)
+
+        def configure_optimizers(self) -> Any:
+            return SGD(self.parameters(), lr=0.0)
+
+    torch.manual_seed(1)
+    first, large = torch.randn(40, 1, 32), 1e3 * torch.randn(40, 1, 32)
+    inputs = torch.cat([first, first * (1 + 0.01 * torch.randn(40, 1, 1))], 1)
+    data = torch.utils.data.TensorDataset(inputs, torch.cat([large, -large], 1))
+    sizes: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, _: Any) -> None:
+            sizes.append(float(module.layer.weight.grad.norm()))  # type: ignore
+
+    fit(
+        tmp_path,
+        DPSGD,
+        Positions(),
+        30,
+        loader=loader_of(data, 1),
+        noise_multiplier=QUIET,
+        trainer={"precision": "bf16-mixed", "more": [Watch()]},
+        **options,
+    )
+    lots = Lots(make_sampling("poisson", 40, 1), 0)
+    counts = [len(lots.lot(step)) for step in range(30)]
+    assert all(size <= count * (1 + 1e-3) for size, count in zip(sizes, counts, strict=True))
 
 
 def test_manual_optimization(tmp_path: Path) -> None:

@@ -556,6 +556,21 @@ def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
     assert facts["epsilon_microbatch"] == pytest.approx(privacy["epsilon_microbatch"]["rdp"])
 
 
+def test_a_run_never_changes_between_private_and_not(tmp_path: Path) -> None:
+    for name, strategy in (("reference", "clip_only"), ("private", "dpsgd")):
+        words = [f"strategy={strategy}", *PRIVATE, "trainer.max_steps=900", "run.checkpoint_every_n_steps=20"]
+        process = start(tmp_path, "train", *TINY, f"hydra.run.dir={name}", "trainer.log_every_n_steps=5", *words)
+        deadline = time.monotonic() + 100
+        while not (tmp_path / name / "checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+    _, err = dpbench(tmp_path, "resume", "reference", "strategy._target_=dpbench.strategies.DPSGD", status=1)
+    assert "not made by a private strategy" in err
+    _, err = dpbench(tmp_path, "resume", "private", "strategy._target_=dpbench.strategies.ClipOnly", status=1)
+    assert "holds a private run" in err
+
+
 def test_priors_from_public_data(tmp_path: Path) -> None:
     out, _ = dpbench(tmp_path, "priors", *TINY, "strategy=discretized", "trainer.max_steps=5")
     override = out.splitlines()[-1]

@@ -79,6 +79,23 @@ def test_training_is_the_same_with_and_without(tmp_path: Path, private: bool) ->
     assert torch.equal(*ends)
 
 
+def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
+    """A checkpoint is what people publish; the counts lie beside it, and a resumed run goes on counting."""
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    watcher = GradientDiagnostics(every_n_steps=1, folder=tmp_path)
+    trainer = trainer_for(tmp_path, strategy, 4, more=[watcher], log_every_n_steps=1)
+    trainer.fit(Classifier(), loader_of(pictures()))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    state = torch.load(tmp_path / "a.ckpt", weights_only=False)
+    assert list(state["callbacks"]) == ["dpbench.PrivateStrategy"]
+    before = pd.read_csv(tmp_path / HISTOGRAM)["count"].sum()
+    again = GradientDiagnostics(every_n_steps=1, folder=tmp_path)
+    resumed = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    trainer = trainer_for(tmp_path, resumed, 8, more=[again], log_every_n_steps=1)
+    trainer.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "a.ckpt", weights_only=False)
+    assert pd.read_csv(tmp_path / HISTOGRAM)["count"].sum() > 1.5 * before
+
+
 def test_picture(tmp_path: Path) -> None:
     assert plot_diagnostics(tmp_path, "nothing") is None
     run(tmp_path / "a", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), Classifier(), 5)

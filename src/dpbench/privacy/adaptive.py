@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup
+from dpbench.privacy.clipping import LARGEST, SMALLEST, VectorGroup
 from dpbench.privacy.plan import Statistic
 
 _PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
@@ -54,8 +54,11 @@ class Adaptation(ABC):
 
 
 def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> tuple[VectorGroup, ...]:
-    """The same groups with other bounds."""
-    return tuple(replace(group, max_grad_norm=bound) for group, bound in zip(groups, bounds, strict=True))
+    """The same groups with other bounds, kept within what float32 can clip and noise (a dead layer has norms of 0)."""
+    return tuple(
+        replace(group, max_grad_norm=min(max(bound, SMALLEST), LARGEST))
+        for group, bound in zip(groups, bounds, strict=True)
+    )
 
 
 @dataclass(frozen=True)

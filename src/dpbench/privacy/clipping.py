@@ -13,6 +13,10 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients import ParameterGradients
 
+SMALLEST, LARGEST = 1e-10, 1e10
+"""Of bounds and scales: far from where float32 loses squares or noise."""
+_ZERO = 1e-12
+
 WeightFunction = Callable[[Tensor, float], Tensor]
 """(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
 
@@ -35,12 +39,17 @@ class VectorGroup:
     scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
-            raise ConfigurationError(f"max_grad_norm must be a positive number, not {self.max_grad_norm}.")
+        if not SMALLEST <= self.max_grad_norm <= LARGEST:
+            raise ConfigurationError(
+                f"max_grad_norm must be a positive number from {SMALLEST:g} to {LARGEST:g}, not {self.max_grad_norm}."
+            )
         if self.scales and len(self.scales) != len(self.parameters):
             raise ConfigurationError(f"group {self.name} needs one scale for each parameter.")
-        if not all(math.isfinite(scale) and scale > 0 for scale in self.scales):
-            raise ConfigurationError(f"the scales of group {self.name} must be positive numbers, not {self.scales}.")
+        if not all(SMALLEST <= scale <= LARGEST for scale in self.scales):
+            raise ConfigurationError(
+                f"the scales of group {self.name} must be positive numbers from {SMALLEST:g} to {LARGEST:g}, not "
+                f"{self.scales}."
+            )
 
 
 def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
@@ -64,14 +73,15 @@ def normalise_weights(squared_norms: Tensor, max_grad_norm: float, stability: fl
     Args:
         squared_norms: ‖g_r‖², shape (R,); non-finite ones get weight zero.
         max_grad_norm: C.
-        stability: γ ≥ 0; with 0 every norm becomes C (AUTO-V), and a zero gradient stays zero.
+        stability: γ ≥ 0; with 0 every norm becomes C (AUTO-V), but for norms below 1e-12, which count as zero: float32
+            cannot tell them apart.
 
     Returns:
         Weights, shape (R,).
     """
     norms = squared_norms.sqrt()
     weights = max_grad_norm / (norms + stability)
-    return torch.where(squared_norms.isfinite() & (norms > 0), weights, torch.zeros_like(weights))
+    return torch.where(squared_norms.isfinite() & (norms > _ZERO), weights, torch.zeros_like(weights))
 
 
 def normalising(stability: float) -> WeightFunction:

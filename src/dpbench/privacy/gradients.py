@@ -98,7 +98,10 @@ class OuterProductGradients(ParameterGradients):
     def squared_norms(self) -> Tensor:
         g, a = self._outputs, self._inputs
         positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
-        squares = g.square().sum(2) * a.square().sum(2)
+        # Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide
+        # behind a huge input.
+        tiny = torch.finfo(g.dtype).tiny
+        squares = (g.square().sum(2) + n_out * tiny) * (a.square().sum(2) + n_in * tiny)
         if positions == 1:
             return squares.sum(1)
         if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient

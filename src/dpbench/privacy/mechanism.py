@@ -92,7 +92,7 @@ class Mechanism:
         self._sampling, self._z = sampling, noise_multiplier
         self._sizes = tuple(parameter.numel() for parameter in parameters)
         self._metric_sizes = dict(metric_sizes or {})
-        first, present = bounds or (None, None)
+        first, present = bounds if bounds and len(bounds[0]) == len(groups) else (None, None)
         self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
         self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
         self.digest = plan_digest(self.first_plan)
@@ -141,16 +141,16 @@ class Mechanism:
             The records' gradients before discretization, and their squared norms by group as they were clipped, shape
             (groups, R'): private, for diagnostics.
         """
-        pieces = self.pieces
+        pieces, rows = self.pieces, records
         exact, gradients = before_clipping(gradients, records, merge, pieces.discretization_threshold, self._sizes)
         sums, norms = clip_and_sum(gradients, self.plan.groups, pieces.weights_of)
         for view, part in zip(self.gradients, sums, strict=True):
             view.add_(part)
         parts = [] if pieces.adaptation is None else [pieces.adaptation.measure(norms, self.plan.groups)]
         if pieces.metrics is not None:
-            parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, pieces.microbatch_size))
+            parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, rows, pieces.microbatch_size))
         if parts:
-            self._statistics.add_(torch.cat(parts))
+            self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
         return exact, norms
 
     def add_noise(self, generator: torch.Generator) -> None:

@@ -71,12 +71,15 @@ class PrivateMetrics:
         bounds = {name: bound * own for name, bound in self.bounds.items()}
         return tuple(Statistic(METRIC + name, sizes[name], bound, z * bound) for name, bound in bounds.items())
 
-    def measure(self, values: Mapping[str, Tensor], sizes: Mapping[str, int], microbatch_size: int = 1) -> Tensor:
+    def measure(
+        self, values: Mapping[str, Tensor], sizes: Mapping[str, int], records: int, microbatch_size: int = 1
+    ) -> Tensor:
         """Sum of the bounded values over the examples of a lot, divided by μ.
 
         Args:
             values: Name → one row for each example, shape (R,) or (R, size).
             sizes: As for `statistics`.
+            records: R, the number of examples; without any, nothing is expected of `values`.
             microbatch_size: μ.
 
         Returns:
@@ -87,11 +90,15 @@ class PrivateMetrics:
         """
         parts = []
         for name, bound in self.bounds.items():
-            if name not in values or values[name].numel() != len(values[name]) * sizes[name]:
+            if not records:
+                parts.append(torch.zeros(sizes[name]))
+                continue
+            given = values.get(name)
+            if given is None or not given.dim() or len(given) != records or given.numel() != records * sizes[name]:
                 raise ConfigurationError(
                     f'training_step must return "record_metrics" with {name!r}, {sizes[name]} number(s) per record.'
                 )
-            rows = values[name].detach().float().reshape(-1, sizes[name])
+            rows = given.detach().float().reshape(-1, sizes[name])
             rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
             norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             weights = (bound / norms).clamp(max=1.0)

@@ -14,6 +14,7 @@ from typing import Any
 
 _PACKAGES = ("dpbench", "torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
 _NOT_HASHED = ("run", "logger", "launcher")
+_NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _NOT_HASHED_DATA = ("root", "download")
 
 
@@ -30,7 +31,7 @@ def run_key(config: dict[str, Any]) -> int:
     Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
     their private sums. Only the identical run (configuration, code, versions) repeats it, on any number of processes.
     """
-    kept = {key: config[key] for key in ("seed", "model", "strategy", "optimizer")}
+    kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
     kept["data"] = {key: value for key, value in config["data"].items() if key not in _NOT_HASHED_DATA}
     kept["precision"] = config["trainer"].get("precision")
     kept["code"] = [code_hash(), versions()]

@@ -16,15 +16,16 @@ from dpbench.results.provenance import commit, config_hash, hardware, versions
 RESULT, PARTIAL = "result.json", "partial_result.json"
 
 
-def privacy_of(ledger: Path) -> dict[str, Any]:
+def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """What a ledger guarantees: epsilon by each accountant, δ, unit, neighbouring relation, sampling.
 
     With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
 
     Args:
         ledger: Path; no file means a run without privacy (every epsilon is None: infinite).
+        private: Whether the run had a private strategy at all.
     """
-    if not ledger.exists():
+    if not private or not ledger.exists():
         return {"epsilon": dict.fromkeys(ACCOUNTANTS), "delta": None, "unit": None, "neighbouring_relation": None}
     book = read_ledger(ledger)
     header = book.header
@@ -61,6 +62,7 @@ def write_result(
     seconds: float,
     seconds_total: float,
     finished: bool = True,
+    private: bool = True,
 ) -> dict[str, Any]:
     """Write the run's record, last of all and atomically.
 
@@ -72,13 +74,14 @@ def write_result(
         seconds: Wall time of the training, all sessions together.
         seconds_total: The same with the final test.
         finished: False writes `partial_result.json`, for a run that can be resumed.
+        private: Whether the strategy is private.
 
     Returns:
         The record.
     """
     record = {
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
-        "privacy": privacy_of(folder / "ledger.jsonl"),
+        "privacy": privacy_of(folder / "ledger.jsonl", private),
         "seconds": round(seconds, 3),
         "seconds_total": round(seconds_total, 3),
         "steps": steps,

@@ -25,7 +25,6 @@ from dpbench.strategies.probe import record_gradients
 
 _NOISE_DATA_STREAM = 5
 _RECORDS = 64
-_SMALLEST = 1e-6
 
 
 class AdaptiveMeanClipping(PrivateStrategy):
@@ -93,15 +92,21 @@ class AdaptiveMeanClipping(PrivateStrategy):
         key = secrets.randbits(128) if self.seed is None else self.seed
         batch = maker.noise_batch(_RECORDS * self.pieces.microbatch_size, keyed_generator((key, _NOISE_DATA_STREAM)))
         gradients, records = record_gradients(trainer, engine, batch, seed=0)
-        sizes = [parameter.numel() for parameter in engine.parameters]
-        bounds = [self._alpha * max(mean, _SMALLEST) for mean in self._mean_norms(gradients, records, sizes, groups)]
-        return with_bounds(groups, trainer.strategy.broadcast(bounds))
+        means = self._mean_norms(engine, gradients, records, groups)
+        return with_bounds(groups, trainer.strategy.broadcast([self._alpha * mean for mean in means]))
 
     def _mean_norms(
-        self, gradients: Sequence[ParameterGradients], records: int, sizes: list[int], groups: tuple[VectorGroup, ...]
+        self,
+        engine: PerRecordEngine,
+        gradients: Sequence[ParameterGradients],
+        records: int,
+        groups: tuple[VectorGroup, ...],
     ) -> list[float]:
-        size = self.pieces.microbatch_size
-        merge = None if size == 1 else (torch.arange(records) // size, records // size, 1 / size)
+        size, merge = self.pieces.microbatch_size, None
+        if size > 1:
+            rows = torch.arange(records, device=engine.parameters[0].device)
+            merge = (rows // size, records // size, 1 / size)
+        sizes = [parameter.numel() for parameter in engine.parameters]
         _, prepared = before_clipping(gradients, records, merge, self.pieces.discretization_threshold, sizes)
         norms = torch.stack([parameter.squared_norms() for parameter in prepared])
         means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()

@@ -35,7 +35,7 @@ from dpbench.privacy.metrics import PrivateMetrics, check_share
 from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
-from dpbench.strategies.budget import Budget
+from dpbench.strategies.budget import Budget, check_noise
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
@@ -103,7 +103,7 @@ class PrivateStrategy(pl.Callback, ABC):
         fingerprint: str | None = None,
     ) -> None:
         super().__init__()
-        _check_noise(noise_multiplier, target_epsilon)
+        check_noise(noise_multiplier, target_epsilon)
         for name, value in (("max_physical_batch_size", max_physical_batch_size), ("microbatch_size", microbatch_size)):
             if value is not None and (value != int(value) or value < 1):
                 raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
@@ -130,6 +130,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._key = fresh_key() if seed is None else seed
         self._budget = Budget(target_epsilon, delta, accountant)
         self._bounds: tuple[Bounds, Bounds] | None = None  # of a checkpoint
+        self._restored = False
         self._engine: PerRecordEngine | None = None
         self._mechanism: Mechanism | None = None
         self._values: Mapping[str, Tensor] = {}
@@ -197,6 +198,8 @@ class PrivateStrategy(pl.Callback, ABC):
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
         assert self._engine is not None
         self._loader = guards.known_lots(trainer)
+        if trainer.global_step and not self._restored:
+            guards.refuse_unknown_past(None, self.private)
         lots = self._loader.lots
         lots.position = self.releases  # lot t belongs to release t
         lots.microbatches = guards.microbatches(lots.sampling, self.pieces.microbatch_size)
@@ -315,13 +318,14 @@ class PrivateStrategy(pl.Callback, ABC):
         assert self._engine is not None
         records, mechanism = self._records, self.mechanism
         verify = not self._verified and records > 0
-        gradients = self._engine.backward(loss, records, verify=verify)
-        if verify:
-            self._verified = self._engine.verified
-            guards.refuse_changed_tensors(self._module, self._before)
-        with torch.no_grad():
+        device = mechanism.total.device
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
+            gradients = self._engine.backward(loss, records, verify=verify)
+            if verify:
+                self._verified = self._engine.verified
+                guards.refuse_changed_tensors(self._module, self._before)
             rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
-            merge = lot_pieces.merge_of(self._microbatch_of, rows, size, mechanism.total.device)
+            merge = lot_pieces.merge_of(self._microbatch_of, rows, size, device)
             if not self._absorbed:
                 mechanism.clear()
             exact, norms = mechanism.absorb(gradients, records, merge, self._values)
@@ -396,23 +400,21 @@ class PrivateStrategy(pl.Callback, ABC):
 
     # ------------------------------------------------------------------------------------- checkpoints
 
+    @property
+    def state_key(self) -> str:
+        """The same for all strategies: none resumes a run without knowing what it has released."""
+        return "dpbench.PrivateStrategy"
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same releases."""
-        bounds = None if self._mechanism is None else self._mechanism.bounds
-        return {"releases": self.releases, "noise_multiplier": self.noise_multiplier, "bounds": bounds}
+        state = {"private": self.private, "releases": self.releases, "noise_multiplier": self.noise_multiplier}
+        adaptive = self._mechanism is not None and self.pieces.adaptation is not None
+        return {**state, "bounds": self.mechanism.bounds if adaptive else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
-        self.releases = int(state_dict["releases"])
-        self._bounds = state_dict.get("bounds")
+        guards.refuse_unknown_past(state_dict.get("private", True), self.private)
+        self.releases, self._restored = int(state_dict["releases"]), True
+        self._bounds = state_dict.get("bounds") if self.pieces.adaptation is not None else None
         if self.noise_multiplier is None:
             self.noise_multiplier = state_dict["noise_multiplier"]
-
-
-def _check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
-    if noise_multiplier is None and target_epsilon is None:
-        raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
-    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-        if value is not None and not 0 < value < float("inf"):
-            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")

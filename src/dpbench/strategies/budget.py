@@ -139,3 +139,13 @@ class Budget:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
+    """Raise ConfigurationError unless noise, budget or both are given, as positive numbers."""
+    if noise_multiplier is None and target_epsilon is None:
+        raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
+    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
+        if value is not None and not 0 < value < float("inf"):
+            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
+            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")

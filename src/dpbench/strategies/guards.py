@@ -17,6 +17,9 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.plan import ReleasePlan
 from dpbench.privacy.sampling import Sampling
 
+PRIVATE_PAST = (
+    "the checkpoint was made by a private strategy: going on without privacy would void its epsilon. Start a new run."
+)
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
@@ -202,4 +205,20 @@ def refuse_missing_loss(given: bool) -> None:
         raise ConfigurationError(
             "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. "
             "Return the loss always."
+        )
+
+
+def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
+    """Raise ConfigurationError where a run would go on from a checkpoint of the other kind.
+
+    Args:
+        private_past: Whether a private strategy made the checkpoint; None: no strategy of this project did.
+        private: Whether this one is private.
+    """
+    if private_past and not private:
+        raise ConfigurationError(PRIVATE_PAST)
+    if private and not private_past:
+        raise ConfigurationError(
+            "the checkpoint was not made by a private strategy, so that its weights depend on the data in a way that "
+            "no ledger knows: start a new run (to begin from public weights, load them into the module)."
         )

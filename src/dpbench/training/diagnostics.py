@@ -57,6 +57,8 @@ class GradientDiagnostics(pl.Callback):
         """Listen to the private strategy, if there is one."""
         if stage != "fit":
             return
+        if self._folder is not None and (self._folder / HISTOGRAM).exists():  # a resumed run goes on counting
+            self._counts = pd.read_csv(self._folder / HISTOGRAM)["count"].to_numpy(dtype=float)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
         self._strategy = found[0] if found else None
@@ -123,14 +125,13 @@ class GradientDiagnostics(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the histogram."""
-        if self._folder is not None and trainer.is_global_zero:
+        self._write()
+
+    def _write(self) -> None:
+        if self._folder is not None:
             table = pd.DataFrame({"log10_from": EDGES[:-1], "log10_to": EDGES[1:], "count": self._counts})
             write_atomically(self._folder / HISTOGRAM, table.to_csv(index=False))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Counts so far."""
-        return {"counts": self._counts.tolist()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
-        self._counts = np.array(state_dict["counts"])
+    def on_save_checkpoint(self, *_: Any) -> None:
+        """Write the histogram beside the checkpoint, never into it: checkpoints are what people publish."""
+        self._write()

@@ -14,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.record import RESULT, write_result
+from dpbench.strategies import PrivateStrategy
+from dpbench.strategies.guards import PRIVATE_PAST
 from dpbench.training import build, wandb_log
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.progress import RunProgress, quiet, watched
@@ -53,7 +55,8 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     quiet()
     strategy = build.build_strategy(config, folder)
-    checkpoint = _prepare(config, folder)
+    private = isinstance(strategy, PrivateStrategy) and strategy.private
+    checkpoint = _prepare(config, folder, private)
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
@@ -72,7 +75,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         )
         with last.on_signals():
             _fit(trainer, module, data, checkpoint)
-        record = _finish(trainer, module, data, config, folder, last, start)
+        record = _finish(trainer, module, data, config, folder, last, start, private)
         failed = False
         return record
     finally:
@@ -80,12 +83,13 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             wandb_log.finish_wandb(failed)
 
 
-def _prepare(config: dict[str, Any], folder: Path) -> Path | None:
+def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path | None:
     """Claim the folder, or find the checkpoint of the run to resume; nothing is ever mixed up.
 
     Args:
         config: Resolved configuration, kept as config.yaml: what `dpbench resume` continues.
         folder: The run's folder.
+        private: Whether the strategy is private.
 
     Returns:
         The checkpoint to start from, if any.
@@ -96,6 +100,8 @@ def _prepare(config: dict[str, Any], folder: Path) -> Path | None:
     if (folder / RESULT).exists():
         raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
     checkpoint = folder / CHECKPOINT
+    if config["run"]["resume"] and not private and (folder / "ledger.jsonl").exists():
+        raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
         return checkpoint if checkpoint.exists() else None
     try:
@@ -133,6 +139,7 @@ def _finish(
     folder: Path,
     last: LastCheckpoint,
     start: float,
+    private: bool,
 ) -> dict[str, Any]:
     from dpbench.results.curves import plot_curves
     from dpbench.results.diagnostics import plot_diagnostics
@@ -143,14 +150,14 @@ def _finish(
     seconds = last.seconds_before + time.perf_counter() - start
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     if last.interrupted:
-        write_result(folder, config, metrics, steps, seconds, seconds, finished=False)
+        write_result(folder, config, metrics, steps, seconds, seconds, False, private)
         raise Interrupted(last.interrupted, f"dpbench resume {folder}")
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])
     plot_diagnostics(folder, config["run"]["name"])
     seconds_total = last.seconds_before + time.perf_counter() - start
-    record = write_result(folder, config, metrics, steps, seconds, seconds_total)
+    record = write_result(folder, config, metrics, steps, seconds, seconds_total, private=private)
     if config["logger"]["wandb"]:
         wandb_log.mirror_result(record, picture)
     print(summary(record, folder, wandb_log.how_to_open(folder) if config["logger"]["wandb"] else "not logged"))
