@@ -530,7 +530,7 @@ class Another(DPSGD):
 def test_manual_chunks_and_two_strategies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="needs automatic optimization"):
         fit(tmp_path, make_classifier(manual=True), max_physical_batch_size=3)
-    with pytest.raises(ConfigurationError, match="two private strategies"):
+    with pytest.raises(RuntimeError, match="more than one stateful callback"):  # by their common state_key
         fit(tmp_path, make_classifier(), trainer={"more": [Another(noise_multiplier=1.0)]})
 
 

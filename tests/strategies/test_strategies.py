@@ -452,7 +452,7 @@ def test_a_resumed_run_takes_its_new_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"max_physical_batch_size": 1}], ids=["whole", "pieces"])
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
 def test_mixed_precision_clips_in_float32(tmp_path: Path, options: dict[str, Any], manual: bool) -> None:
-    """Positions that cancel but for rounding: bfloat16 would let a record through at 1.3 times the bound."""
+    """Positions that nearly cancel: with norms in bfloat16 records would pass at more than the bound."""
     if manual and options:
         return
 
@@ -471,8 +471,8 @@ def test_mixed_precision_clips_in_float32(tmp_path: Path, options: dict[str, Any
             return SGD(self.parameters(), lr=0.0)
 
     torch.manual_seed(1)
-    first, large = torch.randn(40, 1, 32), 1e3 * torch.randn(40, 1, 32)
-    inputs = torch.cat([first, first * (1 + 0.01 * torch.randn(40, 1, 1))], 1)
+    first, large = torch.randn(40, 1, 32), 10 * torch.randn(40, 1, 32)
+    inputs = torch.cat([first, 0.9 * first + 0.1 * torch.randn(40, 1, 32)], 1)
     data = torch.utils.data.TensorDataset(inputs, torch.cat([large, -large], 1))
     sizes: list[float] = []
 
@@ -485,14 +485,15 @@ def test_mixed_precision_clips_in_float32(tmp_path: Path, options: dict[str, Any
         DPSGD,
         Positions(),
         30,
-        loader=loader_of(data, 1),
+        loader=loader_of(data, 3),
         noise_multiplier=QUIET,
         trainer={"precision": "bf16-mixed", "more": [Watch()]},
         **options,
     )
-    lots = Lots(make_sampling("poisson", 40, 1), 0)
+    lots = Lots(make_sampling("poisson", 40, 3), 0)
     counts = [len(lots.lot(step)) for step in range(30)]
-    assert all(size <= count * (1 + 1e-3) for size, count in zip(sizes, counts, strict=True))
+    worst = max(3 * size / count for size, count in zip(sizes, counts, strict=True) if count)
+    assert worst <= 1 + 1e-4
 
 
 def test_manual_optimization(tmp_path: Path) -> None:

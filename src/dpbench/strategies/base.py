@@ -173,8 +173,6 @@ class PrivateStrategy(pl.Callback, ABC):
         if stage != "fit":
             return
         guards.refuse_trainer_settings(trainer, pl_module)
-        if sum(isinstance(callback, PrivateStrategy) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
-            raise ConfigurationError("two private strategies are attached to one trainer; keep one.")
         for name, value in (
             ("max_physical_batch_size", self.max_physical_batch_size),
             ("metrics", self.pieces.metrics),

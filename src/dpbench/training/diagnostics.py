@@ -58,7 +58,7 @@ class GradientDiagnostics(pl.Callback):
         if stage != "fit":
             return
         if self._folder is not None and (self._folder / HISTOGRAM).exists():  # a resumed run goes on counting
-            self._counts = pd.read_csv(self._folder / HISTOGRAM)["count"].to_numpy(dtype=float)
+            self._counts = pd.read_csv(self._folder / HISTOGRAM)["count"].to_numpy(dtype=float).copy()
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
         self._strategy = found[0] if found else None
