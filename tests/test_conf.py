@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object
 from omegaconf import DictConfig, OmegaConf
@@ -69,9 +70,9 @@ def test_groups() -> None:
     assert GROUPS["model"] == ["densenet40", "mlp", "mnist_cnn", "small_alexnet"]
 
 
-@pytest.mark.parametrize("schema", STRATEGIES)
-def test_every_strategy_has_a_file_with_every_option_of_its_class(schema: str) -> None:
-    name, cls = schema.removeprefix("schema_"), STRATEGIES[schema]
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_a_file_with_every_option_of_its_class(name: str) -> None:
+    cls = STRATEGIES[name]
     assert name in GROUPS["strategy"]
     cfg = composed(f"strategy={name}")
     assert set(cfg.strategy) - {"_target_", "secure"} == set(options_of(cls))
@@ -81,11 +82,18 @@ def test_every_strategy_has_a_file_with_every_option_of_its_class(schema: str) -
 
 
 def test_defaults_of_the_files_are_those_of_the_classes() -> None:
-    for schema, cls in STRATEGIES.items():
-        cfg = composed(f"strategy={schema.removeprefix('schema_')}")
+    for name, cls in STRATEGIES.items():
+        cfg = composed(f"strategy={name}")
         for option, (_, default) in options_of(cls).items():
             if option != "noise_multiplier":  # in Python there is no default noise
-                assert cfg.strategy[option] == default, (schema, option)
+                assert cfg.strategy[option] == default, (name, option)
+
+
+def test_a_sweep_over_all_strategies_finds_the_files_only() -> None:
+    register_schemas()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        assert loader.get_group_options("strategy") == GROUPS["strategy"]
 
 
 def test_every_strategy_has_a_page() -> None:

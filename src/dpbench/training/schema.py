@@ -23,14 +23,14 @@ from dpbench.strategies import (
 
 _FROM_THE_RUN = ("seed", "ledger", "fingerprint", "loss_reduction")
 STRATEGIES: dict[str, type[PrivateStrategy]] = {
-    "schema_dpsgd": DPSGD,
-    "schema_discretized": DiscretizedDPSGD,
-    "schema_adaptive_mean": AdaptiveMeanClipping,
-    "schema_adaptive_quantile": AdaptiveQuantileClipping,
-    "schema_vector_groups": VectorGroups,
-    "schema_automatic": AutomaticClipping,
-    "schema_clip_only": ClipOnly,
-    "schema_noise_only": NoiseOnly,
+    "dpsgd": DPSGD,
+    "discretized": DiscretizedDPSGD,
+    "adaptive_mean": AdaptiveMeanClipping,
+    "adaptive_quantile": AdaptiveQuantileClipping,
+    "vector_groups": VectorGroups,
+    "automatic": AutomaticClipping,
+    "clip_only": ClipOnly,
+    "noise_only": NoiseOnly,
 }
 
 
@@ -59,9 +59,9 @@ def options_of(strategy: type[PrivateStrategy]) -> dict[str, tuple[Any, Any]]:
 
 
 def register_schemas() -> None:
-    """Put a dataclass for each strategy into Hydra's config store."""
+    """Put a dataclass for each strategy into Hydra's config store, in a group that no `strategy=glob(*)` finds."""
     for name, strategy in STRATEGIES.items():
         fields: list[Any] = [("_target_", str, field(default=f"{strategy.__module__}.{strategy.__name__}"))]
         fields += [(key, hint, field(default=value)) for key, (hint, value) in options_of(strategy).items()]
         fields += [("secure", bool, field(default=False))]
-        ConfigStore.instance().store(group="strategy", name=name, node=make_dataclass(name, fields))
+        ConfigStore.instance().store(group="schema/strategy", name=name, node=make_dataclass(name, fields))
