@@ -36,6 +36,7 @@ adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large
 	  hydra.sweep.dir=multirun/adaptive_mnist/adaptive
 	mkdir -p $(ADAPTIVE)
 	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
+	cp multirun/adaptive_mnist/adaptive/0-*/curves.png $(ADAPTIVE)/quantile_from_0.1.png
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
