@@ -57,6 +57,8 @@ def mirror_result(record: dict[str, Any], picture: Path | None) -> None:
         return
     for name, value in record["privacy"]["epsilon"].items():
         wandb.run.summary[f"privacy/epsilon_{name}"] = value
+    for name, value in record["privacy"].get("epsilon_microbatch", {}).items():
+        wandb.run.summary[f"privacy/nominal_epsilon_microbatch_{name}"] = value
     wandb.run.summary.update({key: value for key, value in record["metrics"].items() if value is not None})
     if picture is not None:
         wandb.run.log({"curves": wandb.Image(str(picture))})
