@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.test_conf import composed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,8 +32,29 @@ def test_python_snippet_runs(tmp_path: Path) -> None:
 def test_make_targets_and_pictures_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     assert set(re.findall(r"^make ([a-z-]+)", README, re.M)) <= targets
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+
+
+PAGES = [path for pattern in ("*.md", "docs/**/*.md", "results/**/*.md") for path in sorted(ROOT.glob(pattern))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+def commands() -> list[str]:
+    """Every `dpbench train` line of a code block."""
+    lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    return sorted({line for line in lines if line.startswith("dpbench train ")})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_compose(command: str) -> None:
+    words = shlex.split(command, comments=True)[2:]
+    if {"-m", "--help", "--cfg"} & set(words):
+        words = [word for word in words if "," not in word and not word.startswith("-") and word != "job"]
+    composed(*words)
 
 
 def test_ci_runs_the_readme_test_command() -> None:
