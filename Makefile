@@ -32,11 +32,13 @@ strategies: $(VENV)/.ready ## 1,000 steps of every strategy on MNIST, as a table
 
 adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large, against a grid of fixed ones (five minutes)
 	$(SWEEP) optimizer=rmsprop strategy=dpsgd strategy.max_grad_norm=0.1,0.3,1,3,10 hydra.sweep.dir=multirun/adaptive_mnist/fixed
-	$(SWEEP) optimizer=rmsprop strategy=adaptive_quantile,adaptive_mean strategy.initial_max_grad_norm=0.1,10 \
-	  hydra.sweep.dir=multirun/adaptive_mnist/adaptive
+	$(SWEEP) optimizer=rmsprop strategy=adaptive_quantile strategy.quantile=0.7,0.5 \
+	  strategy.initial_max_grad_norm=0.1,10 hydra.sweep.dir=multirun/adaptive_mnist/quantile
+	$(SWEEP) optimizer=rmsprop strategy=adaptive_mean strategy.alpha=1.5,1.1 \
+	  strategy.initial_max_grad_norm=0.1,10 hydra.sweep.dir=multirun/adaptive_mnist/mean
 	mkdir -p $(ADAPTIVE)
 	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
-	cp multirun/adaptive_mnist/adaptive/0-*/curves.png $(ADAPTIVE)/quantile_from_0.1.png
+	cp multirun/adaptive_mnist/quantile/0-*/curves.png $(ADAPTIVE)/quantile_from_0.1.png
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
