@@ -60,11 +60,12 @@ class ImageClassifier(pl.LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if len(labels) and (self.trainer.global_step + 1) % max(every, 1) == 0:
             self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(labels))
-        return {"loss": loss, "record_metrics": self._record_metrics(logits.detach(), losses.detach(), labels)}
-
-    def _record_metrics(self, logits: Tensor, losses: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        correct = (logits.argmax(1) == labels).float()
-        return {"accuracy": correct, "loss": losses, "class_counts": F.one_hot(labels, logits.shape[1]).float()}
+        record_metrics = {  # functions: nobody pays for what is not released
+            "accuracy": lambda: (logits.argmax(1) == labels).to(losses.dtype),
+            "loss": lambda: losses,
+            "class_counts": lambda: F.one_hot(labels, logits.shape[1]).float(),
+        }
+        return {"loss": loss, "record_metrics": record_metrics}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Accuracy on the monitored data."""

@@ -17,7 +17,7 @@ from dpbench.privacy.clipping import VectorGroup, WeightFunction, clip_and_sum, 
 from dpbench.privacy.denoising import ErrorCorrection
 from dpbench.privacy.discretization import discretized
 from dpbench.privacy.gradients import ParameterGradients
-from dpbench.privacy.metrics import PrivateMetrics
+from dpbench.privacy.metrics import PrivateMetrics, Value
 from dpbench.privacy.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import Sampling
 
@@ -127,7 +127,7 @@ class Mechanism:
         gradients: Sequence[ParameterGradients],
         records: int,
         merge: Merge | None = None,
-        values: Mapping[str, Tensor] | None = None,
+        values: Mapping[str, Value] | None = None,
     ) -> tuple[Sequence[ParameterGradients], Tensor]:
         """Add a piece of a lot to the running sums.
 

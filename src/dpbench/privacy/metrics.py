@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.plan import METRIC, Statistic, record_changes
 from dpbench.privacy.sampling import Sampling
+
+Value = Tensor | Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ class PrivateMetrics:
         return tuple(Statistic(METRIC + name, sizes[name], bound, z * bound) for name, bound in bounds.items())
 
     def measure(
-        self, values: Mapping[str, Tensor], sizes: Mapping[str, int], records: int, microbatch_size: int = 1
+        self, values: Mapping[str, Value], sizes: Mapping[str, int], records: int, microbatch_size: int = 1
     ) -> Tensor:
         """Sum of the bounded values over the examples of a lot, divided by μ.
 
         Args:
-            values: Name → one row for each example, shape (R,) or (R, size).
+            values: Name → one row for each example, shape (R,) or (R, size), or a function that gives it.
             sizes: As for `statistics`.
             records: R, the number of examples; without any, nothing is expected of `values`.
             microbatch_size: μ.
@@ -93,7 +95,8 @@ class PrivateMetrics:
             if not records:
                 parts.append(torch.zeros(sizes[name]))
                 continue
-            given = values.get(name)
+            value = values.get(name)
+            given = value() if callable(value) else value
             if given is None or not given.dim() or len(given) != records or given.numel() != records * sizes[name]:
                 raise ConfigurationError(
                     f'training_step must return "record_metrics" with {name!r}, {sizes[name]} number(s) per record.'

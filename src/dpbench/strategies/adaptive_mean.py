@@ -15,12 +15,11 @@ from dpbench.privacy.adaptive import MeanNormBounds, with_bounds
 from dpbench.privacy.clipping import VectorGroup, group_norms
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
-from dpbench.privacy.groups import CLIPPINGS
 from dpbench.privacy.mechanism import before_clipping
 from dpbench.privacy.noise import keyed_generator
 from dpbench.privacy.plan import NoiseAllocation
 from dpbench.strategies.base import PrivateStrategy
-from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping
+from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping, groups_by
 from dpbench.strategies.probe import record_gradients
 
 _NOISE_DATA_STREAM = 5
@@ -74,8 +73,7 @@ class AdaptiveMeanClipping(PrivateStrategy):
 
     def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
         """Groups by `clipping`."""
-        sizes = [parameter.numel() for parameter in engine.parameters]
-        return CLIPPINGS[self.clipping](engine.names, sizes, self.initial_max_grad_norm or 1.0)
+        return groups_by(self.clipping, engine, self.initial_max_grad_norm or 1.0)
 
     def initial_groups(self, trainer: pl.Trainer, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
         """Bounds from one step on random noise, the same on all processes."""

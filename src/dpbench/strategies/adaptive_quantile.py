@@ -8,10 +8,9 @@ from typing import Any, Literal
 from dpbench.privacy.adaptive import QuantileBounds
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.groups import CLIPPINGS
 from dpbench.privacy.plan import NoiseAllocation
 from dpbench.strategies.base import PrivateStrategy
-from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping
+from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping, groups_by
 
 
 class AdaptiveQuantileClipping(PrivateStrategy):
@@ -56,5 +55,4 @@ class AdaptiveQuantileClipping(PrivateStrategy):
 
     def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
         """Groups by `clipping`, which start at C_0."""
-        sizes = [parameter.numel() for parameter in engine.parameters]
-        return CLIPPINGS[self.clipping](engine.names, sizes, self.initial_max_grad_norm)
+        return groups_by(self.clipping, engine, self.initial_max_grad_norm)

@@ -31,7 +31,7 @@ from dpbench.privacy.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.ledger import Header, Release
 from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces
-from dpbench.privacy.metrics import PrivateMetrics, check_share
+from dpbench.privacy.metrics import PrivateMetrics, Value, check_share
 from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
@@ -133,7 +133,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._restored = False
         self._engine: PerRecordEngine | None = None
         self._mechanism: Mechanism | None = None
-        self._values: Mapping[str, Tensor] = {}
+        self._values: Mapping[str, Value] = {}
         self._records = self._row = 0
         self._verified = self._absorbed = self._released = False
 
@@ -200,7 +200,7 @@ class PrivateStrategy(pl.Callback, ABC):
             guards.refuse_unknown_past(None, self.private)
         lots = self._loader.lots
         lots.position = self.releases  # lot t belongs to release t
-        lots.microbatches = guards.microbatches(lots.sampling, self.pieces.microbatch_size)
+        lots.microbatches = lot_pieces.microbatches(lots.sampling, self.pieces.microbatch_size)
         if self.private:
             guards.warn_of_delta(self.delta, lots.sampling.population)
         if self.noise_multiplier is None:
@@ -284,8 +284,8 @@ class PrivateStrategy(pl.Callback, ABC):
             lot = self._records
             if not lot and trainer.world_size == 1:
                 return torch.zeros((), device=pl_module.device, requires_grad=True)
-            ends = lot_pieces.cuts(lot, self.max_physical_batch_size, self._microbatch_of)
-            *pieces, last = lot_pieces.cut(batch, ends, trainer)
+            size = self.max_physical_batch_size
+            *pieces, last = lot_pieces.cut(batch, lot, size, self._microbatch_of, trainer)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = output["loss"] if isinstance(output, dict) else output

@@ -53,8 +53,12 @@ class DPSGD(PrivateStrategy):
 
     def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
         """Groups by `clipping`; the whole clipped gradient has at most norm C."""
-        sizes = [parameter.numel() for parameter in engine.parameters]
-        return CLIPPINGS[self.clipping](engine.names, sizes, self.max_grad_norm)
+        return groups_by(self.clipping, engine, self.max_grad_norm)
+
+
+def groups_by(clipping: str, engine: PerRecordEngine, bound: float) -> tuple[VectorGroup, ...]:
+    """Groups of a model's parameters; the whole clipped gradient has at most norm `bound`."""
+    return CLIPPINGS[clipping](engine.names, [parameter.numel() for parameter in engine.parameters], bound)
 
 
 def check_clipping(clipping: str) -> None:

@@ -145,23 +145,6 @@ def count_records(batch: Any) -> int:
     return int(sizes.pop())
 
 
-def microbatches(sampling: Sampling, microbatch_size: int) -> int:
-    """Number of microbatches in a lot; 0 where a record is an example.
-
-    Raises:
-        ConfigurationError: The expected lot size is not a multiple of `microbatch_size`.
-    """
-    if microbatch_size == 1:
-        return 0
-    number = sampling.expected_batch_size / microbatch_size
-    if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
-        raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not fit lots of {sampling.expected_batch_size:g} records: choose "
-            "a divisor of data.expected_batch_size."
-        )
-    return round(number)
-
-
 def refuse_other_rows(microbatch_of: NDArray[np.int64] | None, records: int) -> None:
     """Raise ConfigurationError where a batch has other rows than its lot, so that microbatches are unknown."""
     if microbatch_of is None or len(microbatch_of) != records:

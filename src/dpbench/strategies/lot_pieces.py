@@ -13,21 +13,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism import Merge
+from dpbench.privacy.sampling import Sampling
 
 
-def cuts(records: int, size: int | None, microbatch_of: NDArray[np.int64] | None) -> list[int]:
+def microbatches(sampling: Sampling, microbatch_size: int) -> int:
+    """Number of microbatches in a lot; 0 where a record is an example.
+
+    Raises:
+        ConfigurationError: The expected lot size is not a multiple of `microbatch_size`.
+    """
+    if microbatch_size == 1:
+        return 0
+    number = sampling.expected_batch_size / microbatch_size
+    if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
+        raise ConfigurationError(
+            f"microbatch_size={microbatch_size} does not fit lots of {sampling.expected_batch_size:g} records: choose "
+            "a divisor of data.expected_batch_size."
+        )
+    return round(number)
+
+
+def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> list[int]:
     """Ends of the pieces of a lot, of at most `size` rows each; a microbatch is never cut.
 
     Args:
         records: Rows of the lot.
-        size: Most rows of a piece (a larger microbatch is a piece of its own); None: no limit.
+        size: Most rows of a piece; a larger microbatch is a piece of its own.
         microbatch_of: Microbatch of each row, ascending; None where a record is an example.
 
     Returns:
         Ascending; the last is `records`.
     """
-    if size is None or records <= size:
+    if records <= size:
         return [records]
     if microbatch_of is None:
         return [*range(size, records, size), records]
@@ -40,14 +59,17 @@ def cuts(records: int, size: int | None, microbatch_of: NDArray[np.int64] | None
     return [*chosen, records]
 
 
-def cut(batch: Any, ends: list[int], trainer: pl.Trainer) -> list[Any]:
-    """Split a batch at `ends`, into as many pieces on each process; some may be empty."""
-    count = torch.tensor(len(ends), device=trainer.strategy.root_device)
-    if trainer.world_size > 1:  # logging in training_step may wait for the other processes
-        dist.all_reduce(count, dist.ReduceOp.MAX)
-    ends = [0, *ends, *[ends[-1]] * (int(count) - len(ends))]
-    if len(ends) == 2:
+def cut(
+    batch: Any, records: int, size: int | None, microbatch_of: NDArray[np.int64] | None, trainer: pl.Trainer
+) -> list[Any]:
+    """Split a batch as `cuts` says, into as many pieces on each process; some may be empty."""
+    if size is None:
         return [batch]
+    ends = [0, *cuts(records, size, microbatch_of)]
+    if trainer.world_size > 1:  # logging in training_step may wait for the other processes
+        count = torch.tensor(len(ends), device=trainer.strategy.root_device)
+        dist.all_reduce(count, dist.ReduceOp.MAX)
+        ends += [records] * (int(count) - len(ends))
 
     def piece(start: int, end: int) -> Any:
         return tree_map(lambda x: x[start:end] if isinstance(x, Tensor) and x.dim() else x, batch)
