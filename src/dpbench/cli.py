@@ -1,4 +1,4 @@
-"""The command line: `dpbench train | resume | account | table | priors`; imports are lazy, so that help is quick."""
+"""The command line, one subcommand after another; imports are lazy, so that help is quick."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ examples:
   dpbench train --cfg job                           print the composed configuration
   dpbench resume outputs/2026-01-31/12-00-00-demo   continue an interrupted run
   dpbench account outputs/2026-01-31/12-00-00-demo --accountant pld --delta 1e-6
+  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
+  dpbench reproduce claims                          every epsilon that the papers print, recomputed
   dpbench table multirun/2026-01-31/12-00-00        finished runs side by side
 """
 
@@ -66,6 +68,95 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _guarded(lambda: int(options.run(options)))
 
 
+_ACCOUNT_EPILOG = """\
+accountants (--accountant NAME, several with commas, or all):
+  rdp             Renyi DP, today's conversion (default)            Poisson, fixed size
+  pld             privacy loss distributions, the tightest          Poisson
+  rdp-classic     the papers' conversion, RDP + log(1/delta)/(a-1)  Poisson, fixed size
+  rdp-continuous  the best real order                               Poisson, fixed size
+  rdp-analytical  Theorem 5 of pyvacy_2019; rdp is tighter          fixed size
+  gdp             central limit theorem: approximation, no bound    Poisson, fixed size
+Poisson lots are accounted for with one record added or removed, lots of a fixed size with one replaced.
+
+examples:
+  dpbench account outputs/2026-01-31/12-00-00-demo --accountant all --plot epsilon.png
+  dpbench account outputs/2026-01-31/12-00-00-demo --delta 1e-6 --accountant pld --json
+  dpbench account multirun/2026-01-31/12-00-00      all runs of a sweep: each, and all together
+  dpbench account multirun/2026-01-31/12-00-00 --selection geometric --mean-trials 10
+"""
+
+_CALIBRATE_EPILOG = """\
+Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
+With --ledger or --like, what is not given comes from that run.
+
+examples:
+  dpbench calibrate --noise-multiplier 1.1 --sample-rate 0.0042667 --steps 14062 --delta 1e-5 --accountant rdp-classic
+  dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
+  dpbench calibrate --epsilon 5 --delta 2.5e-7 --sampling fixed --population 1000000 --batch-size 2231 --steps 4000
+  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --steps 8000 --groups 10 --statistic counts=20
+  dpbench calibrate --ledger outputs/2026-01-31/12-00-00-demo --epsilon 8      how many more steps
+  dpbench calibrate --like outputs/2026-01-31/12-00-00-demo --epsilon 2 --steps 500
+"""
+
+_REPRODUCE_EPILOG = """\
+example:
+  dpbench reproduce claims          writes results/claims/: table, figures, verdicts (two minutes)
+"""
+
+
+def _account_parser(commands: Any) -> None:
+    account = commands.add_parser(
+        "account",
+        help="epsilon of runs and sweeps, from their ledgers",
+        epilog=_ACCOUNT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    account.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="folder of a run or a sweep, or a ledger")
+    account.add_argument("--delta", type=float, help="delta (default: the run's own)")
+    account.add_argument("--accountant", default="rdp", metavar="NAME", help="see below (default: rdp)")
+    nominal = "where an accountant does not cover how lots were drawn, compute what other lots would cost, and say so"
+    account.add_argument("--nominal", action="store_true", help=nominal)
+    shapes = "only the best run is published: number of trials geometric, logarithmic, poisson, or a shape"
+    account.add_argument("--selection", metavar="DISTRIBUTION", help=shapes)
+    account.add_argument("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
+    account.add_argument("--plot", type=Path, metavar="PNG", help="draw epsilon against steps and against the order")
+    account.add_argument("--json", action="store_true", help="print JSON")
+    account.set_defaults(run=_account)
+
+
+def _calibrate_parser(commands: Any) -> None:
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="the noise, rate, steps, epsilon or delta that the others leave",
+        epilog=_CALIBRATE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = calibrate.add_argument
+    add(
+        "--noise-multiplier",
+        type=float,
+        metavar="Z",
+        help="noise over the sensitivity of the sum",
+    )
+    add("--sample-rate", type=float, metavar="Q", help="probability of a record to be in a lot")
+    add("--batch-size", type=float, metavar="B", help="(expected) records in a lot, of --population")
+    add("--population", type=int, metavar="N", help="records that can be drawn")
+    add("--steps", type=int, metavar="T", help="lots (with --ledger: further ones)")
+    add("--epochs", type=float, metavar="E", help="the same in passes over the data")
+    add("--epsilon", type=float, help="target")
+    add("--delta", type=float, help="delta")
+    add("--sampling", choices=["poisson", "fixed"], default="poisson", help="how lots are drawn (default: poisson)")
+    add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
+    source = calibrate.add_mutually_exclusive_group()
+    source.add_argument("--ledger", type=Path, metavar="RUN", help="go on with this run: what it spent counts")
+    source.add_argument("--like", type=Path, metavar="RUN", help="a new run with the queries of this one")
+    add("--groups", type=int, default=1, metavar="G", help="vector groups that share the gradient's noise")
+    beside = "noise multiplier of a count, norm or metric released beside the gradient (may be repeated)"
+    add("--statistic", action="append", default=[], metavar="NAME=Z", help=beside)
+    add("--json", action="store_true", help="print JSON")
+    calibrate.set_defaults(run=_calibrate)
+
+
 def _parser() -> argparse.ArgumentParser:
     from dpbench import __version__
 
@@ -86,17 +177,17 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
     resume.set_defaults(run=_resume)
-    account = commands.add_parser(
-        "account",
-        help="epsilon of a run, from its ledger",
-        epilog="example:\n  dpbench account outputs/2026-01-31/12-00-00-demo --delta 1e-5 --accountant pld --json",
+    _account_parser(commands)
+    _calibrate_parser(commands)
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="recompute what the papers print",
+        epilog=_REPRODUCE_EPILOG,
         formatter_class=raw,
     )
-    account.add_argument("path", type=Path, metavar="RUN_OR_LEDGER", help="a run's folder, or a ledger.jsonl")
-    account.add_argument("--delta", type=float, help="delta (default: the run's own)")
-    account.add_argument("--accountant", default="rdp", metavar="NAME", help="rdp (default) or pld")
-    account.add_argument("--json", action="store_true", help="print JSON")
-    account.set_defaults(run=_account)
+    reproduce.add_argument("what", choices=["claims"], help="claims: every (epsilon, delta, sigma, q, T) of the papers")
+    reproduce.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+    reproduce.set_defaults(run=_reproduce)
     table = commands.add_parser(
         "table",
         help="finished runs side by side",
@@ -159,19 +250,44 @@ def _resume(options: Any) -> int:
     return launch_again(options.folder, options.overrides)
 
 
-def _account(options: Any) -> int:
-    from dpbench.errors import DPBenchError
-    from dpbench.results.account import account
-
+def _quiet_accountants() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
-    path = options.path / "ledger.jsonl" if options.path.is_dir() else options.path
-    if not path.exists() and (options.path / "result.json").exists():
-        raise DPBenchError(f"{options.path} trained without privacy: it has no ledger, epsilon is infinite.")
-    text, damage = account(path, options.delta, options.accountant, options.json)
-    print(text)
-    if damage is not None:
-        print(f"dpbench: error: {path}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
-        return 3
+
+
+def _account(options: Any) -> int:
+    from dpbench.results.account import Question, account, accountant_names, selection_named
+
+    _quiet_accountants()
+    names = accountant_names(options.accountant)
+    selection = selection_named(options.selection, options.mean_trials)
+    answer = account(options.paths, Question(names, options.delta, options.nominal, selection))
+    print(answer.to_json() if options.json else answer.text)
+    if options.plot is not None:
+        from dpbench.results.account_plot import plot_epsilon
+
+        plot_epsilon(options.plot, answer.ledgers, answer.facts["delta"], names, options.nominal)
+    for name, damage in answer.damage.items():
+        print(f"dpbench: error: {name}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
+    return 3 if answer.damage else 0
+
+
+def _calibrate(options: Any) -> int:
+    from dpbench.results.calibrate import calibrate, from_ledger, pattern_of, setting_of
+
+    _quiet_accountants()
+    setting, pattern = setting_of(options), pattern_of(options.groups, options.statistic)
+    source = options.ledger or options.like
+    if source is not None:
+        setting, pattern = from_ledger(source, setting, pattern, again=options.ledger is None)
+    print(calibrate(setting, pattern, options.accountant, options.json))
+    return 0
+
+
+def _reproduce(options: Any) -> int:
+    from dpbench.reproduce.claims_report import reproduce_claims
+
+    _quiet_accountants()
+    print(reproduce_claims(options.out / "claims"))
     return 0
 
 

@@ -12,13 +12,9 @@ from scipy import optimize
 from scipy.stats import norm
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting import (
-    ACCOUNTANTS,
-    calibrate_noise_multiplier,
-    epsilon,
-    ledger_epsilon,
-    remaining_releases,
-)
+from dpbench.privacy.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting import epsilon, ledger_epsilon
+from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_releases
 from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, read_ledger
 from dpbench.privacy.plan import SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs

@@ -1,87 +1,45 @@
-"""From ledgers to epsilons: Google's dp_accounting does the mathematics.
+"""From ledgers to epsilons.
 
-This module reads events, never the training code.
+This module reads events, never the training code; `privacy.accountants` holds the mathematics by name.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
+import attr
 import dp_accounting
 import numpy as np
-from dp_accounting import NeighboringRelation
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import rdp_privacy_accountant
-from numpy.typing import NDArray
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE, Accountant, Array, RenyiAccountant, relation_of
 from dpbench.privacy.ledger import Event, Ledger, counted_event
 from dpbench.privacy.plan import METRIC, SumQuery, effective_noise_multiplier, equivalent_queries, record_changes
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
-_RELATIONS = {
-    "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": NeighboringRelation.REPLACE_ONE,
-}
+_MOST_EVENTS = 100  # distinct releases that an accountant is asked to compose one by one
 
 
-_PLD_LIMIT = 100.0
+def find_accountant(name: str) -> Accountant:
+    """The accountant of that name.
 
-
-class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
-    """Shows the composed curve, so that one release's curve serves for any number of releases."""
-
-    @property
-    def curve(self) -> NDArray[np.float64]:
-        """Rényi divergence at each of the orders."""
-        return np.asarray(self._rdp)
-
-    def epsilon_of(self, curve: NDArray[np.float64], delta: float) -> float:
-        """Convert any curve over these orders."""
-        return float(rdp_privacy_accountant.compute_epsilon(self._orders, curve, delta)[0])
-
-
-def _rdp(relation: NeighboringRelation) -> dp_accounting.PrivacyAccountant:
-    return _RdpAccountant(neighboring_relation=relation)
-
-
-def _pld(relation: NeighboringRelation) -> dp_accounting.PrivacyAccountant:
-    return PLDAccountant(relation)
-
-
-ACCOUNTANTS: dict[str, Callable[[NeighboringRelation], dp_accounting.PrivacyAccountant]] = {"rdp": _rdp, "pld": _pld}
-"""By name: Rényi DP (Mironov 2017; conversion of Canonne et al. 2020), privacy loss distributions (numerical)."""
-
-
-def check_accountant(name: str) -> None:
-    """Raise ConfigurationError unless there is an accountant of that name."""
+    Raises:
+        ConfigurationError: There is none.
+    """
     if name not in ACCOUNTANTS:
         raise ConfigurationError(f"unknown accountant {name!r}; known are {', '.join(ACCOUNTANTS)}.")
+    return ACCOUNTANTS[name]
 
 
 def check_delta(delta: float) -> None:
     """Raise ConfigurationError unless 0 < δ < 1."""
     if not 0 < delta < 1:
         raise ConfigurationError(f"delta must lie strictly between 0 and 1, not {delta}.")
-
-
-def dp_event(sampling: Sampling, queries: tuple[SumQuery, ...]) -> dp_accounting.DpEvent:
-    """One release as dp_accounting's event; all queries of a release read the same lot."""
-    gaussian = dp_accounting.GaussianDpEvent(effective_noise_multiplier(queries))
-    if isinstance(sampling, PoissonSampling):
-        return (
-            gaussian
-            if sampling.sample_rate == 1
-            else dp_accounting.PoissonSampledDpEvent(sampling.sample_rate, gaussian)
-        )
-    if isinstance(sampling, FixedSizeSampling):
-        return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.batch_size, gaussian)
-    raise ConfigurationError(
-        f"no accountant covers {sampling.kind!r} sampling; draw lots with data.sampling=poisson or fixed_size."
-    )
 
 
 def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") -> float:
@@ -93,50 +51,63 @@ def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") 
         accountant: A name in `ACCOUNTANTS`.
 
     Returns:
-        ε as an upper bound; infinite if no order gives one. With "rdp" a fraction of a millisecond, once the curve
-        of each distinct release is known.
+        ε as an upper bound (with "gdp" an approximation); infinite if no order gives one. With "rdp" a fraction of a
+        millisecond, once the curve of each distinct release is known.
 
     Raises:
-        ConfigurationError: Unknown accountant, δ outside (0, 1), or a sampling that the accountant does not cover.
+        ConfigurationError: Unknown accountant, δ outside (0, 1), a sampling that the accountant does not cover, or
+            releases of several neighbouring relations.
     """
-    check_accountant(accountant)
+    machine = find_accountant(accountant)
     check_delta(delta)
+    counted = composable(events, accountant)
+    return machine.epsilon(counted, delta) if counted else 0.0
+
+
+def delta_of(events: Mapping[Event, int], epsilon: float, accountant: str = "rdp") -> float:
+    """Delta of the composition of releases at a given ε, between 0 and 1; otherwise as `epsilon`."""
+    machine = find_accountant(accountant)
+    counted = composable(events, accountant)
+    return machine.delta(counted, epsilon) if counted else 0.0
+
+
+def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]:
+    """Releases that were made, in a form that an accountant composes in good time.
+
+    Where more than a hundred distinct costs would take minutes, noise multipliers are rounded to the costly side, so
+    that about a hundred remain: the epsilon stays an upper bound.
+
+    Raises:
+        ConfigurationError: The accountant does not cover the sampling, or the neighbouring relations differ.
+    """
     counted = {event: count for event, count in events.items() if count}
-    if not counted:
-        return 0.0
-    if accountant == "rdp":
-        machines = [_single_release(event) for event in counted]
-        curve = sum(count * machine.curve for machine, count in zip(machines, counted.values(), strict=True))
-        return machines[0].epsilon_of(np.asarray(curve), delta)
-    if accountant == "pld" and epsilon(counted, delta, "rdp") > _PLD_LIMIT:
-        raise ConfigurationError(
-            f"the pld accountant is not computed above an epsilon of {_PLD_LIMIT:.0f} (its tables would take hours and "
-            "gigabytes): use rdp."
-        )
-    machine = ACCOUNTANTS[accountant](_relation(next(iter(counted))[0]))
-    for (sampling, queries), count in counted.items():
-        try:
-            machine.compose(dp_event(sampling, queries), count)
-        except dp_accounting.UnsupportedEventError:
+    relations = {relation_of(sampling) for sampling, _ in counted}
+    for sampling, _ in counted:
+        if sampling.kind not in ACCOUNTANTS[accountant].samplings:
             raise ConfigurationError(
-                f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant."
-            ) from None
-    return float(machine.get_epsilon(delta))
-
-
-@lru_cache(maxsize=1024)
-def _single_release(event: Event) -> _RdpAccountant:
-    machine = _RdpAccountant(neighboring_relation=_relation(event[0]))
-    machine.compose(dp_event(*event))
-    return machine
-
-
-def _relation(sampling: Sampling) -> NeighboringRelation:
-    if sampling.neighbouring_relation not in _RELATIONS:
+                f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
+                f"({', '.join(name for name, one in ACCOUNTANTS.items() if sampling.kind in one.samplings)}), or ask "
+                "for a nominal epsilon."
+            )
+    if len(relations) > 1:
         raise ConfigurationError(
-            f"no accountant covers {sampling.kind!r} sampling; draw lots with data.sampling=poisson or fixed_size."
+            "releases from Poisson lots (add or remove one) and from lots of a fixed size (replace one) do not "
+            "compose into one epsilon: account for them separately."
         )
-    return _RELATIONS[sampling.neighbouring_relation]
+    return counted if len(counted) <= _MOST_EVENTS else _coarser(counted)
+
+
+def _coarser(events: Mapping[Event, int]) -> dict[Event, int]:
+    """The same releases with multipliers rounded down to about a hundred values, evenly spaced in their logarithm."""
+    logs = {event: math.log(effective_noise_multiplier(event[1])) for event in events}
+    lowest = min(logs.values())
+    step = max((max(logs.values()) - lowest) / _MOST_EVENTS * len({sampling for sampling, _ in events}), 1e-5)
+    merged: Counter[Event] = Counter()
+    for event, count in events.items():
+        level = math.floor((logs[event] - lowest) / step)
+        z = min(math.exp(lowest + level * step), math.exp(logs[event])) * (1 - 1e-14)
+        merged[event[0], (SumQuery("equivalent", 1.0, z),)] += count
+    return dict(merged)
 
 
 def ledger_events(ledger: Ledger) -> Counter[Event]:
@@ -171,82 +142,98 @@ def _of_a_microbatch(sampling: Sampling, queries: tuple[SumQuery, ...], size: in
     return sampling, equivalent_queries(whole)
 
 
-def remaining_releases(
-    spent: Mapping[Event, int], event: Event, target_epsilon: float, delta: float, accountant: str, most: int
-) -> int:
-    """How many more releases like `event`, at most `most`, keep the whole within `target_epsilon`."""
+def nominal_events(events: Mapping[Event, int], accountant: str, microbatch_size: int = 1) -> Counter[Event]:
+    """Releases as an accountant would have them: what it covers unchanged, other lots taken for lots that it covers.
 
-    def fits(count: int) -> bool:
-        return epsilon(Counter(spent) + Counter({event: count}), delta, accountant) <= target_epsilon
-
-    if not fits(0):
-        return 0
-    low, high = 0, 1
-    while fits(high):
-        if high == most:
-            return most
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def calibrate_noise_multiplier(
-    event_for: Callable[[float], Event], steps: int, target_epsilon: float, delta: float, accountant: str = "rdp"
-) -> float:
-    """Smallest noise multiplier (to 1e-6) for which `steps` releases stay within `target_epsilon`.
+    An epsilon from these is *nominal*: it belongs to lots that were not drawn (as where shuffled epochs are accounted
+    for as Poisson sampling), with the neighbouring relation of those lots and the same rate and noise.
 
     Args:
-        event_for: The release that a noise multiplier gives.
-        steps: Number of releases.
-        target_epsilon: ε.
-        delta: δ.
+        events: As drawn.
         accountant: A name in `ACCOUNTANTS`.
+        microbatch_size: μ of the run: with microbatches every neighbour moves a sum by two bounds.
+    """
+    covered = find_accountant(accountant).samplings
+    taken: Counter[Event] = Counter()
+    for (sampling, queries), count in events.items():
+        if sampling.kind in covered:
+            taken[sampling, queries] += count
+            continue
+        size = sampling.expected_batch_size
+        other: Sampling = PoissonSampling(sampling.population, min(1.0, size / sampling.population))
+        if covered == (FIXED_SIZE,):
+            other = FixedSizeSampling(sampling.population, max(1, round(size)))
+        factor = record_changes(other, microbatch_size) / max(1, record_changes(sampling, microbatch_size))
+        moved = [SumQuery(query.name, query.sensitivity * factor, query.noise_std) for query in queries]
+        taken[other, equivalent_queries(moved)] += count
+    return taken
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How many runs were tried before the best was chosen: a random number, drawn before anything was seen.
+
+    Attributes:
+        shape: η of the truncated negative binomial distribution: 1 is geometric, 0 logarithmic; infinite is Poisson.
+        mean_trials: Its mean.
+    """
+
+    shape: float
+    mean_trials: float
+
+    def __post_init__(self) -> None:
+        if not (self.shape >= 0 and 1 <= self.mean_trials < math.inf):
+            raise ConfigurationError(
+                f"a selection needs a mean number of trials of at least 1 and a shape of at least 0, not "
+                f"{self.mean_trials} and {self.shape}."
+            )
+
+
+def selection_epsilon(
+    runs: Sequence[Mapping[Event, int]], selection: Selection, delta: float, accountant: str = "rdp"
+) -> float:
+    """Epsilon of publishing only the best of a random number of runs (Papernot & Steinke 2022).
+
+    Valid if the number of trials was drawn from the distribution independently of the data, each trial's settings
+    independently from one fixed distribution, and nothing but the best run's output is published.
+
+    Args:
+        runs: Releases of each kind of run that a trial can be; each trial is taken to cost as much as the costliest
+            of them at every order.
+        selection: The distribution of the number of trials.
+        delta: δ.
+        accountant: One of the Rényi accountants.
 
     Raises:
-        ConfigurationError: No noise reaches the target.
+        ConfigurationError: The accountant has no Rényi curve, or as `epsilon`.
     """
-    check_accountant(accountant)
+    machine = find_accountant(accountant)
     check_delta(delta)
-    if not target_epsilon > 0 or not math.isfinite(target_epsilon):
-        raise ConfigurationError(f"target_epsilon must be a positive number, not {target_epsilon}.")
-    smallest, largest = 1e-2, 1e4
-    epsilon({event_for(largest): 1}, delta, accountant)  # refuses what the accountant does not cover
-
-    def within(noise_multiplier: float, name: str) -> bool:
-        return epsilon({event_for(noise_multiplier): steps}, delta, name) <= target_epsilon
-
-    if not within(largest, "rdp"):
-        raise ConfigurationError(
-            f"no noise_multiplier up to {largest:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
-            f"delta={delta}: raise target_epsilon or delta, or train for fewer steps."
-        )
-    if within(smallest, "rdp"):
-        return smallest
-    found = _calibrate(event_for, steps, target_epsilon, delta, "rdp", (smallest, largest))
-    if accountant != "rdp":  # tighter accountants need less noise, and are too slow to search the whole range
-        found = _calibrate(event_for, steps, target_epsilon, delta, accountant, (0.5 * found, found))
-    while not within(found, accountant):
-        found *= 1 + 1e-6
-    return found
+    if not isinstance(machine, RenyiAccountant):
+        names = ", ".join(name for name, one in ACCOUNTANTS.items() if isinstance(one, RenyiAccountant))
+        raise ConfigurationError(f"the cost of selection is known for Rényi accountants ({names}), not {accountant}.")
+    counted = [composable(run, accountant) for run in runs]
+    if len({relation_of(sampling) for run in counted for sampling, _ in run}) != 1:
+        raise ConfigurationError("a selection needs runs with releases, all under one neighbouring relation.")
+    worst = np.max([machine.curve(run) for run in counted if run], axis=0)
+    selecting = _CurveAccountant(machine.orders)
+    selecting.compose(dp_accounting.RepeatAndSelectDpEvent(_Curve(worst), selection.mean_trials, selection.shape))
+    return max(0.0, float(machine.epsilon_by_order(selecting.rdp, delta).min()))
 
 
-def _calibrate(
-    event_for: Callable[[float], Event],
-    steps: int,
-    target_epsilon: float,
-    delta: float,
-    accountant: str,
-    bracket: tuple[float, float],
-) -> float:
-    relation = _relation(event_for(1.0)[0])
-    found = dp_accounting.calibrate_dp_mechanism(
-        lambda: ACCOUNTANTS[accountant](relation),
-        lambda z: dp_accounting.SelfComposedDpEvent(dp_event(*event_for(z)), steps),
-        target_epsilon,
-        delta,
-        dp_accounting.ExplicitBracketInterval(*bracket),
-        tol=1e-6,
-    )
-    return float(found)
+@attr.frozen(eq=False)
+class _Curve(dp_accounting.DpEvent):
+    """Something of which the Rényi divergences are known."""
+
+    curve: Array
+
+
+class _CurveAccountant(rdp_privacy_accountant.RdpAccountant):
+    _rdp: Array
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> object:
+        if not isinstance(event, _Curve):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose:
+            self._rdp += count * event.curve
+        return None

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -140,23 +141,65 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     ledger = Ledger()
     tail = lines.pop()
     cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+    other_schema = None
     for number, line in enumerate(lines, start=1):
         try:
             _read_line(line, ledger, cache)
+        except _OtherSchema as error:
+            other_schema = other_schema or error.schema
+            ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
         except (ValueError, KeyError, TypeError, LedgerError) as error:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
+    if not ledger.headers and other_schema:
+        raise LedgerError(
+            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schema {SCHEMA}: "
+            "use the version that wrote it."
+        )
     if not ledger.headers:
         raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
     return ledger
 
 
+def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
+    """Raise LedgerError unless all headers and releases speak of one population, unit and neighbouring relation.
+
+    Args:
+        ledgers: By the name that the error shows.
+    """
+    first: tuple[str, Header] | None = None
+    for name, ledger in ledgers.items():
+        for header in ledger.headers:
+            first = first or (name, header)
+            for field_name in ("unit", "neighbouring_relation", "population"):
+                mine, other = getattr(header, field_name), getattr(first[1], field_name)
+                if mine != other:
+                    raise LedgerError(
+                        f"{name} has {field_name} {mine!r}, {first[0]} {other!r}: runs on other data or under another "
+                        "guarantee do not compose into one epsilon; account for each alone."
+                    )
+        header = ledger.header
+        for sampling in {release.sampling for _, release in ledger.releases}:
+            relation = sampling.neighbouring_relation
+            if sampling.population != header.population or relation not in ("none", header.neighbouring_relation):
+                raise LedgerError(
+                    f"{name} contradicts itself: its header says {header.neighbouring_relation} among "
+                    f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
+                )
+
+
+class _OtherSchema(LedgerError):
+    def __init__(self, schema: object) -> None:
+        super().__init__(f"schema {schema}, but this version of dpbench reads schema {SCHEMA}")
+        self.schema = schema
+
+
 def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]]) -> None:
-    data = json.loads(line)
+    data = json.loads(line.decode())  # given bytes, json first guesses their encoding
     if data["record"] == "header":
         if data["schema"] != SCHEMA:
-            raise LedgerError(f"schema {data['schema']}, but this version of dpbench reads schema {SCHEMA}")
+            raise _OtherSchema(data["schema"])
         ledger.headers.append(Header(**{k: v for k, v in data.items() if k not in ("record", "schema")}))
         return
     if data["record"] != "release" or not ledger.headers:

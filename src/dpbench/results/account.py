@@ -1,54 +1,304 @@
-"""`dpbench account`: a ledger's epsilon as text or JSON."""
+"""`dpbench account`: the epsilon of ledgers, one by one, together, and of the best among them."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
-from dpbench.privacy.ledger import read_ledger
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.privacy.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting import (
+    Selection,
+    epsilon,
+    find_accountant,
+    ledger_events,
+    microbatch_epsilon,
+    nominal_events,
+    selection_epsilon,
+)
+from dpbench.privacy.ledger import Event, Ledger, check_one_population, read_ledger
+
+LEDGER = "ledger.jsonl"
+_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
-def account(path: Path, delta: float | None, accountant: str, as_json: bool) -> tuple[str, str | None]:
-    """Epsilon of a ledger.
+@dataclass(frozen=True)
+class Question:
+    """What is asked of ledgers.
 
-    Args:
-        path: The ledger.
-        delta: δ; None takes the run's own.
-        accountant: Name of an accountant.
-        as_json: JSON instead of a table.
+    Attributes:
+        accountants: Names.
+        delta: δ; None takes the runs' own.
+        nominal: Whether lots that an accountant does not cover are taken for lots that it covers.
+        selection: Distribution of the number of trials of which only the best is published.
+    """
 
-    Returns:
-        The text, and what is wrong with the file (None if it is intact).
+    accountants: tuple[str, ...] = ("rdp",)
+    delta: float | None = None
+    nominal: bool = False
+    selection: Selection | None = None
+
+
+@dataclass
+class Answer:
+    """What was found.
+
+    Attributes:
+        facts: For JSON.
+        text: For people.
+        damage: What is wrong with which ledger; empty if all are intact.
+        ledgers: By name, in the order of the runs.
+    """
+
+    facts: dict[str, Any]
+    text: str
+    damage: dict[str, str]
+    ledgers: dict[str, Ledger] = field(repr=False)
+
+    def to_json(self) -> str:
+        """The facts as JSON; infinite numbers are null."""
+        return json.dumps(self.facts, indent=2, allow_nan=False)
+
+
+def accountant_names(words: str) -> tuple[str, ...]:
+    """Names from "rdp,pld" or "all".
 
     Raises:
-        DPBenchError: The ledger is unreadable, or the accountant or δ does not fit it.
+        ConfigurationError: One is unknown.
     """
-    book = read_ledger(path)
-    header = book.header
-    delta = header.delta if delta is None else delta
-    epsilon = ledger_epsilon(book, delta, accountant)
-    size = header.microbatch_size
-    whole = microbatch_epsilon(book, delta, accountant) if size > 1 else None
-    facts: dict[str, Any] = {
-        "epsilon": epsilon if math.isfinite(epsilon) else None,
-        **({"epsilon_microbatch": whole} if whole is not None else {}),
+    names = tuple(ACCOUNTANTS) if words == "all" else tuple(word.strip() for word in words.split(","))
+    for name in names:
+        find_accountant(name)
+    return names
+
+
+def selection_named(shape: str | None, mean_trials: float | None) -> Selection | None:
+    """The distribution of the number of trials, by name or by the shape η of a negative binomial one.
+
+    Raises:
+        ConfigurationError: One of both is missing or out of range.
+    """
+    if shape is None and mean_trials is None:
+        return None
+    if shape is None or mean_trials is None:
+        raise ConfigurationError("the cost of selection needs both --selection and --mean-trials.")
+    try:
+        return Selection(_SHAPES[shape] if shape in _SHAPES else float(shape), mean_trials)
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"--selection must be {', '.join(_SHAPES)} or a number, not {shape!r}.") from None
+
+
+def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
+    """Ledgers of runs, and of all runs below folders of sweeps.
+
+    Args:
+        paths: Ledgers, folders of runs, folders of sweeps.
+
+    Raises:
+        ConfigurationError: A folder holds none, or a ledger is named twice.
+    """
+    found: list[Path] = []
+    for path in paths:
+        below = [path / LEDGER] if (path / LEDGER).exists() else sorted(path.rglob(LEDGER)) if path.is_dir() else [path]
+        if not below and next(path.rglob("result.json"), None) is not None:
+            raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
+        if not below:
+            raise ConfigurationError(f"there is no {LEDGER} in or below {path}.")
+        found += below
+    if len({path.resolve() for path in found}) < len(found):
+        raise ConfigurationError("a ledger is named twice: each run counts once.")
+    return {str(path.parent if path.name == LEDGER else path): path for path in found}
+
+
+def account(paths: Sequence[Path], question: Question) -> Answer:
+    """Epsilon of one run, or of several on the same data.
+
+    Args:
+        paths: Ledgers, folders of runs, folders of sweeps.
+        question: Accountants and δ.
+
+    Raises:
+        DPBenchError: A ledger is unreadable or empty, the accountant or δ does not fit it, or the ledgers do not
+            compose.
+    """
+    ledgers = {name: read_ledger(path) for name, path in find_ledgers(paths).items()}
+    check_one_population(ledgers)
+    if not any(ledger.releases for ledger in ledgers.values()):
+        raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
+    deltas = {ledger.header.delta for ledger in ledgers.values()}
+    if question.delta is None and len(deltas) > 1:
+        raise ConfigurationError(
+            f"the runs aim at different deltas ({', '.join(map(str, sorted(deltas)))}): give --delta."
+        )
+    delta = deltas.pop() if question.delta is None else question.delta
+    damage = {name: ledger.damage for name, ledger in ledgers.items() if ledger.damage is not None}
+    if len(ledgers) == 1 and question.selection is None:
+        (ledger,) = ledgers.values()
+        facts = _facts_of_one(ledger, question, delta)
+        return Answer(facts, _text_of_one(facts, ledger), damage, ledgers)
+    facts = _facts_of_several(ledgers, question, delta)
+    return Answer(facts, _text_of_several(facts), damage, ledgers)
+
+
+def epsilons(
+    runs: Sequence[Ledger], question: Question, delta: float, select: bool = False
+) -> dict[str, float | str | None]:
+    """By accountant: ε of all runs together (or of the best of them), None if infinite, or why there is none."""
+    values: dict[str, float | str | None] = {}
+    for name in question.accountants:
+        try:
+            events = [_events(run, name, question.nominal) for run in runs]
+            if select and question.selection is not None:
+                value = selection_epsilon(events, question.selection, delta, name)
+            else:
+                value = epsilon(sum(events, Counter[Event]()), delta, name)
+        except ConfigurationError as error:
+            if len(question.accountants) == 1:
+                raise
+            values[name] = str(error)
+        else:
+            values[name] = value if math.isfinite(value) else None
+    return values
+
+
+def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
+    events = ledger_events(ledger)
+    return nominal_events(events, accountant, ledger.header.microbatch_size) if nominal else events
+
+
+def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
+    covered = ACCOUNTANTS[accountant].samplings
+    return any(sampling.kind not in covered for ledger in ledgers for sampling, _ in ledger_events(ledger))
+
+
+def _common_facts(ledgers: Sequence[Ledger], question: Question, delta: float) -> dict[str, Any]:
+    header = ledgers[0].header
+    first = question.accountants[0]
+    return {
         "delta": delta,
-        "accountant": accountant,
-        "steps": len(book.releases),
+        "accountant": first,
+        "guarantee": ACCOUNTANTS[first].guarantee and not _is_nominal(ledgers, first),
         "unit": header.unit,
-        **({"microbatch_size": size} if size > 1 else {}),
         "neighbouring_relation": header.neighbouring_relation,
         "population": header.population,
-        "sampling": sorted({release.sampling.kind for _, release in book.releases}),
-        "complete": book.damage is None,
+        "sampling": sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger_events(ledger)}),
     }
-    if as_json:
-        return json.dumps(facts, indent=2, allow_nan=False), book.damage
-    facts["epsilon"] = f"{epsilon:.4f}" + ("" if book.damage is None else " at least")
-    if whole is not None:
-        facts["epsilon_microbatch"] = f"{whole:.4f} nominal, for a fixed microbatch as the unit"
-    facts["sampling"] = ", ".join(facts["sampling"])
-    return "\n".join(f"{name.replace('_', ' '):<22} {value}" for name, value in facts.items()), book.damage
+
+
+def _facts_of_one(ledger: Ledger, question: Question, delta: float) -> dict[str, Any]:
+    values = epsilons([ledger], question, delta)
+    first = values[question.accountants[0]]
+    size = ledger.header.microbatch_size
+    facts: dict[str, Any] = {"epsilon": None if isinstance(first, str) else first}
+    if len(values) > 1:
+        facts["epsilons"] = values
+    if size > 1:
+        whole = microbatch_epsilon(ledger, delta, question.accountants[0])
+        facts["epsilon_microbatch"] = whole if math.isfinite(whole) else None
+    facts |= _common_facts([ledger], question, delta) | {"steps": len(ledger.releases)}
+    if size > 1:
+        facts["microbatch_size"] = size
+    return facts | {"complete": ledger.damage is None}
+
+
+def _facts_of_several(ledgers: dict[str, Ledger], question: Question, delta: float) -> dict[str, Any]:
+    runs = [
+        {
+            "run": name,
+            "steps": len(ledger.releases),
+            "epsilons": epsilons([ledger], question, delta),
+            "complete": ledger.damage is None,
+        }
+        for name, ledger in ledgers.items()
+    ]
+    books = list(ledgers.values())
+    together = epsilons(books, question, delta)
+    first = together[question.accountants[0]]
+    facts: dict[str, Any] = {
+        "epsilon": None if isinstance(first, str) else first,
+        "epsilons": together,
+        "charged_by": "composition",
+        **_common_facts(books, question, delta),
+        "steps": sum(run["steps"] for run in runs),
+        "complete": all(run["complete"] for run in runs),
+        "runs": runs,
+    }
+    if question.selection is not None:
+        facts["selection"] = {
+            "shape": "poisson" if math.isinf(question.selection.shape) else question.selection.shape,
+            "mean_trials": question.selection.mean_trials,
+            "epsilons": epsilons(books, question, delta, select=True),
+        }
+    return facts
+
+
+def _cell(value: float | str | None) -> str:
+    return "–" if isinstance(value, str) else "inf" if value is None else f"{value:.4f}"
+
+
+def _label(name: str, ledger: Ledger) -> str:
+    notes = [] if ACCOUNTANTS[name].guarantee else ["an approximation, no bound"]
+    if _is_nominal([ledger], name):
+        covered = " or ".join(ACCOUNTANTS[name].samplings)
+        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not")
+    return f"   ({'; '.join(notes)})" if notes else ""
+
+
+def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
+    values = facts.get("epsilons", {facts["accountant"]: facts["epsilon"]})
+    lower = "" if facts["complete"] else " at least"
+    lines = {}
+    for name, value in values.items():
+        label = f"epsilon ({name})" if len(values) > 1 else "epsilon"
+        why = f"   {value}" if isinstance(value, str) else lower + _label(name, ledger)
+        lines[label] = _cell(value) + why
+    if "epsilon_microbatch" in facts:
+        lines["epsilon microbatch"] = (
+            f"{_cell(facts['epsilon_microbatch'])} nominal, for a fixed microbatch as the unit"
+        )
+    for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
+        if key in facts and not (key == "accountant" and len(values) > 1):
+            lines[key.replace("_", " ")] = str(facts[key])
+    lines |= {"sampling": ", ".join(facts["sampling"]), "complete": str(facts["complete"])}
+    return "\n".join(f"{name:<24} {value}" for name, value in lines.items())
+
+
+def _text_of_several(facts: dict[str, Any]) -> str:
+    names = list(facts["epsilons"])
+    rows = [["run", "steps", *(f"epsilon ({name})" for name in names)]]
+    for run in facts["runs"]:
+        mark = "" if run["complete"] else " (damaged: at least)"
+        rows.append([run["run"] + mark, str(run["steps"]), *(_cell(run["epsilons"][name]) for name in names)])
+    count = len(facts["runs"])
+    rows.append([f"all {count} published (composition)", str(facts["steps"]), *map(_cell, facts["epsilons"].values())])
+    if "selection" in facts:
+        chosen = facts["selection"]
+        title = f"only the best published, {chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
+        rows.append([title, "", *map(_cell, chosen["epsilons"].values())])
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "| --- | " + " | ".join("---:" for _ in rows[0][1:]) + " |")
+    common = (
+        f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, {facts['population']} records"
+    )
+    notes = ["", common + "."]
+    if "selection" in facts:
+        notes += [
+            "The cost of selection holds only if the number of trials was drawn from that distribution before anything",
+            "was seen, each trial's settings were drawn independently at random, and all but the best are thrown away.",
+            "A fixed number of trials is charged by composition.",
+        ]
+    reasons = {name: why for name, why in facts["epsilons"].items() if isinstance(why, str)}
+    reasons |= {n: w for n, w in facts.get("selection", {}).get("epsilons", {}).items() if isinstance(w, str)}
+    return "\n".join(lines + notes + [f"{name}: {why}" for name, why in reasons.items()])
+
+
+def _shape_name(shape: float | str) -> str:
+    names = {value: name for name, value in _SHAPES.items()}
+    return shape if isinstance(shape, str) else names.get(shape, f"negative binomial, shape {shape:g}")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+from dpbench.results.figures import new_figure, write_figure
 
 _BOUND = "privacy/bound/"
 _BLUE, _RED, _GREY = "#3060a8", "#c04030", "#808080"
@@ -30,8 +30,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
     private = "privacy/epsilon" in table
     bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
     rows = 1 + private + bool(bounds)
-    figure = Figure(figsize=(7, 1.6 + 1.8 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 1.6 + 1.8 * rows)
     axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
     _draw_accuracy(axes[0], table)
     if private:
@@ -48,11 +47,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
         ax.margins(x=0.08)
     axes[-1].set_xlabel("step")
     figure.suptitle(title)
-    path = folder / "curves.png"
-    temporary = folder / ".curves.png"
-    figure.savefig(temporary, dpi=130, format="png")
-    temporary.replace(path)
-    return path
+    return write_figure(folder / "curves.png", figure)
 
 
 def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:

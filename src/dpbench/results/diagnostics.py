@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+from dpbench.results.figures import new_figure, write_figure
 
 HISTOGRAM = "nonprivate_gradient_histogram.csv"
 
@@ -34,8 +34,7 @@ def plot_diagnostics(folder: Path, title: str) -> Path | None:
     panels += [("share of clipped records", clipped, False), ("noise / signal of the sum", noise, True)]
     panels = [panel for panel in panels if not panel[1].empty]
     rows = (len(panels) + 2) // 2
-    figure = Figure(figsize=(13, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 3.6 * rows)
     axes = figure.subplots(rows, 2, squeeze=False).flatten()
     for ax, (label, values, log) in zip(axes, panels, strict=False):
         _lines(ax, values, label, log)
@@ -43,10 +42,7 @@ def plot_diagnostics(folder: Path, title: str) -> Path | None:
     for ax in axes[len(panels) + 1 :]:
         ax.set_visible(False)
     figure.suptitle(f"{title}: not private")
-    path, temporary = folder / "nonprivate_diagnostics.png", folder / ".diagnostics.png"
-    figure.savefig(temporary, dpi=120, format="png")
-    temporary.replace(path)
-    return path
+    return write_figure(folder / "nonprivate_diagnostics.png", figure)
 
 
 def _columns(table: pd.DataFrame, prefix: str) -> pd.DataFrame:

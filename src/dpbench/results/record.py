@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting import ACCOUNTANTS, ledger_epsilon, microbatch_epsilon
+from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.ledger import Ledger, read_ledger
 from dpbench.results.files import write_json
 from dpbench.results.provenance import commit, config_hash, hardware, versions
 
+REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
 RESULT, PARTIAL = "result.json", "partial_result.json"
 
 
@@ -26,7 +27,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
         private: Whether the run had a private strategy at all.
     """
     if not private or not ledger.exists():
-        return {"epsilon": dict.fromkeys(ACCOUNTANTS), "delta": None, "unit": None, "neighbouring_relation": None}
+        return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
     book = read_ledger(ledger)
     header = book.header
     epsilons = _epsilons(book, ledger_epsilon)
@@ -45,7 +46,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
 
 def _epsilons(book: Ledger, epsilon_of: Callable[[Ledger, float, str], float]) -> dict[str, float | None]:
     epsilons: dict[str, float | None] = {}
-    for name in ACCOUNTANTS:
+    for name in REPORTED:
         try:
             value = epsilon_of(book, book.header.delta, name)
         except ConfigurationError:  # this accountant does not cover the sampling

@@ -55,7 +55,7 @@ class PrivateStrategy(pl.Callback, ABC):
         target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; beside a
             noise_multiplier, training stops before the step that would exceed it.
         delta: δ of the guarantee; below 1 / number of records.
-        accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.ACCOUNTANTS`.
+        accountant: Name of the accountant that calibrates and stops, see `privacy.accountants`.
         seed: Key of noise (and of the model's own randomness), for runs that can be repeated; whoever knows it
             can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
             share protects neither. None takes the operating system's entropy: use that for models to be published.

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from dpbench.errors import BudgetExhausted, ConfigurationError
-from dpbench.privacy.accounting import (
-    calibrate_noise_multiplier,
-    check_accountant,
-    check_delta,
-    epsilon,
-    remaining_releases,
-)
+from dpbench.privacy.accounting import check_delta, epsilon, find_accountant
+from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_releases
 from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
 from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
 
@@ -27,7 +22,7 @@ class Budget:
     Args:
         target_epsilon: ε that may be spent, or None for no limit.
         delta: δ.
-        accountant: A name in `privacy.accounting.ACCOUNTANTS`; calibrates and stops.
+        accountant: A name in `privacy.accountants.ACCOUNTANTS` that gives a bound; calibrates and stops.
 
     Attributes:
         spent: How often each release was made, those of equal cost together.
@@ -39,7 +34,10 @@ class Budget:
 
     def __init__(self, target_epsilon: float | None, delta: float, accountant: str) -> None:
         check_delta(delta)
-        check_accountant(accountant)
+        if not find_accountant(accountant).guarantee:
+            raise ConfigurationError(
+                f"the {accountant} accountant is an approximation, no bound: a budget needs another one (rdp or pld)."
+            )
         self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
         self.spent: Counter[Event] = Counter()
         self.remaining: int | None = None

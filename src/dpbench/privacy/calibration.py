@@ -1,0 +1,317 @@
+"""Budgets solved backwards: the noise, rate, number of steps or δ that a target ε leaves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from scipy import optimize
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accountants import FIXED_SIZE, POISSON
+from dpbench.privacy.accounting import check_delta, composable, delta_of, epsilon, find_accountant
+from dpbench.privacy.ledger import Event
+from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e4
+_SMALLEST_RATE = 1e-9
+_MOST_STEPS = 10**9
+_FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
+
+
+def check_target(target_epsilon: float) -> None:
+    """Raise ConfigurationError unless ε is positive and finite."""
+    if not 0 < target_epsilon < math.inf:
+        raise ConfigurationError(f"target_epsilon must be a positive number, not {target_epsilon}.")
+
+
+def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, far: float) -> float:
+    """Epsilon, or infinity where it is so far above what is sought that pld would take hours."""
+    if accountant == "pld" and epsilon(events, delta, "rdp") > far:
+        return math.inf
+    return epsilon(events, delta, accountant)
+
+
+def _solve(epsilon_at: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Where a monotone epsilon meets the target between two positive numbers, to 1e-7, never above the target."""
+
+    def gap(log: float) -> float:
+        value = epsilon_at(math.exp(log))
+        return max(-_FAR, min(_FAR, math.log(value / target))) if value > 0 else -_FAR
+
+    rises = epsilon_at(high) > epsilon_at(low)
+    found = math.exp(optimize.brentq(gap, math.log(low), math.log(high), xtol=1e-8))
+    step = 1e-8
+    while epsilon_at(found) > target:  # its monotony holds only up to rounding
+        found *= 1 - step if rises else 1 + step
+        step *= 2
+    return min(max(found, low), high)
+
+
+def calibrate_noise_multiplier(
+    event_for: Callable[[float], Event],
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    accountant: str = "rdp",
+    spent: Mapping[Event, int] | None = None,
+) -> float:
+    """Smallest noise multiplier (to 1e-7 of its value) for which `steps` releases stay within `target_epsilon`.
+
+    Args:
+        event_for: The release that a noise multiplier gives.
+        steps: Number of releases.
+        target_epsilon: ε.
+        delta: δ.
+        accountant: A name in `ACCOUNTANTS`.
+        spent: Releases made before, part of the composition.
+
+    Raises:
+        ConfigurationError: No noise reaches the target.
+    """
+    check_delta(delta)
+    check_target(target_epsilon)
+    before = Counter(spent or {})
+    composable({event_for(1.0): 1, **before}, accountant)  # refuses what the accountant does not cover
+
+    def at(noise_multiplier: float, name: str = accountant) -> float:
+        events = before + Counter({event_for(noise_multiplier): steps})
+        return _bounded_epsilon(events, delta, name, far=max(4 * target_epsilon, 20))
+
+    low, high = _SMALLEST_NOISE, _LARGEST_NOISE
+    if at(high) > target_epsilon:
+        raise ConfigurationError(
+            f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
+            f"delta={delta} (the {accountant} accountant shows {at(high):.4g} there): raise target_epsilon or delta, "
+            "or train for fewer steps."
+        )
+    if accountant == "pld" and at(high, "rdp") <= target_epsilon < at(low, "rdp"):
+        # tighter than rdp by less than a factor of two in noise, and too slow to search the whole range
+        high = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
+        low = high / 2
+    return low if at(low) <= target_epsilon else _solve(at, target_epsilon, low, high)
+
+
+def remaining_releases(
+    spent: Mapping[Event, int], event: Event, target_epsilon: float, delta: float, accountant: str, most: int
+) -> int:
+    """How many more releases like `event`, at most `most`, keep the whole within `target_epsilon`."""
+
+    def fits(count: int, name: str = accountant) -> bool:
+        events = Counter(spent) + Counter({event: count})
+        return _bounded_epsilon(events, delta, name, far=max(4 * target_epsilon, 20)) <= target_epsilon
+
+    start = largest_count(lambda count: fits(count, "rdp"), most) if accountant == "pld" else 1
+    return largest_count(fits, most, max(start, 1))
+
+
+def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
+    """Largest whole number up to `most` that fits, where smaller ones fit too; 0 if none does.
+
+    Args:
+        fits: Whether a number fits.
+        most: Where to stop.
+        start: A guess, from which the search doubles.
+    """
+    if not fits(0):
+        return 0
+    low, high = 0, min(start, most)
+    while fits(high):
+        if high == most:
+            return most
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Training as the accountants see it; one of noise, rate, duration, ε and δ may be None: what is sought.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise over the *sensitivity* of the sum: that is max_grad_norm for
+            Poisson lots (one record added or removed), and twice that for lots of a fixed size (one replaced).
+        sample_rate: Probability (Poisson) or share (fixed size) of a record in a lot.
+        steps: Number of lots; None where `epochs` is given or sought.
+        epochs: The number of steps in passes over the data; steps are its whole part divided by the rate.
+        epsilon: ε.
+        delta: δ.
+        sampling: "poisson" or "fixed_size".
+        population: Number of records; needed for lots of a fixed size.
+        spent: Releases of an earlier run on the same data, part of ε.
+    """
+
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    sampling: str = POISSON
+    population: int | None = None
+    spent: Mapping[Event, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "noise_multiplier": (self.noise_multiplier, 0.0, math.inf),
+            "steps": (self.steps, 0.0, math.inf),
+            "epochs": (self.epochs, 0.0, math.inf),
+            "epsilon": (self.epsilon, 0.0, math.inf),
+            "population": (self.population, 0.0, math.inf),
+        }
+        for name, (value, low, high) in ranges.items():
+            if value is not None and not low < value < high:
+                raise ConfigurationError(f"{name} must be a positive number, not {value}.")
+        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
+            raise ConfigurationError(f"sample_rate must lie in (0, 1], not {self.sample_rate}.")
+        if self.delta is not None:
+            check_delta(self.delta)
+        if self.sampling == FIXED_SIZE and self.population is None:
+            raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
+
+    @property
+    def event(self) -> Event:
+        """One release."""
+        assert self.noise_multiplier is not None and self.sample_rate is not None
+        query = SumQuery("all", 1.0, self.noise_multiplier)
+        if self.sampling == FIXED_SIZE:
+            assert self.population is not None
+            return FixedSizeSampling(self.population, max(1, round(self.sample_rate * self.population))), (query,)
+        return PoissonSampling(self.population or 1, self.sample_rate), (query,)
+
+    @property
+    def number_of_steps(self) -> int:
+        """Steps, from epochs where these are given."""
+        if self.epochs is None:
+            assert self.steps is not None
+            return self.steps
+        assert self.sample_rate is not None
+        return max(1, int(self.epochs / self.sample_rate * (1 + 1e-12)))
+
+    @property
+    def events(self) -> Counter[Event]:
+        """The whole composition."""
+        return Counter(self.spent) + Counter({self.event: self.number_of_steps})
+
+    def epsilon_by(self, accountant: str) -> float:
+        """ε of the whole composition."""
+        assert self.delta is not None
+        return epsilon(self.events, self.delta, accountant)
+
+
+def solved(setting: Setting, accountant: str = "rdp") -> Setting:
+    """The same setting with what was missing.
+
+    Args:
+        setting: Lacks exactly one of noise, rate, duration, ε and δ.
+        accountant: A name in `ACCOUNTANTS`.
+
+    Returns:
+        All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
+        solution is a whole number.
+
+    Raises:
+        ConfigurationError: Not exactly one is missing, or none is within reach.
+    """
+    find_accountant(accountant)
+    duration = setting.steps if setting.epochs is None else setting.epochs
+    values = {
+        "noise_multiplier": setting.noise_multiplier,
+        "sample_rate": setting.sample_rate,
+        "steps": duration,
+        "epsilon": setting.epsilon,
+        "delta": setting.delta,
+    }
+    missing = [name for name, value in values.items() if value is None]
+    if len(missing) != 1:
+        what = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        raise ConfigurationError(
+            "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
+            f"delta: {what}."
+        )
+    found = _SOLVERS[missing[0]](setting, accountant)
+    return replace(found, steps=found.number_of_steps, epochs=None)
+
+
+def _for_epsilon(setting: Setting, accountant: str) -> Setting:
+    value = setting.epsilon_by(accountant)
+    if not math.isfinite(value):
+        raise ConfigurationError(
+            f"the {accountant} accountant shows no finite epsilon for this setting: add noise, raise delta, or use "
+            "another accountant."
+        )
+    return replace(setting, epsilon=value)
+
+
+def _for_delta(setting: Setting, accountant: str) -> Setting:
+    assert setting.epsilon is not None
+    value = delta_of(setting.events, setting.epsilon, accountant)
+    if not 0 < value < 1:
+        side = "no delta below 1 is shown" if value >= 1 else "delta is smaller than a number can be"
+        raise ConfigurationError(f"at epsilon={setting.epsilon} {side} by the {accountant} accountant: change epsilon.")
+    return replace(setting, delta=value)
+
+
+def _for_noise(setting: Setting, accountant: str) -> Setting:
+    assert setting.epsilon is not None and setting.delta is not None
+    z = calibrate_noise_multiplier(
+        lambda value: replace(setting, noise_multiplier=value).event,
+        setting.number_of_steps,
+        setting.epsilon,
+        setting.delta,
+        accountant,
+        setting.spent,
+    )
+    return replace(setting, noise_multiplier=z)
+
+
+def _for_rate(setting: Setting, accountant: str) -> Setting:
+    target, delta, population = setting.epsilon, setting.delta, setting.population
+    assert target is not None and delta is not None
+
+    def at(rate: float) -> float:
+        events = replace(setting, sample_rate=min(rate, 1.0)).events
+        return _bounded_epsilon(events, delta, accountant, far=max(4 * target, 20))
+
+    smallest = 1 / population if population is not None else _SMALLEST_RATE
+    if at(smallest) > target:
+        raise ConfigurationError(
+            f"epsilon={target} is out of reach at every rate: the {accountant} accountant shows {at(smallest):.4g} at "
+            f"a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
+        )
+    if at(1.0) <= target:
+        return replace(setting, sample_rate=1.0)
+    if setting.sampling == POISSON:
+        return replace(setting, sample_rate=_solve(at, target, smallest, 1.0))
+    assert population is not None
+    size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
+    return replace(setting, sample_rate=size / population)
+
+
+def _for_steps(setting: Setting, accountant: str) -> Setting:
+    target, delta = setting.epsilon, setting.delta
+    assert target is not None and delta is not None
+    count = remaining_releases(setting.spent, setting.event, target, delta, accountant, _MOST_STEPS)
+    if count == 0:
+        first = epsilon(Counter(setting.spent) + Counter({setting.event: 1}), delta, accountant)
+        raise ConfigurationError(
+            f"epsilon={target} allows no{' further' if setting.spent else ''} step: with one, the {accountant} "
+            f"accountant shows {first:.4g}; add noise, or raise epsilon or delta."
+        )
+    if count == _MOST_STEPS:
+        raise ConfigurationError(f"epsilon={target} allows more than {_MOST_STEPS:.0e} steps: it is no limit.")
+    return replace(setting, steps=count)
+
+
+_SOLVERS: dict[str, Callable[[Setting, str], Setting]] = {
+    "noise_multiplier": _for_noise,
+    "sample_rate": _for_rate,
+    "steps": _for_steps,
+    "epsilon": _for_epsilon,
+    "delta": _for_delta,
+}

@@ -1,0 +1,107 @@
+"""`dpbench account --plot`: epsilon against steps, and against the order of the Rényi divergence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accountants import ACCOUNTANTS, RenyiAccountant
+from dpbench.privacy.accounting import composable, epsilon, nominal_events
+from dpbench.privacy.ledger import Event, Ledger, counted_event
+from dpbench.results.figures import new_figure, write_figure
+
+_POINTS = {"pld": 12}
+"""Points of a curve over steps, where an accountant is too slow for 40."""
+COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
+
+
+def plot_epsilon(
+    path: Path, ledgers: Mapping[str, Ledger], delta: float, accountants: Sequence[str], nominal: bool = False
+) -> Path:
+    """Draw how the epsilon of all releases grew, runs one after another, and from which order it comes.
+
+    Args:
+        path: The PNG.
+        ledgers: By name.
+        delta: δ.
+        accountants: Names; those that do not cover the sampling are left out.
+        nominal: See `nominal_events`.
+
+    Raises:
+        ConfigurationError: No accountant covers the sampling.
+    """
+    figure = new_figure(11, 4)
+    over_steps, over_orders = figure.subplots(1, 2)
+    events = [counted_event(release) for ledger in ledgers.values() for _, release in ledger.releases]
+    size = max(ledger.header.microbatch_size for ledger in ledgers.values())
+    drawn = 0
+    for name, color in zip(accountants, COLORS, strict=False):
+        taken = nominal_events(Counter(events), name, size) if nominal else Counter(events)
+        try:
+            composable(taken, name)
+        except ConfigurationError:
+            continue
+        counts = np.unique(np.linspace(1, len(events), _POINTS.get(name, 40)).astype(int)).tolist()
+        _over_steps(over_steps, events, counts, delta, name, color, nominal, size)
+        _over_orders(over_orders, taken, delta, name, color)
+        drawn += 1
+    if not drawn:
+        raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
+    ends = np.cumsum([len(ledger.releases) for ledger in ledgers.values()])
+    for end in ends[:-1]:
+        over_steps.axvline(end, color="#808080", linewidth=0.6, linestyle=":")
+    _finish(over_steps, f"steps of {len(ledgers)} runs, one after another" if len(ledgers) > 1 else "steps", delta)
+    over_steps.set_ylim(bottom=0)
+    if over_orders.lines:
+        over_orders.set_xscale("log")
+        over_orders.set_yscale("log")
+        _finish(over_orders, "order of the Rényi divergence", delta)
+    else:
+        over_orders.set_visible(False)
+    return write_figure(path, figure)
+
+
+def _over_steps(
+    ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, nominal: bool, size: int
+) -> None:
+    values, made = [], Counter[Event]()
+    for before, count in zip([0, *counts], counts, strict=False):
+        made.update(events[before:count])
+        values.append(epsilon(nominal_events(made, name, size) if nominal else made, delta, name))
+    label = name if ACCOUNTANTS[name].guarantee else f"{name} (approximation)"
+    ax.plot(counts, values, color=color, label=label, marker="." if len(counts) < 20 else None)
+    ax.annotate(f"{values[-1]:.3g}", (counts[-1], values[-1]), xytext=(4, 0), textcoords="offset points", va="center")
+
+
+def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str) -> None:
+    machine = ACCOUNTANTS[name]
+    if not isinstance(machine, RenyiAccountant):
+        return
+    orders = np.asarray(machine.orders)
+    values = machine.epsilon_by_order(machine.curve(composable(events, name)), delta)
+    shown = np.isfinite(values) & (values > 0)
+    if not shown.any():
+        return
+    ax.plot(orders[shown], values[shown], color=color, label=name)
+    best = int(np.where(shown, values, np.inf).argmin())
+    ax.plot(orders[best], values[best], "o", color=color)
+    ax.annotate(
+        f"{values[best]:.3g} at {orders[best]:g}",
+        (orders[best], values[best]),
+        xytext=(0, -12),
+        textcoords="offset points",
+    )
+
+
+def _finish(ax: Axes, label: str, delta: float) -> None:
+    ax.set_xlabel(label)
+    ax.set_ylabel(f"ε at δ = {delta:g}")
+    ax.legend(frameon=False, fontsize=8)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.margins(x=0.1)
