@@ -118,11 +118,12 @@ CLASSIC = Conversion(
 def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one release at each order, by dp_accounting (for fixed-size lots: Wang et al., theorem 27).
 
-    Never below what rounding can hide: a moment that rounds to one does not show that nothing was released.
+    With what rounding can hide on top: a moment that rounds to one does not show that nothing was released. At
+    fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
     """
     machine = rdp.RdpAccountant(orders, relation_of(event[0]))
     machine.compose(dp_event(event))
-    return np.asarray(np.maximum(machine.rdp, _ROUNDING / (np.asarray(orders) - 1)))
+    return np.asarray(machine.rdp + _ROUNDING / (np.asarray(orders) - 1))
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -148,7 +149,7 @@ def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
     terms += np.where(j == 2, second, bound)
     log_moment = np.logaddexp(0, special.logsumexp(np.where(j <= alpha, terms, -np.inf), axis=1))
     whole = np.asarray(orders) * half
-    return np.asarray(np.minimum(np.maximum(log_moment, _ROUNDING) / (alpha[:, 0] - 1), whole))
+    return np.asarray(np.minimum((log_moment + _ROUNDING) / (alpha[:, 0] - 1), whole))
 
 
 OneRelease = Callable[[Event, tuple[float, ...]], Array]

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import attr
 import dp_accounting
 import numpy as np
+from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpbench.errors import ConfigurationError
@@ -86,8 +86,7 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
         if sampling.kind not in ACCOUNTANTS[accountant].samplings:
             raise ConfigurationError(
                 f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
-                f"({', '.join(name for name, one in ACCOUNTANTS.items() if sampling.kind in one.samplings)}), or ask "
-                "for a nominal epsilon."
+                f"({', '.join(name for name, one in ACCOUNTANTS.items() if sampling.kind in one.samplings)})."
             )
     if len(relations) > 1:
         raise ConfigurationError(
@@ -217,11 +216,11 @@ def selection_epsilon(
         raise ConfigurationError("a selection needs runs with releases, all under one neighbouring relation.")
     worst = np.max([machine.curve(run) for run in counted if run], axis=0)
     selecting = _CurveAccountant(machine.orders)
-    selecting.compose(dp_accounting.RepeatAndSelectDpEvent(_Curve(worst), selection.mean_trials, selection.shape))
+    selecting.compose(dp_event.RepeatAndSelectDpEvent(_Curve(worst), selection.mean_trials, selection.shape))
     return max(0.0, float(machine.epsilon_by_order(selecting.rdp, delta).min()))
 
 
-@attr.frozen(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Curve(dp_accounting.DpEvent):
     """Something of which the Rényi divergences are known."""
 

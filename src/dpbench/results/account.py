@@ -153,6 +153,14 @@ def epsilons(
     """By accountant: ε of all runs together (or of the best of them), None if infinite, or why there is none."""
     values: dict[str, float | str | None] = {}
     for name in question.accountants:
+        if not question.nominal and _is_nominal(runs, name):
+            kinds = ", ".join(_kinds(runs))
+            values[name] = (
+                f"{name} does not cover {kinds} sampling: --nominal shows what lots that it covers would cost"
+            )
+            if len(question.accountants) == 1:
+                raise ConfigurationError(f"{values[name]}, or use another accountant.")
+            continue
         try:
             events = [_events(run, name, question.nominal) for run in runs]
             if select and question.selection is not None:
@@ -173,9 +181,12 @@ def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
     return nominal_events(events, accountant, ledger.header.microbatch_size) if nominal else events
 
 
+def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
+    return sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger_events(ledger)})
+
+
 def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
-    covered = ACCOUNTANTS[accountant].samplings
-    return any(sampling.kind not in covered for ledger in ledgers for sampling, _ in ledger_events(ledger))
+    return not set(_kinds(ledgers)) <= set(ACCOUNTANTS[accountant].samplings)
 
 
 def _common_facts(ledgers: Sequence[Ledger], question: Question, delta: float) -> dict[str, Any]:
@@ -188,7 +199,7 @@ def _common_facts(ledgers: Sequence[Ledger], question: Question, delta: float) -
         "unit": header.unit,
         "neighbouring_relation": header.neighbouring_relation,
         "population": header.population,
-        "sampling": sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger_events(ledger)}),
+        "sampling": _kinds(ledgers),
     }
 
 
@@ -267,7 +278,7 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
     lines |= {"sampling": ", ".join(facts["sampling"]), "complete": str(facts["complete"])}
-    return "\n".join(f"{name:<24} {value}" for name, value in lines.items())
+    return "\n".join(f"{name:<26} {value}" for name, value in lines.items())
 
 
 def _text_of_several(facts: dict[str, Any]) -> str:

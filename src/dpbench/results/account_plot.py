@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accountants import ACCOUNTANTS, RenyiAccountant
+from dpbench.privacy.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
 from dpbench.privacy.accounting import composable, epsilon, nominal_events
 from dpbench.privacy.ledger import Event, Ledger, counted_event
 from dpbench.results.figures import new_figure, write_figure
@@ -73,29 +73,25 @@ def _over_steps(
     for before, count in zip([0, *counts], counts, strict=False):
         made.update(events[before:count])
         values.append(epsilon(nominal_events(made, name, size) if nominal else made, delta, name))
-    label = name if ACCOUNTANTS[name].guarantee else f"{name} (approximation)"
-    ax.plot(counts, values, color=color, label=label, marker="." if len(counts) < 20 else None)
-    ax.annotate(f"{values[-1]:.3g}", (counts[-1], values[-1]), xytext=(4, 0), textcoords="offset points", va="center")
+    note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
+    note += " (nominal)" if any(sampling.kind not in ACCOUNTANTS[name].samplings for sampling, _ in events) else ""
+    label, marker = f"{name}: {values[-1]:.4g}{note}", "." if len(counts) < 20 else None
+    ax.plot(counts, values, color=color, label=label, marker=marker)
 
 
 def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str) -> None:
     machine = ACCOUNTANTS[name]
-    if not isinstance(machine, RenyiAccountant):
-        return
+    if not isinstance(machine, RenyiAccountant) or isinstance(machine, ContinuousRenyiAccountant):
+        return  # the latter's grid is that of rdp
     orders = np.asarray(machine.orders)
     values = machine.epsilon_by_order(machine.curve(composable(events, name)), delta)
-    shown = np.isfinite(values) & (values > 0)
+    best = float(np.where(values > 0, values, np.inf).min())
+    shown = (values > 0) & (values < 100 * best)
     if not shown.any():
         return
-    ax.plot(orders[shown], values[shown], color=color, label=name)
-    best = int(np.where(shown, values, np.inf).argmin())
-    ax.plot(orders[best], values[best], "o", color=color)
-    ax.annotate(
-        f"{values[best]:.3g} at {orders[best]:g}",
-        (orders[best], values[best]),
-        xytext=(0, -12),
-        textcoords="offset points",
-    )
+    order = float(orders[shown][values[shown].argmin()])
+    ax.plot(orders[shown], values[shown], color=color, label=f"{name}: {best:.4g} at order {order:g}")
+    ax.plot(order, best, "o", color=color)
 
 
 def _finish(ax: Axes, label: str, delta: float) -> None:

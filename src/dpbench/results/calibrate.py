@@ -276,6 +276,7 @@ def _pattern_lines(facts: dict[str, Any]) -> list[str]:
         share = f"noise / sensitivity, {facts['groups']} groups of equal cost"
         lines.append(_line("each of the groups", f"{facts['group_noise_multiplier']:.7g}", share))
     queries = facts.get("queries", [])
+    lines += ["queries of the release, their noise scaled together:"] if queries else []
     for query in queries[:_SHOWN_QUERIES]:
         numbers = f"sensitivity {query['sensitivity']:.4g}, noise std {query['noise_std']:.4g}"
         lines.append(f"  {query['name']:<30} {numbers}")

@@ -1,0 +1,156 @@
+"""Budgets solved backwards, and forwards again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting import epsilon
+from dpbench.privacy.calibration import Setting, calibrate_noise_multiplier, largest_count, remaining_releases, solved
+from dpbench.privacy.ledger import Event
+from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.sampling import PoissonSampling
+
+DELTA = 1e-5
+UNKNOWNS = ("noise_multiplier", "sample_rate", "steps", "epsilon", "delta")
+
+
+def event(z: float, q: float = 1.0, population: int = 60_000) -> Event:
+    return PoissonSampling(population, q), (SumQuery("all", 1.0, z),)
+
+
+POISSON = Setting(noise_multiplier=1.1, sample_rate=0.01, steps=1000, delta=DELTA)
+FIXED = Setting(noise_multiplier=2.0, sample_rate=0.02, steps=300, delta=1e-6, sampling="fixed_size", population=10_000)
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+@pytest.mark.parametrize("setting", [POISSON, FIXED], ids=lambda setting: setting.sampling)
+def test_each_from_the_others(setting: Setting, name: str) -> None:
+    """σ, q, T, ε and δ, each left out in turn, come back to 0.1 %."""
+    if setting.sampling not in ACCOUNTANTS[name].samplings:
+        with pytest.raises(ConfigurationError, match="does not cover"):
+            solved(setting, name)
+        return
+    whole = solved(setting, name)
+    for unknown in UNKNOWNS:
+        again = solved(replace(whole, **{unknown: None}), name)
+        assert getattr(again, unknown) == pytest.approx(getattr(whole, unknown), rel=1e-3), unknown
+        assert again.epsilon_by(name) <= whole.epsilon * (1 + 1e-9)  # never above the target
+
+
+@settings(max_examples=20, deadline=None)
+@given(z=st.floats(0.6, 5), q=st.floats(1e-4, 0.2), steps=st.integers(1, 5000), delta=st.floats(1e-9, 1e-2))
+def test_inverse_anywhere(z: float, q: float, steps: int, delta: float) -> None:
+    whole = solved(Setting(noise_multiplier=z, sample_rate=q, steps=steps, delta=delta))
+    if whole.epsilon < 1e-3:  # nothing to solve for
+        return
+    for unknown in ("noise_multiplier", "sample_rate", "delta"):
+        again = solved(replace(whole, **{unknown: None}))
+        assert again.epsilon_by("rdp") <= whole.epsilon * (1 + 1e-9)
+        assert again.epsilon_by("rdp") >= whole.epsilon * (1 - 1e-3)
+    assert solved(replace(whole, steps=None)).steps >= steps
+
+
+@pytest.mark.parametrize("name", ["rdp", "pld"])
+def test_noise_for_a_target(name: str) -> None:
+    for target in (0.5, 3.0):
+        z = calibrate_noise_multiplier(lambda z: event(z, 0.01), 500, target, DELTA, name)
+        assert target * 0.998 <= epsilon({event(z, 0.01): 500}, DELTA, name) <= target
+
+
+def test_epochs_become_steps() -> None:
+    setting = Setting(noise_multiplier=1.1, sample_rate=256 / 60_000, epochs=60, delta=DELTA)
+    assert solved(setting).steps == 14_062
+    rate = solved(replace(setting, sample_rate=None, epsilon=2.0)).sample_rate
+    again = solved(replace(setting, sample_rate=rate))
+    assert 1.9 < again.epsilon <= 2.0
+    assert Setting(sample_rate=0.1, epochs=3).number_of_steps == 30  # 3 / 0.1 is below 30 in floating point
+
+
+def test_what_was_spent_counts() -> None:
+    whole = solved(replace(POISSON, steps=1000))
+    spent = {POISSON.event: 400}
+    rest = solved(replace(whole, steps=None, spent=spent))
+    assert rest.steps == 600
+    z = solved(replace(whole, noise_multiplier=None, steps=600, spent=spent)).noise_multiplier
+    assert z == pytest.approx(1.1, rel=1e-5)
+
+
+def test_remaining_releases() -> None:
+    one = event(1.0, 0.01)
+    for name in ("rdp", "pld"):
+        count = remaining_releases({}, one, 2.0, DELTA, name, 10**7)
+        assert epsilon({one: count}, DELTA, name) <= 2.0 < epsilon({one: count + 1}, DELTA, name)
+    count = remaining_releases({}, one, 2.0, DELTA, "rdp", 10**7)
+    assert remaining_releases({}, one, 2.0, DELTA, "rdp", 10) == 10
+    assert remaining_releases({one: count}, one, 2.0, DELTA, "rdp", 10**7) == 0
+    assert remaining_releases({one: count - 3}, one, 2.0, DELTA, "rdp", 10**7) == 3
+    assert remaining_releases({event(0.1): 1}, one, 2.0, DELTA, "rdp", 100) == 0
+
+
+@given(limit=st.integers(0, 10**6), start=st.integers(1, 10**7), most=st.integers(1, 10**7))
+def test_largest_count(limit: int, start: int, most: int) -> None:
+    assert largest_count(lambda count: count <= limit, most, start) == min(limit, most)
+    assert largest_count(lambda count: False, most, start) == 0
+
+
+def test_exactly_one_is_missing() -> None:
+    with pytest.raises(ConfigurationError, match="nothing is missing"):
+        solved(replace(POISSON, epsilon=1.0))
+    with pytest.raises(ConfigurationError, match="missing are noise_multiplier, epsilon"):
+        solved(replace(POISSON, noise_multiplier=None))
+    with pytest.raises(ConfigurationError, match="unknown accountant 'magic'"):
+        solved(POISSON, "magic")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be a positive number, not 0.0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be"),
+        ({"epsilon": math.inf}, "epsilon must be"),
+        ({"steps": 0}, "steps must be"),
+        ({"epochs": -1.0}, "epochs must be"),
+        ({"sample_rate": 1.5}, r"sample_rate must lie in \(0, 1\]"),
+        ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
+        ({"delta": 0.0}, "delta must lie"),
+        ({"population": 0}, "population must be"),
+        ({"sampling": "fixed_size"}, "need the population"),
+    ],
+)
+def test_out_of_range(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        replace(POISSON, **values)
+
+
+def test_out_of_reach() -> None:
+    """Each error says what the accountant can show."""
+    target = replace(POISSON, epsilon=1e-9)
+    with pytest.raises(ConfigurationError, match="no noise_multiplier up to 10000 reaches.*shows .* there"):
+        solved(replace(target, noise_multiplier=None))
+    with pytest.raises(ConfigurationError, match="out of reach at every rate"):
+        solved(replace(target, sample_rate=None, epsilon=0.01), "rdp-classic")  # log(1/δ)/511 at any rate
+    with pytest.raises(ConfigurationError, match="allows no step: with one, the rdp accountant shows"):
+        solved(replace(target, steps=None))
+    with pytest.raises(ConfigurationError, match="allows no further step"):
+        solved(replace(target, steps=None, spent={event(1.0): 3}))
+    with pytest.raises(ConfigurationError, match="it is no limit"):
+        solved(replace(POISSON, noise_multiplier=1e4, steps=None, epsilon=100.0))
+    with pytest.raises(ConfigurationError, match="delta is smaller than a number can be"):
+        solved(replace(POISSON, delta=None, epsilon=10_000.0))
+    with pytest.raises(ConfigurationError, match="not computed above an epsilon of 100"):
+        solved(replace(POISSON, noise_multiplier=0.05), "pld")
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigurationError, match="target_epsilon"):
+            calibrate_noise_multiplier(lambda z: event(z, 0.1), 1000, bad, DELTA)
+
+
+def test_where_everything_fits() -> None:
+    assert solved(replace(POISSON, sample_rate=None, epsilon=1e6)).sample_rate == 1.0
+    assert solved(replace(POISSON, noise_multiplier=None, epsilon=1e9)).noise_multiplier == 0.01
