@@ -19,11 +19,12 @@ examples:
   dpbench train strategy=none                       the baseline without privacy
   dpbench train -m optimizer.lr=0.1,0.2 seed=0,1    a sweep (Hydra multirun)
   dpbench train --cfg job                           print the composed configuration
-  dpbench resume outputs/2026-01-31/12-00-00-demo   continue an interrupted run
-  dpbench account outputs/2026-01-31/12-00-00-demo --accountant pld --delta 1e-6
+  dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice
+  dpbench resume runs/demo                          continue it after Ctrl-C, a crash or a full disk
+  dpbench account runs/demo --accountant pld --delta 1e-6
   dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
   dpbench reproduce claims                          every epsilon that the papers print, recomputed
-  dpbench table multirun/2026-01-31/12-00-00        finished runs side by side
+  dpbench table runs multirun                       finished runs side by side
 """
 
 _TRAIN_HELP = """\
@@ -79,10 +80,12 @@ accountants (--accountant NAME, several with commas, or all):
 Poisson lots are accounted for with one record added or removed, lots of a fixed size with one replaced.
 
 examples:
-  dpbench account outputs/2026-01-31/12-00-00-demo --accountant all --plot epsilon.png
-  dpbench account outputs/2026-01-31/12-00-00-demo --delta 1e-6 --accountant pld --json
-  dpbench account multirun/2026-01-31/12-00-00      all runs of a sweep: each, and all together
-  dpbench account multirun/2026-01-31/12-00-00 --selection geometric --mean-trials 10
+  dpbench train hydra.run.dir=runs/demo             a run to ask about
+  dpbench account runs/demo --accountant all --plot epsilon.png
+  dpbench account runs/demo --delta 1e-6 --accountant pld --json
+  dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
+  dpbench account runs/sweep                        each run, and all of them together
+  dpbench account runs/sweep --selection geometric --mean-trials 2
 """
 
 _CALIBRATE_EPILOG = """\
@@ -94,13 +97,14 @@ examples:
   dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
   dpbench calibrate --epsilon 5 --delta 2.5e-7 --sampling fixed --population 1000000 --batch-size 2231 --steps 4000
   dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --steps 8000 --groups 10 --statistic counts=20
-  dpbench calibrate --ledger outputs/2026-01-31/12-00-00-demo --epsilon 8      how many more steps
-  dpbench calibrate --like outputs/2026-01-31/12-00-00-demo --epsilon 2 --steps 500
+  dpbench train hydra.run.dir=runs/demo
+  dpbench calibrate --ledger runs/demo --epsilon 20             how many more steps
+  dpbench calibrate --like runs/demo --epsilon 2 --steps 500    the noise of another run with such queries
 """
 
 _REPRODUCE_EPILOG = """\
 example:
-  dpbench reproduce claims          writes results/claims/: table, figures, verdicts (two minutes)
+  dpbench reproduce claims          writes results/claims/: table, figure, verdicts (one minute)
 """
 
 
@@ -171,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         "resume",
         help="continue an interrupted run",
         usage="dpbench resume RUN [KEY=VALUE ...]",
-        epilog="example:\n  dpbench resume outputs/2026-01-31/12-00-00-demo trainer.max_steps=2000",
+        epilog="examples:\n  dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long    stop it with Ctrl-C\n  dpbench resume runs/long",
         formatter_class=raw,
     )
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
@@ -191,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser(
         "table",
         help="finished runs side by side",
-        epilog="example:\n  dpbench table multirun/2026-01-31/12-00-00",
+        epilog="examples:\n  dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep\n  dpbench table runs/sweep",
         formatter_class=raw,
     )
     table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")

@@ -128,9 +128,7 @@ def pattern_of(groups: int, statistics: Sequence[str]) -> Pattern:
         try:
             values[name] = float(number)
         except ValueError:
-            raise ConfigurationError(
-                f"--statistic must be NAME=NOISE_MULTIPLIER, such as counts=20, not {word!r}."
-            ) from None
+            raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, not {word!r}.") from None
     return Pattern(groups, values)
 
 
