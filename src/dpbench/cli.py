@@ -102,6 +102,12 @@ examples:
   dpbench calibrate --like runs/demo --epsilon 2 --steps 500    the noise of another run with such queries
 """
 
+_RESUME_EPILOG = """\
+examples:
+  dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long     stop it with Ctrl-C
+  dpbench resume runs/long
+"""
+
 _REPRODUCE_EPILOG = """\
 example:
   dpbench reproduce claims          writes results/claims/: table, figure, verdicts (one minute)
@@ -175,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         "resume",
         help="continue an interrupted run",
         usage="dpbench resume RUN [KEY=VALUE ...]",
-        epilog="examples:\n  dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long    stop it with Ctrl-C\n  dpbench resume runs/long",
+        epilog=_RESUME_EPILOG,
         formatter_class=raw,
     )
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
