@@ -193,3 +193,26 @@ def test_a_full_disk_stops_the_release(tmp_path: Path) -> None:
 def test_schema_is_in_the_file(tmp_path: Path) -> None:
     write(tmp_path / "l", 1)
     assert json.loads((tmp_path / "l").read_text().splitlines()[0])["schema"] == module.SCHEMA
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", "0.0", "1e300", "1e-300", '"1"', "null", "[1]"])
+@pytest.mark.parametrize("name", ["sensitivity", "noise_std"])
+def test_numbers_that_make_no_sense_are_damage(tmp_path: Path, name: str, value: str) -> None:
+    write(tmp_path / "l", 3)
+    lines = (tmp_path / "l").read_text().splitlines(keepends=True)
+    old = {"sensitivity": '"sensitivity":1.0', "noise_std": '"noise_std":1.1'}[name]
+    assert old in lines[2]
+    lines[2] = lines[2].replace(old, f'"{name}":{value}')
+    (tmp_path / "l").write_text("".join(lines))
+    book = read_ledger(tmp_path / "l")
+    assert book.damage is not None
+    assert book.damage.startswith("line 3 is damaged")
+    assert len(book.releases) == 2
+
+
+@pytest.mark.parametrize("rate", ["NaN", "Infinity", "2.0", "-0.5", '"a"', "null"])
+def test_rates_that_make_no_sense_are_damage(tmp_path: Path, rate: str) -> None:
+    write(tmp_path / "l", 3)
+    text = (tmp_path / "l").read_text().replace('"sample_rate":0.1', f'"sample_rate":{rate}')
+    (tmp_path / "l").write_text(text)
+    assert "line 2 is damaged" in str(read_ledger(tmp_path / "l").damage)

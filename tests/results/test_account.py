@@ -11,7 +11,7 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.privacy.accountants import ACCOUNTANTS
-from dpbench.privacy.accounting import epsilon, ledger_events
+from dpbench.privacy.accounting import epsilon
 from dpbench.privacy.ledger import Header, LedgerWriter, Release, read_ledger
 from dpbench.privacy.plan import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
@@ -179,6 +179,22 @@ def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is cut off; epsilon counts what is readable: a lower bound" in err
 
 
+def test_phases_and_changing_lots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other lots and other noise in a second phase of one ledger: everything counts."""
+    path = write(tmp_path / "run", steps=30) / "ledger.jsonl"
+    larger = PoissonSampling(1000, 0.05)
+    header = Header("example", "add_or_remove_one", 1000, DELTA, replay="other")
+    writer = LedgerWriter(path, header, start=30, resume=True)
+    for number in range(30, 50):
+        writer.append(Release(number, larger, (SumQuery("a", 1.0, 2.0),)))
+    writer.close()
+    events = {(POISSON, (SumQuery("a", 1.0, 1.0),)): 30, (larger, (SumQuery("a", 1.0, 2.0),)): 20}
+    facts = answer(capsys, "account", tmp_path, "--accountant", "rdp,pld,gdp,rdp-continuous")
+    for name, value in facts["epsilons"].items():
+        assert value == pytest.approx(epsilon(events, DELTA, name), rel=1e-6)
+        assert value > epsilon({next(iter(events)): 30}, DELTA, name)
+
+
 def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b")
@@ -206,7 +222,7 @@ def test_twenty_thousand_adaptive_releases_are_one_cost(tmp_path: Path, capsys: 
         queries = tuple(SumQuery(str(group), float(bound), std) for group, bound in enumerate(bounds))
         writer.append(Release(number, POISSON, queries))
     writer.close()
-    assert len(ledger_events(read_ledger(tmp_path / "ledger.jsonl"))) == 1
+    assert len(read_ledger(tmp_path / "ledger.jsonl").events) == 1
     facts = answer(capsys, "account", tmp_path, "--accountant", "rdp,pld")
     same = {(POISSON, (SumQuery("a", 1.0, 4.0),)): 20_000}
     for name in ("rdp", "pld"):
@@ -309,9 +325,9 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--accountant", "magic"], "unknown accountant 'magic'"),
         (["--accountant", "rdp-analytical"], "does not cover 'poisson' sampling"),
         (["--sampling", "fixed"], "need the population"),
-        (["--noise-multiplier", "-1"], "noise_multiplier must be a positive number"),
+        (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-10"),
         (["--sample-rate", "2"], "sample_rate must lie in (0, 1]"),
-        (["--steps", "0"], "steps must be a positive number"),
+        (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),
     ],
 )
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

@@ -18,7 +18,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE, Accountant, Array, RenyiAccountant, relation_of
-from dpbench.privacy.ledger import Event, Ledger, counted_event
+from dpbench.privacy.ledger import Event, Ledger
 from dpbench.privacy.plan import METRIC, SumQuery, effective_noise_multiplier, equivalent_queries, record_changes
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
@@ -109,14 +109,9 @@ def _coarser(events: Mapping[Event, int]) -> dict[Event, int]:
     return dict(merged)
 
 
-def ledger_events(ledger: Ledger) -> Counter[Event]:
-    """All releases of a ledger, those of equal cost counted together (their order does not matter)."""
-    return Counter(counted_event(release) for _, release in ledger.releases)
-
-
 def ledger_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:
     """Epsilon of everything that a ledger holds, with an example as the unit; see `epsilon`."""
-    return epsilon(ledger_events(ledger), delta, accountant)
+    return epsilon(ledger.events, delta, accountant)
 
 
 def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:

@@ -17,7 +17,7 @@ from dpbench.privacy.plan import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e4
-_SMALLEST_RATE = 1e-9
+_SMALLEST_RATE = 1e-12
 _MOST_STEPS = 10**9
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
 
@@ -158,17 +158,17 @@ class Setting:
 
     def __post_init__(self) -> None:
         ranges = {
-            "noise_multiplier": (self.noise_multiplier, 0.0, math.inf),
-            "steps": (self.steps, 0.0, math.inf),
-            "epochs": (self.epochs, 0.0, math.inf),
-            "epsilon": (self.epsilon, 0.0, math.inf),
-            "population": (self.population, 0.0, math.inf),
+            "noise_multiplier": (self.noise_multiplier, 1e-10, 1e10),
+            "steps": (self.steps, 1, _MOST_STEPS),
+            "epochs": (self.epochs, 1e-10, _MOST_STEPS),
+            "epsilon": (self.epsilon, 1e-10, 1e10),
+            "population": (self.population, 1, 10**15),
         }
         for name, (value, low, high) in ranges.items():
-            if value is not None and not low < value < high:
-                raise ConfigurationError(f"{name} must be a positive number, not {value}.")
-        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
-            raise ConfigurationError(f"sample_rate must lie in (0, 1], not {self.sample_rate}.")
+            if value is not None and not low <= value <= high:
+                raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
+        if self.sample_rate is not None and not _SMALLEST_RATE <= self.sample_rate <= 1:
+            raise ConfigurationError(f"sample_rate must lie in (0, 1], not {self.sample_rate:g}.")
         if self.delta is not None:
             check_delta(self.delta)
         if self.sampling == FIXED_SIZE and self.population is None:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dpbench.privacy.plan import SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 SCHEMA = 1
+_SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
 
 
 Event = tuple[Sampling, tuple[SumQuery, ...]]
@@ -100,6 +101,11 @@ class Ledger:
     releases: list[tuple[int, Release]] = field(default_factory=list)
     damage: str | None = None
 
+    @cached_property
+    def events(self) -> Counter[Event]:
+        """How often each release was made, those of equal cost counted together; for a ledger that was read whole."""
+        return Counter(counted_event(release) for _, release in self.releases)
+
     @property
     def header(self) -> Header:
         """The newest header."""
@@ -115,7 +121,7 @@ def _header_line(header: Header) -> str:
 
 
 def _release_line(release: Release) -> str:
-    queries = [asdict(query) for query in release.queries]
+    queries = [query._asdict() for query in release.queries]
     head = {"record": "release", "number": release.number, "checksum": release.checksum}
     return _dump({**head, "sampling": release.sampling.to_dict(), "queries": queries})
 
@@ -148,7 +154,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
             ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
-        except (ValueError, KeyError, TypeError, LedgerError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, LedgerError) as error:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
@@ -207,8 +213,8 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
     _, comma, event = line.partition(b'"sampling"')
     if event not in cache or not comma:
         queries = tuple(SumQuery(**query) for query in data["queries"])
-        if not queries or not all(query.sensitivity > 0 and query.noise_std > 0 for query in queries):
-            raise LedgerError("a release needs queries with positive sensitivity and noise_std")
+        if not queries or not all(_SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST for query in queries):
+            raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
         cache[event] = (sampling_from_dict(data["sampling"]), queries)
     phase, number, checksum = len(ledger.headers) - 1, int(data["number"]), data.get("checksum")
     before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
@@ -268,7 +274,7 @@ class LedgerWriter:
             # The process died while writing, before the release was used: the piece of a line may go.
             whole = self.path.read_bytes()
             os.truncate(self.path, whole.rindex(b"\n") + 1)
-        self.events.update(counted_event(release) for _, release in ledger.releases)
+        self.events.update(ledger.events)
         last = ledger.header
         header = Header(**{**asdict(header), "phase": last.phase})
         for name in ("unit", "neighbouring_relation", "population", "microbatch_size"):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -35,9 +35,8 @@ def record_changes(sampling: Sampling, microbatch_size: int = 1) -> int:
     return max(sampling.record_changes, 2 if microbatch_size > 1 else 1)
 
 
-@dataclass(frozen=True)
-class SumQuery:
-    """A noised sum over the records of a lot, as the ledger records it.
+class SumQuery(NamedTuple):
+    """A noised sum over the records of a lot, as the ledger records it (a tuple: ledgers hold hundreds of thousands).
 
     Attributes:
         name: Which vector.

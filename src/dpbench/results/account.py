@@ -16,7 +16,6 @@ from dpbench.privacy.accounting import (
     Selection,
     epsilon,
     find_accountant,
-    ledger_events,
     microbatch_epsilon,
     nominal_events,
     selection_epsilon,
@@ -177,12 +176,12 @@ def epsilons(
 
 
 def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
-    events = ledger_events(ledger)
+    events = ledger.events
     return nominal_events(events, accountant, ledger.header.microbatch_size) if nominal else events
 
 
 def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
-    return sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger_events(ledger)})
+    return sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger.events})
 
 
 def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:

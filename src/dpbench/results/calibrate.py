@@ -11,7 +11,6 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE, POISSON, relation_of
-from dpbench.privacy.accounting import ledger_events
 from dpbench.privacy.calibration import Setting, solved
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.ledger import Ledger, check_one_population, read_ledger
@@ -160,7 +159,7 @@ def from_ledger(path: Path, setting: Setting, pattern: Pattern, again: bool) -> 
         sample_rate=setting.sample_rate or rate,
         noise_multiplier=setting.noise_multiplier or (None if both else noise),
         delta=setting.delta or ledger.header.delta,
-        spent={} if again else ledger_events(ledger),
+        spent={} if again else ledger.events,
     )
     return filled, replace(pattern, queries=last.queries)
 
