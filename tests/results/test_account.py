@@ -97,6 +97,11 @@ def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert facts["charged_by"] == "composition"
     named = answer(capsys, "account", *(tmp_path / "sweep" / name for name in ("a", "b", "c/deep")))
     assert named["epsilon"] == pytest.approx(facts["epsilon"])
+    (tmp_path / "sweep" / "none").mkdir()
+    (tmp_path / "sweep" / "none" / "result.json").write_text("{}")
+    assert answer(capsys, "account", tmp_path / "sweep")["without_privacy"] == [str(tmp_path / "sweep" / "none")]
+    main(["account", str(tmp_path / "sweep")])
+    assert "trained without privacy. If it is published too, epsilon is infinite" in capsys.readouterr().out
     assert "named twice" in refused(capsys, "account", tmp_path / "sweep", tmp_path / "sweep" / "a")
 
 

@@ -116,6 +116,12 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
     return {str(path.parent if path.name == LEDGER else path): path for path in found}
 
 
+def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
+    """Finished runs below some folders that have no ledger, because their strategy is not private."""
+    found = {result.parent for path in paths if path.is_dir() for result in path.rglob("result.json")}
+    return sorted(str(folder) for folder in found if not (folder / LEDGER).exists())
+
+
 def account(paths: Sequence[Path], question: Question) -> Answer:
     """Epsilon of one run, or of several on the same data.
 
@@ -142,7 +148,7 @@ def account(paths: Sequence[Path], question: Question) -> Answer:
         (ledger,) = ledgers.values()
         facts = _facts_of_one(ledger, question, delta)
         return Answer(facts, _text_of_one(facts, ledger), damage, ledgers)
-    facts = _facts_of_several(ledgers, question, delta)
+    facts = _facts_of_several(ledgers, question, delta) | {"without_privacy": runs_without_privacy(paths)}
     return Answer(facts, _text_of_several(facts), damage, ledgers)
 
 
@@ -304,6 +310,8 @@ def _text_of_several(facts: dict[str, Any]) -> str:
             "was seen, each trial's settings were drawn independently at random, and all but the best are thrown away.",
             "A fixed number of trials is charged by composition.",
         ]
+    for run in facts["without_privacy"]:
+        notes.append(f"Not counted: {run} trained without privacy. If it is published too, epsilon is infinite.")
     reasons = {name: why for name, why in facts["epsilons"].items() if isinstance(why, str)}
     reasons |= {n: w for n, w in facts.get("selection", {}).get("epsilons", {}).items() if isinstance(w, str)}
     return "\n".join(lines + notes + [f"{name}: {why}" for name, why in reasons.items()])
