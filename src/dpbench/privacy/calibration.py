@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from scipy import optimize
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accountants import FIXED_SIZE, POISSON
+from dpbench.privacy.accountants import FIXED_SIZE, PLD_LIMIT, PLD_MOST_RELEASES, POISSON
 from dpbench.privacy.accounting import check_delta, composable, delta_of, epsilon, find_accountant
 from dpbench.privacy.ledger import Event
 from dpbench.privacy.plan import SumQuery
@@ -28,10 +28,12 @@ def check_target(target_epsilon: float) -> None:
         raise ConfigurationError(f"target_epsilon must be a positive number, not {target_epsilon}.")
 
 
-def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, far: float) -> float:
+def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, target: float) -> float:
     """Epsilon, or infinity where it is so far above what is sought that pld would take hours."""
-    if accountant == "pld" and epsilon(events, delta, "rdp") > far:
-        return math.inf
+    if accountant == "pld":
+        many = sum(events.values()) > PLD_MOST_RELEASES
+        if many or epsilon(events, delta, "rdp") > min(max(4 * target, 20), PLD_LIMIT):
+            return math.inf
     return epsilon(events, delta, accountant)
 
 
@@ -49,6 +51,29 @@ def _solve(epsilon_at: Callable[[float], float], target: float, low: float, high
         found *= 1 - step if rises else 1 + step
         step *= 2
     return min(max(found, low), high)
+
+
+def _solve_near(
+    epsilon_at: Callable[[float], float], target: float, low: float, high: float, guess: float, cheaper: float
+) -> float:
+    """The same where only numbers near the solution can be tried: a bracket grows from a guess by factors of two.
+
+    Args:
+        epsilon_at: As in `_solve`.
+        target: ε.
+        low: Smallest number.
+        high: Largest number.
+        guess: Where to begin.
+        cheaper: 2 if larger numbers cost less, ½ if they cost more.
+    """
+    here, inside = guess, epsilon_at(guess) <= target
+    while True:
+        there = min(max(here / cheaper if inside else here * cheaper, low), high)
+        if there == here:
+            return here
+        if (epsilon_at(there) <= target) != inside:
+            return _solve(epsilon_at, target, min(here, there), max(here, there))
+        here = there
 
 
 def calibrate_noise_multiplier(
@@ -79,7 +104,7 @@ def calibrate_noise_multiplier(
 
     def at(noise_multiplier: float, name: str = accountant) -> float:
         events = before + Counter({event_for(noise_multiplier): steps})
-        return _bounded_epsilon(events, delta, name, far=max(4 * target_epsilon, 20))
+        return _bounded_epsilon(events, delta, name, target_epsilon)
 
     low, high = _SMALLEST_NOISE, _LARGEST_NOISE
     if at(high) > target_epsilon:
@@ -89,9 +114,8 @@ def calibrate_noise_multiplier(
             "or train for fewer steps."
         )
     if accountant == "pld" and at(high, "rdp") <= target_epsilon < at(low, "rdp"):
-        # tighter than rdp by less than a factor of two in noise, and too slow to search the whole range
-        high = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
-        low = high / 2
+        guess = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
+        return _solve_near(at, target_epsilon, low, high, guess, cheaper=2)
     return low if at(low) <= target_epsilon else _solve(at, target_epsilon, low, high)
 
 
@@ -102,7 +126,7 @@ def remaining_releases(
 
     def fits(count: int, name: str = accountant) -> bool:
         events = Counter(spent) + Counter({event: count})
-        return _bounded_epsilon(events, delta, name, far=max(4 * target_epsilon, 20)) <= target_epsilon
+        return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
 
     start = largest_count(lambda count: fits(count, "rdp"), most) if accountant == "pld" else 1
     return largest_count(fits, most, max(start, 1))
@@ -274,37 +298,39 @@ def _for_rate(setting: Setting, accountant: str) -> Setting:
     target, delta, population = setting.epsilon, setting.delta, setting.population
     assert target is not None and delta is not None
 
-    def at(rate: float) -> float:
-        events = replace(setting, sample_rate=min(rate, 1.0)).events
-        return _bounded_epsilon(events, delta, accountant, far=max(4 * target, 20))
+    def at(rate: float, name: str = accountant) -> float:
+        return _bounded_epsilon(replace(setting, sample_rate=min(rate, 1.0)).events, delta, name, target)
 
     smallest = 1 / population if population is not None else _SMALLEST_RATE
-    if at(smallest) > target:
+    rough = "rdp" if accountant == "pld" else accountant  # the smallest rates are too slow for pld
+    if at(smallest, rough) > target:
         raise ConfigurationError(
-            f"epsilon={target} is out of reach at every rate: the {accountant} accountant shows {at(smallest):.4g} at "
-            f"a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
+            f"epsilon={target} is out of reach at every rate: the {rough} accountant shows {at(smallest, rough):.4g} "
+            f"at a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
         )
-    if at(1.0) <= target:
-        return replace(setting, sample_rate=1.0)
-    if setting.sampling == POISSON:
-        return replace(setting, sample_rate=_solve(at, target, smallest, 1.0))
-    assert population is not None
-    size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
-    return replace(setting, sample_rate=size / population)
+    if setting.sampling == FIXED_SIZE:
+        assert population is not None
+        size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
+        return replace(setting, sample_rate=size / population)
+    guess = 1.0 if at(1.0, rough) <= target else _solve(lambda rate: at(rate, rough), target, smallest, 1.0)
+    if accountant != rough:
+        guess = _solve_near(at, target, smallest, 1.0, guess, cheaper=0.5)
+    return replace(setting, sample_rate=guess)
 
 
 def _for_steps(setting: Setting, accountant: str) -> Setting:
     target, delta = setting.epsilon, setting.delta
     assert target is not None and delta is not None
-    count = remaining_releases(setting.spent, setting.event, target, delta, accountant, _MOST_STEPS)
+    most = (PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS) - sum(setting.spent.values())
+    count = remaining_releases(setting.spent, setting.event, target, delta, accountant, most)
     if count == 0:
         first = epsilon(Counter(setting.spent) + Counter({setting.event: 1}), delta, accountant)
         raise ConfigurationError(
             f"epsilon={target} allows no{' further' if setting.spent else ''} step: with one, the {accountant} "
             f"accountant shows {first:.4g}; add noise, or raise epsilon or delta."
         )
-    if count == _MOST_STEPS:
-        raise ConfigurationError(f"epsilon={target} allows more than {_MOST_STEPS:.0e} steps: it is no limit.")
+    if count == most:
+        raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
     return replace(setting, steps=count)
 
 
