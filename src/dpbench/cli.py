@@ -75,7 +75,7 @@ accountants (--accountant NAME, several with commas, or all):
   pld             privacy loss distributions, the tightest          Poisson
   rdp-classic     the papers' conversion, RDP + log(1/delta)/(a-1)  Poisson, fixed size
   rdp-continuous  the best real order                               Poisson, fixed size
-  rdp-analytical  Theorem 5 of pyvacy_2019; rdp is tighter          fixed size
+  rdp-analytical  Theorem 5 of pyvacy_2019: a looser curve          fixed size
   gdp             central limit theorem: approximation, no bound    Poisson, fixed size
 Poisson lots are accounted for with one record added or removed, lots of a fixed size with one replaced.
 
@@ -90,7 +90,7 @@ examples:
 
 _CALIBRATE_EPILOG = """\
 Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
-With --ledger or --like, what is not given comes from that run.
+With --ledger or --like, noise, rate and delta that are not given come from that run.
 
 examples:
   dpbench calibrate --noise-multiplier 1.1 --sample-rate 0.0042667 --steps 14062 --delta 1e-5 --accountant rdp-classic
@@ -155,7 +155,8 @@ def _calibrate_parser(commands: Any) -> None:
     add("--epochs", type=float, metavar="E", help="the same in passes over the data")
     add("--epsilon", type=float, help="target")
     add("--delta", type=float, help="delta")
-    add("--sampling", choices=["poisson", "fixed"], default="poisson", help="how lots are drawn (default: poisson)")
+    add("--sampling", choices=["poisson", "fixed", "fixed_size"], help="how lots are drawn (default: poisson)")
+    add("--microbatch-size", type=int, metavar="M", help="examples of a microbatch: doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = calibrate.add_mutually_exclusive_group()
     source.add_argument("--ledger", type=Path, metavar="RUN", help="go on with this run: what it spent counts")
@@ -265,9 +266,12 @@ def _quiet_accountants() -> None:
 
 
 def _account(options: Any) -> int:
+    from dpbench.errors import DPBenchError
     from dpbench.results.account import Question, account, accountant_names, selection_named
 
     _quiet_accountants()
+    if options.plot is not None and options.plot.suffix != ".png":
+        raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
     names = accountant_names(options.accountant)
     selection = selection_named(options.selection, options.mean_trials)
     answer = account(options.paths, Question(names, options.delta, options.nominal, selection))
@@ -275,6 +279,7 @@ def _account(options: Any) -> int:
     if options.plot is not None:
         from dpbench.results.account_plot import plot_epsilon
 
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
         plot_epsilon(options.plot, answer.ledgers, answer.facts["delta"], names, options.nominal)
     for name, damage in answer.damage.items():
         print(f"dpbench: error: {name}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
@@ -282,13 +287,11 @@ def _account(options: Any) -> int:
 
 
 def _calibrate(options: Any) -> int:
-    from dpbench.results.calibrate import calibrate, from_ledger, pattern_of, setting_of
+    from dpbench.results.calibrate import calibrate, request
 
     _quiet_accountants()
-    setting, pattern = setting_of(options), pattern_of(options.groups, options.statistic)
-    source = options.ledger or options.like
-    if source is not None:
-        setting, pattern = from_ledger(source, setting, pattern, again=options.ledger is None)
+    options.sampling = "fixed_size" if options.sampling == "fixed" else options.sampling
+    setting, pattern = request(options)
     print(calibrate(setting, pattern, options.accountant, options.json))
     return 0
 
@@ -296,6 +299,7 @@ def _calibrate(options: Any) -> int:
 def _reproduce(options: Any) -> int:
     from dpbench.reproduce.claims_report import reproduce_claims
 
+    (options.out / "claims").mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
     _quiet_accountants()
     print(reproduce_claims(options.out / "claims"))
     return 0

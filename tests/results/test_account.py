@@ -15,6 +15,8 @@ from dpbench.privacy.accounting import epsilon
 from dpbench.privacy.ledger import Header, LedgerWriter, Release, read_ledger
 from dpbench.privacy.plan import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
+from dpbench.results import account_plot
+from dpbench.results.account import Question, account
 
 DELTA = 1e-5
 POISSON = PoissonSampling(1000, 0.02)
@@ -67,7 +69,12 @@ def test_one_run_by_every_accountant(tmp_path: Path, capsys: pytest.CaptureFixtu
         else:
             assert "does not cover poisson sampling" in facts["epsilons"][name]
     assert facts["epsilon"] == facts["epsilons"]["rdp"]
-    assert facts["guarantee"] is True
+    assert facts["guarantee"] is False  # gdp is among them
+    assert {name for name, basis in facts["bases"].items() if basis["guarantee"]} == set(ACCOUNTANTS) - {
+        "gdp",
+        "rdp-analytical",
+    }
+    assert answer(capsys, "account", run, "--accountant", "rdp,pld")["guarantee"] is True
     assert answer(capsys, "account", run, "--accountant", "gdp")["guarantee"] is False
     main(["account", str(run), "--accountant", "all"])
     assert "an approximation, no bound" in capsys.readouterr().out
@@ -99,9 +106,13 @@ def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert named["epsilon"] == pytest.approx(facts["epsilon"])
     (tmp_path / "sweep" / "none").mkdir()
     (tmp_path / "sweep" / "none" / "result.json").write_text("{}")
-    assert answer(capsys, "account", tmp_path / "sweep")["without_privacy"] == [str(tmp_path / "sweep" / "none")]
+    facts = answer(capsys, "account", tmp_path / "sweep", "--selection", "geometric", "--mean-trials", 3)
+    assert facts["without_privacy"] == [str(tmp_path / "sweep" / "none")]
+    assert facts["epsilon"] is facts["selection"]["epsilons"]["rdp"] is None  # infinite
     main(["account", str(tmp_path / "sweep")])
-    assert "trained without privacy. If it is published too, epsilon is infinite" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "all 4 published (composition) | 100 | inf |" in out
+    assert "A run that trained without privacy has no epsilon" in out
     assert "named twice" in refused(capsys, "account", tmp_path / "sweep", tmp_path / "sweep" / "a")
 
 
@@ -207,14 +218,49 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
-    assert "/absent/" in refused_after_answer(capsys, "account", tmp_path, "--plot", "/absent/plot.png")
+    assert "should end in .png" in refused(capsys, "account", tmp_path, "--plot", "plot.pdf")
+    assert main(["account", str(tmp_path), "--plot", str(tmp_path / "plot.png" / "x.png")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
-def refused_after_answer(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main([*map(str, words)]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    return err
+def test_several_runs_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    words = ["account", str(tmp_path), "--accountant", "rdp,rdp-analytical,gdp", "--nominal"]
+    main(words)
+    out = capsys.readouterr().out
+    assert "rdp-analytical: nominal: as if lots had been drawn by fixed_size sampling" in out
+    assert "gdp: an approximation, no bound" in out
+    bases = answer(capsys, *words)["bases"]
+    assert bases["rdp-analytical"] == {"guarantee": False, "nominal": True, "neighbouring_relation": "replace_one"}
+    assert bases["rdp"] == {"guarantee": True, "nominal": False, "neighbouring_relation": "add_or_remove_one"}
+
+
+def test_the_picture_takes_each_run_as_the_text_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with and without microbatches, nominally: the last point of the curve is the figure in the table."""
+    header = Header("example", "add_or_remove_one", 1000, DELTA, microbatch_size=4)
+    writer = LedgerWriter(write(tmp_path / "a").parent / "b" / "ledger.jsonl", header)
+    for number in range(50):
+        writer.append(Release(number, POISSON, (SumQuery("a", 2.0, 2.0),)))
+    writer.close()
+    drawn = {}
+    monkeypatch.setattr(account_plot, "write_figure", lambda path, figure: drawn.update({path: figure}))
+    found = account([tmp_path], Question(("rdp-analytical",), nominal=True))
+    account_plot.plot_epsilon(tmp_path / "p.png", found.ledgers, DELTA, ["rdp-analytical"], nominal=True)
+    (curve,) = [
+        line for line in drawn[tmp_path / "p.png"].axes[0].lines if line.get_label().startswith("rdp-analytical")
+    ]
+    assert curve.get_ydata()[-1] == pytest.approx(found.facts["epsilon"])
+
+
+def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = Header("example", "add_or_remove_one", 1000, DELTA)
+    writer = LedgerWriter(tmp_path / "run" / "ledger.jsonl", header)
+    for number in range(150):
+        writer.append(Release(number, POISSON, (SumQuery("a", 1.0, 1.0 + 0.01 * number),)))
+    writer.close()
+    main(["account", str(tmp_path / "run"), "--plot", str(tmp_path / "p.png")])
+    assert "150 distinct costs, rounded to the costly side" in capsys.readouterr().out
 
 
 def test_twenty_thousand_adaptive_releases_are_one_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +339,7 @@ def test_groups_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4 groups of equal cost" in out
     assert "alone cost more" in refused(capsys, "calibrate", *words, "--statistic", "counts=1")
     assert "NAME=Z" in refused(capsys, "calibrate", *words, "--statistic", "counts")
-    assert "--groups must be at least 1" in refused(capsys, "calibrate", *words, "--groups", 0)
+    assert "groups must be at least 1" in refused(capsys, "calibrate", *words, "--groups", 0)
 
 
 def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +358,18 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert other["queries"][0]["noise_std"] == pytest.approx(other["noise_multiplier"])
     assert "allows no further step" in refused(capsys, "calibrate", "--ledger", run, "--epsilon", spent / 2)
     assert "missing are" in refused(capsys, "calibrate", "--ledger", run)
-    assert "has a population of 1000" in refused(capsys, "calibrate", "--like", run, "--population", 5, "--epsilon", 1)
+    other = ("--like", run, "--population", 5, "--epsilon", 1)
+    assert "has population 1000, not 5: leave --population out" in refused(capsys, "calibrate", *other)
+        capsys, "calibrate", "--like", run, "--population", 5, "--epsilon", 1
+    )
+    more = ("calibrate", "--like", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
+    rate = answer(capsys, *more)["sample_rate"]
+    assert epsilon({(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
+        1, rel=1e-3
+    )
+    assert answer(capsys, *more, "--batch-size", 20)["solved_for"] == "delta"
+    assert "has sampling poisson, not fixed_size" in refused(capsys, *more, "--sampling", "fixed")
+    assert "--groups and --statistic describe" in refused(capsys, *more, "--groups", 3)
     write(tmp_path / "second")
     assert "holds 2 ledgers: name one run" in refused(capsys, "calibrate", "--ledger", tmp_path, "--epsilon", 1)
     broken = run / "ledger.jsonl"
@@ -341,6 +398,36 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], messa
         known[words[0]] = words[1]
         words = []
     assert message in refused(capsys, "calibrate", *(word for pair in known.items() for word in pair), *words)
+
+
+def test_noise_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where neighbours move a clipped sum by two bounds, strategy.noise_multiplier is twice noise over sensitivity."""
+    words = [word for pair in KNOWN.items() for word in pair]
+    assert answer(capsys, "calibrate", *words)["noise_std_over_max_grad_norm"] == 1.1
+    facts = answer(capsys, "calibrate", *words, "--microbatch-size", 8)
+    assert facts["noise_std_over_max_grad_norm"] == 2.2
+    main(["calibrate", *map(str, words), "--microbatch-size", "8"])
+    assert "strategy.noise_multiplier" in capsys.readouterr().out
+    assert "each name once" in refused(capsys, "calibrate", *words, "--statistic", "a=9", "--statistic", "a=20")
+    assert "microbatch_size must be at least 1" in refused(capsys, "calibrate", *words, "--microbatch-size", -3)
+
+
+def test_fixed_lots_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "calibrate",
+        "--sampling",
+        "fixed",
+        "--population",
+        1000,
+        "--noise-multiplier",
+        1,
+        "--steps",
+        9,
+        "--delta",
+        1e-5,
+    )
+    assert "a whole number of records, not 2.7" in refused(capsys, *words, "--batch-size", 2.7)
+    assert "a whole number of records, not 0.01" in refused(capsys, *words, "--sample-rate", 1e-5)
 
 
 def test_a_batch_without_a_population(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,7 @@ def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
     book = read_ledger(tmp_path / "d/ledger.jsonl")
     gradient, metric = book.releases[0][1].queries
     assert (gradient.sensitivity, metric.sensitivity) == (2.0, 0.25)
-    whole = effective_noise_multiplier([replace(gradient, sensitivity=1.0), replace(metric, sensitivity=1.0)])
+    whole = effective_noise_multiplier([gradient._replace(sensitivity=1.0), metric._replace(sensitivity=1.0)])
     fit(tmp_path / "e", DPSGD, classifier(), noise_multiplier=whole)
     same = ledger_epsilon(read_ledger(tmp_path / "e/ledger.jsonl"), 1e-3)
     assert microbatch_epsilon(book, 1e-3) == pytest.approx(same, rel=1e-6)

@@ -297,7 +297,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
     ),
     "rdp-continuous": ContinuousRenyiAccountant("Rényi DP, today's conversion at the best real order"),
     "rdp-analytical": RenyiAccountant(
-        "Rényi DP by the general bound for lots of a fixed size (pyvacy_2019, Theorem 5); rdp is tighter",
+        "Rényi DP by the general bound for lots of a fixed size (pyvacy_2019, Theorem 5) at orders 2 to 512",
         (FIXED_SIZE,),
         orders=WHOLE_ORDERS,
         one_release=theorem5_curve,

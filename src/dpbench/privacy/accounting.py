@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ from dpbench.privacy.ledger import Event, Ledger
 from dpbench.privacy.plan import METRIC, SumQuery, effective_noise_multiplier, equivalent_queries, record_changes
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
-_MOST_EVENTS = 100  # distinct releases that an accountant is asked to compose one by one
+MOST_COSTS = 100  # distinct releases that an accountant is asked to compose one by one
 
 
 def find_accountant(name: str) -> Accountant:
@@ -93,20 +93,28 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
             "releases from Poisson lots (add or remove one) and from lots of a fixed size (replace one) do not "
             "compose into one epsilon: account for them separately."
         )
-    return counted if len(counted) <= _MOST_EVENTS else _coarser(counted)
+    merged: Counter[Event] = Counter()
+    coarser = coarser_costs(counted)
+    for event, count in counted.items():
+        merged[coarser[event]] += count
+    return dict(merged)
 
 
-def _coarser(events: Mapping[Event, int]) -> dict[Event, int]:
-    """The same releases with multipliers rounded down to about a hundred values, evenly spaced in their logarithm."""
+def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
+    """For each distinct release itself, or where there are too many, one of about a hundred that cost as much or more.
+
+    Noise multipliers are rounded down to values that are evenly spaced in their logarithm: the costly side.
+    """
+    if len(events) <= MOST_COSTS:
+        return {event: event for event in events}
     logs = {event: math.log(effective_noise_multiplier(event[1])) for event in events}
     lowest = min(logs.values())
-    step = max((max(logs.values()) - lowest) / _MOST_EVENTS * len({sampling for sampling, _ in events}), 1e-5)
-    merged: Counter[Event] = Counter()
-    for event, count in events.items():
-        level = math.floor((logs[event] - lowest) / step)
-        z = min(math.exp(lowest + level * step), math.exp(logs[event])) * (1 - 1e-14)
-        merged[event[0], (SumQuery("equivalent", 1.0, z),)] += count
-    return dict(merged)
+    step = max((max(logs.values()) - lowest) / MOST_COSTS * len({sampling for sampling, _ in events}), 1e-5)
+    coarser: dict[Event, Event] = {}
+    for event, log in logs.items():
+        z = min(math.exp(lowest + math.floor((log - lowest) / step) * step), math.exp(log)) * (1 - 1e-14)
+        coarser[event] = (event[0], (SumQuery("equivalent", 1.0, z),))
+    return coarser
 
 
 def ledger_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:

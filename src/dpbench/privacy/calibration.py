@@ -197,6 +197,10 @@ class Setting:
             check_delta(self.delta)
         if self.sampling == FIXED_SIZE and self.population is None:
             raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
+        if self.sampling == FIXED_SIZE and self.sample_rate is not None and self.population is not None:
+            size = self.sample_rate * self.population
+            if round(size) < 1 or abs(size - round(size)) > 1e-6 * size:
+                raise ConfigurationError(f"lots of a fixed size hold a whole number of records, not {size:g}.")
 
     @property
     def event(self) -> Event:
@@ -228,6 +232,12 @@ class Setting:
         return epsilon(self.events, self.delta, accountant)
 
 
+def missing_in(setting: Setting) -> list[str]:
+    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
+    names = ("noise_multiplier", "sample_rate", "steps", "epsilon", "delta")
+    return [name for name in names if getattr(setting, name) is None and (name != "steps" or setting.epochs is None)]
+
+
 def solved(setting: Setting, accountant: str = "rdp") -> Setting:
     """The same setting with what was missing.
 
@@ -243,15 +253,7 @@ def solved(setting: Setting, accountant: str = "rdp") -> Setting:
         ConfigurationError: Not exactly one is missing, or none is within reach.
     """
     find_accountant(accountant)
-    duration = setting.steps if setting.epochs is None else setting.epochs
-    values = {
-        "noise_multiplier": setting.noise_multiplier,
-        "sample_rate": setting.sample_rate,
-        "steps": duration,
-        "epsilon": setting.epsilon,
-        "delta": setting.delta,
-    }
-    missing = [name for name, value in values.items() if value is None]
+    missing = missing_in(setting)
     if len(missing) != 1:
         what = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
         raise ConfigurationError(

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import pandas as pd
+from dp_accounting import get_epsilon_gaussian
 from tqdm import tqdm
 
 from dpbench.errors import ConfigurationError
@@ -24,8 +25,8 @@ from dpbench.privacy.sampling import PoissonSampling
 TOLERANCE = 0.01
 _IDENTITY_TOLERANCE = 1e-3
 _SIDES = {
-    "epsilon": ("less is spent", "more is spent"),
-    "noise_multiplier": ("less noise is enough", "more noise is needed"),
+    "epsilon": ("less is spent, the claim is safe", "more is spent than claimed"),
+    "noise_multiplier": ("less noise is enough, the claim is safe", "more noise is needed"),
 }
 
 
@@ -40,6 +41,7 @@ class Claim:
         setting: All else.
         value: What is printed; None where the paper leaves it open.
         note: What is known of a difference, or had to be assumed.
+        variant: Whether the paper prints the figure for another setting than this, which we add.
     """
 
     paper: str
@@ -48,6 +50,7 @@ class Claim:
     setting: Setting
     value: float | None = None
     note: str = ""
+    variant: bool = False
 
 
 def read_claims() -> dict[str, Any]:
@@ -58,7 +61,15 @@ def read_claims() -> dict[str, Any]:
 def claims_of(data: dict[str, Any]) -> list[Claim]:
     """The claims about training settings."""
     return [
-        Claim(row["paper"], row["source"], row["quantity"], setting_of(row), row.get("value"), row.get("note", ""))
+        Claim(
+            row["paper"],
+            row["source"],
+            row["quantity"],
+            setting_of(row),
+            row.get("value"),
+            row.get("note", ""),
+            row.get("variant", False),
+        )
         for row in data["claim"]
     ]
 
@@ -121,6 +132,9 @@ def recomputed_identity(row: dict[str, Any]) -> float:
         return ReleasePlan(PoissonSampling(1, 1.0), group, row["whole"], (1,), statistics).gradient_multiplier
     if quantity == "allocation":
         return _allocated(row["value"], row["allocation"])
+    if quantity == "replacement_factor":
+        z, delta = row["noise_multiplier"], row["delta"]
+        return float(get_epsilon_gaussian(z / 2, delta) / get_epsilon_gaussian(z, delta))
     if quantity == "joint_noise":
         sampling, joint = PoissonSampling(10_000, 0.01), VectorGroup("joint", (0, 1), 1.0, (1.0, 100.0))
         plan = ReleasePlan(sampling, (joint,), 1.0, (1, 1))  # σ̃ = qnσ_g = 100 · 0.01
@@ -165,6 +179,7 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
                 "delta": setting.delta,
                 "claim": claim.value,
                 **found,
+                "variant": claim.variant,
                 "verdict": verdict(claim, found),
                 "note": claim.note,
             }

@@ -20,6 +20,9 @@ from dpbench.results.files import write_atomically
 _COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
 
 
+_COLUMNS = [*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)]  # those of the figure first
+Row = dict[Any, Any]
+
 _INTRODUCTION = """\
 # The papers' privacy claims, recomputed
 
@@ -110,7 +113,7 @@ def reproduce_claims(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "claims.csv", claims.to_csv(index=False, float_format="%.8g"))
     write_atomically(folder / "identities.csv", identities.to_csv(index=False, float_format="%.8g"))
-    write_atomically(folder / "table.md", report(claims, identities, figures))
+    write_atomically(folder / "table.md", report(claims, identities, figures, data["open"]))
     draw(folder / "figure.png", claims, figures)
     return _summary(claims, identities, folder)
 
@@ -119,7 +122,14 @@ def _summary(claims: pd.DataFrame, identities: pd.DataFrame, folder: Path) -> st
     both = pd.concat([claims[["paper", "source", "verdict"]], identities[["paper", "source", "verdict"]]])
     width = int(both["source"].str.len().max())
     lines = [f"{row.paper:<36} {row.source:<{width}}  {row.verdict}" for row in both.itertuples()]
-    return "\n".join([*lines, "", f"Written to {folder}: table.md, figure.png, claims.csv, identities.csv."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            count_of(claims, identities),
+            f"Written to {folder}: table.md, figure.png, claims.csv, identities.csv.",
+        ]
+    )
 
 
 def _number(value: float | None, form: str = ".4g") -> str:
@@ -130,35 +140,56 @@ def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows]]
 
 
-def report(claims: pd.DataFrame, identities: pd.DataFrame, figures: FigureValues) -> str:
+def report(claims: pd.DataFrame, identities: pd.DataFrame, figures: FigureValues, left_open: list[Row]) -> str:
     """The page, in Markdown."""
-    names = [*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)]  # those of the figure first
-    rows = []
-    for row in claims.to_dict("records"):
-        given = f"σ={row['sigma']:.4g}" if row["quantity"] == "epsilon" else f"ε={row['epsilon']:g}"
-        kind = "" if row["sampling"] == "poisson" else ", fixed size"
-        setting = f"{given}, q={row['q']:.4g}{kind}, T={row['T']}, δ={row['delta']:.3g}"
-        symbol = "ε" if row["quantity"] == "epsilon" else "σ"
-        printed = f"{symbol}={_number(row['claim'])}"
-        cells = [_number(row[name]) for name in names]
-        rows.append([row["paper"], row["source"], setting, printed, *cells, row["verdict"], row["note"]])
+    header = ["paper", "where", "setting", "printed", *_COLUMNS, "verdict", "note"]
     checks = []
     for row in identities.to_dict("records"):
         numbers = [_number(row["claim"]), _number(row["recomputed"], ".5g")]
         checks.append([row["paper"], row["source"], *numbers, row["verdict"], row["note"]])
     text = [
         _INTRODUCTION,
-        *_lines(["paper", "where", "setting", "printed", *names, "verdict", "note"], rows),
+        f"{count_of(claims, identities)}",
+        "",
+        *_lines(header, [_claim_cells(row) for row in claims[~claims["variant"]].to_dict("records")]),
+        "",
+        "## The same figures under readings that we add",
+        "",
+        *_lines(header, [_claim_cells(row) for row in claims[claims["variant"]].to_dict("records")]),
         "",
         "## Figures that need no accountant",
         "",
         *_lines(["paper", "claim", "printed", "recomputed", "verdict", "note"], checks),
+        "",
+        "## Figures that cannot be recomputed",
+        "",
+        *_lines(["paper", "where", "printed", "why not"], [list(map(str, row.values())) for row in left_open]),
         "",
         "## Figures",
         "",
         *_figure_notes(figures),
     ]
     return "\n".join(text) + "\n"
+
+
+def count_of(claims: pd.DataFrame, identities: pd.DataFrame) -> str:
+    """How many printed figures come out."""
+    printed = claims[~claims["variant"] & claims["claim"].notna()]
+    good = int(printed["verdict"].str.startswith("matches").sum())
+    held = int(identities["verdict"].isin(["matches", "holds"]).sum())
+    return (
+        f"{good} of {len(printed)} printed epsilons and multipliers match, and {held} of {len(identities)} statements "
+        "that need no accountant."
+    )
+
+
+def _claim_cells(row: Row) -> list[str]:
+    given = f"σ={row['sigma']:.4g}" if row["quantity"] == "epsilon" else f"ε={row['epsilon']:g}"
+    kind = "" if row["sampling"] == "poisson" else ", fixed size"
+    setting = f"{given}, q={row['q']:.4g}{kind}, T={row['T']}, δ={row['delta']:.3g}"
+    printed = f"{'ε' if row['quantity'] == 'epsilon' else 'σ'}={_number(row['claim'])}"
+    cells = [_number(row[name]) for name in _COLUMNS]
+    return [row["paper"], row["source"], setting, printed, *cells, row["verdict"], row["note"]]
 
 
 def _figure_notes(values: FigureValues) -> list[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.privacy.accountants import ACCOUNTANTS
+from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE
 from dpbench.privacy.accounting import (
+    MOST_COSTS,
     Selection,
     epsilon,
     find_accountant,
@@ -21,6 +22,7 @@ from dpbench.privacy.accounting import (
     selection_epsilon,
 )
 from dpbench.privacy.ledger import Event, Ledger, check_one_population, read_ledger
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 
 LEDGER = "ledger.jsonl"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -106,7 +108,11 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
     found: list[Path] = []
     for path in paths:
         below = [path / LEDGER] if (path / LEDGER).exists() else sorted(path.rglob(LEDGER)) if path.is_dir() else [path]
-        if not below and next(path.rglob("result.json"), None) is not None:
+        if not path.exists():
+            raise ConfigurationError(
+                f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
+            )
+        if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
         if not below:
             raise ConfigurationError(f"there is no {LEDGER} in or below {path}.")
@@ -117,8 +123,9 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
-    """Finished runs below some folders that have no ledger, because their strategy is not private."""
-    found = {result.parent for path in paths if path.is_dir() for result in path.rglob("result.json")}
+    """Runs below some folders that trained and have no ledger, because their strategy is not private."""
+    traces = ("result.json", "partial_result.json", "checkpoints")
+    found = {trace.parent for path in paths if path.is_dir() for name in traces for trace in path.rglob(name)}
     return sorted(str(folder) for folder in found if not (folder / LEDGER).exists())
 
 
@@ -144,12 +151,14 @@ def account(paths: Sequence[Path], question: Question) -> Answer:
         )
     delta = deltas.pop() if question.delta is None else question.delta
     damage = {name: ledger.damage for name, ledger in ledgers.items() if ledger.damage is not None}
-    if len(ledgers) == 1 and question.selection is None:
+    unprotected = runs_without_privacy(paths)
+    if len(ledgers) == 1 and question.selection is None and not unprotected:
         (ledger,) = ledgers.values()
         facts = _facts_of_one(ledger, question, delta)
         return Answer(facts, _text_of_one(facts, ledger), damage, ledgers)
-    facts = _facts_of_several(ledgers, question, delta) | {"without_privacy": runs_without_privacy(paths)}
-    return Answer(facts, _text_of_several(facts), damage, ledgers)
+    facts = _facts_of_several(ledgers, question, delta, unprotected)
+    text = "\n".join([_text_of_several(facts), *_rounded(list(ledgers.values()))])
+    return Answer(facts, text, damage, ledgers)
 
 
 def epsilons(
@@ -182,8 +191,8 @@ def epsilons(
 
 
 def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
-    events = ledger.events
-    return nominal_events(events, accountant, ledger.header.microbatch_size) if nominal else events
+    size = ledger.header.microbatch_size
+    return nominal_events(ledger.events, accountant, size) if nominal else ledger.events
 
 
 def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
@@ -194,13 +203,29 @@ def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
     return not set(_kinds(ledgers)) <= set(ACCOUNTANTS[accountant].samplings)
 
 
+def _basis(ledgers: Sequence[Ledger], accountant: str) -> dict[str, Any]:
+    """What an accountant's figure for these ledgers is: a guarantee, an approximation, or nominal, and for whom."""
+    nominal = _is_nominal(ledgers, accountant)
+    relation = ledgers[0].header.neighbouring_relation
+    if nominal:
+        relation = (
+            FixedSizeSampling if ACCOUNTANTS[accountant].samplings == (FIXED_SIZE,) else PoissonSampling
+        ).neighbouring_relation
+    return {
+        "guarantee": ACCOUNTANTS[accountant].guarantee and not nominal,
+        "nominal": nominal,
+        "neighbouring_relation": relation,
+    }
+
+
 def _common_facts(ledgers: Sequence[Ledger], question: Question, delta: float) -> dict[str, Any]:
     header = ledgers[0].header
-    first = question.accountants[0]
+    bases = {name: _basis(ledgers, name) for name in question.accountants}
     return {
         "delta": delta,
-        "accountant": first,
-        "guarantee": ACCOUNTANTS[first].guarantee and not _is_nominal(ledgers, first),
+        "accountant": question.accountants[0],
+        "guarantee": all(basis["guarantee"] for basis in bases.values()),
+        "bases": bases,
         "unit": header.unit,
         "neighbouring_relation": header.neighbouring_relation,
         "population": header.population,
@@ -224,7 +249,9 @@ def _facts_of_one(ledger: Ledger, question: Question, delta: float) -> dict[str,
     return facts | {"complete": ledger.damage is None}
 
 
-def _facts_of_several(ledgers: dict[str, Ledger], question: Question, delta: float) -> dict[str, Any]:
+def _facts_of_several(
+    ledgers: dict[str, Ledger], question: Question, delta: float, unprotected: list[str]
+) -> dict[str, Any]:
     runs = [
         {
             "run": name,
@@ -235,7 +262,7 @@ def _facts_of_several(ledgers: dict[str, Ledger], question: Question, delta: flo
         for name, ledger in ledgers.items()
     ]
     books = list(ledgers.values())
-    together = epsilons(books, question, delta)
+    together = dict.fromkeys(question.accountants) if unprotected else epsilons(books, question, delta)
     first = together[question.accountants[0]]
     facts: dict[str, Any] = {
         "epsilon": None if isinstance(first, str) else first,
@@ -245,12 +272,15 @@ def _facts_of_several(ledgers: dict[str, Ledger], question: Question, delta: flo
         "steps": sum(run["steps"] for run in runs),
         "complete": all(run["complete"] for run in runs),
         "runs": runs,
+        "without_privacy": unprotected,
     }
     if question.selection is not None:
         facts["selection"] = {
             "shape": "poisson" if math.isinf(question.selection.shape) else question.selection.shape,
             "mean_trials": question.selection.mean_trials,
-            "epsilons": epsilons(books, question, delta, select=True),
+            "epsilons": dict.fromkeys(question.accountants)
+            if unprotected
+            else epsilons(books, question, delta, select=True),
         }
     return facts
 
@@ -259,12 +289,18 @@ def _cell(value: float | str | None) -> str:
     return "–" if isinstance(value, str) else "inf" if value is None else f"{value:.4f}"
 
 
-def _label(name: str, ledger: Ledger) -> str:
-    notes = [] if ACCOUNTANTS[name].guarantee else ["an approximation, no bound"]
-    if _is_nominal([ledger], name):
-        covered = " or ".join(ACCOUNTANTS[name].samplings)
-        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not")
-    return f"   ({'; '.join(notes)})" if notes else ""
+def _label(basis: dict[str, Any], accountant: str) -> str:
+    notes = [] if ACCOUNTANTS[accountant].guarantee else ["an approximation, no bound"]
+    if basis["nominal"]:
+        covered = " or ".join(ACCOUNTANTS[accountant].samplings)
+        relation = basis["neighbouring_relation"]
+        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not; {relation}")
+    return "; ".join(notes)
+
+
+def _rounded(ledgers: Sequence[Ledger]) -> list[str]:
+    costs = len({event for ledger in ledgers for event in ledger.events})
+    return [f"{costs} distinct costs, rounded to the costly side"] if costs > MOST_COSTS else []
 
 
 def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
@@ -273,7 +309,8 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     lines = {}
     for name, value in values.items():
         label = f"epsilon ({name})" if len(values) > 1 else "epsilon"
-        why = f"   {value}" if isinstance(value, str) else lower + _label(name, ledger)
+        note = _label(facts["bases"][name], name)
+        why = f"   {value}" if isinstance(value, str) else lower + (f"   ({note})" if note else "")
         lines[label] = _cell(value) + why
     if "epsilon_microbatch" in facts:
         lines["epsilon microbatch"] = (
@@ -282,7 +319,8 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
-    lines |= {"sampling": ", ".join(facts["sampling"]), "complete": str(facts["complete"])}
+    lines |= {"sampling": ", ".join(facts["sampling"]), "ledger intact": "yes" if facts["complete"] else "no"}
+    lines["releases"] = "; ".join(_rounded([ledger]) or [f"{len(ledger.events)} distinct cost(s)"])
     return "\n".join(f"{name:<26} {value}" for name, value in lines.items())
 
 
@@ -292,7 +330,8 @@ def _text_of_several(facts: dict[str, Any]) -> str:
     for run in facts["runs"]:
         mark = "" if run["complete"] else " (damaged: at least)"
         rows.append([run["run"] + mark, str(run["steps"]), *(_cell(run["epsilons"][name]) for name in names)])
-    count = len(facts["runs"])
+    rows += [[run, "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
+    count = len(facts["runs"]) + len(facts["without_privacy"])
     rows.append([f"all {count} published (composition)", str(facts["steps"]), *map(_cell, facts["epsilons"].values())])
     if "selection" in facts:
         chosen = facts["selection"]
@@ -304,14 +343,16 @@ def _text_of_several(facts: dict[str, Any]) -> str:
         f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, {facts['population']} records"
     )
     notes = ["", common + "."]
+    labels = {name: _label(basis, name) for name, basis in facts["bases"].items()}
+    notes += [f"{name}: {label}" for name, label in labels.items() if label]
     if "selection" in facts:
         notes += [
             "The cost of selection holds only if the number of trials was drawn from that distribution before anything",
             "was seen, each trial's settings were drawn independently at random, and all but the best are thrown away.",
             "A fixed number of trials is charged by composition.",
         ]
-    for run in facts["without_privacy"]:
-        notes.append(f"Not counted: {run} trained without privacy. If it is published too, epsilon is infinite.")
+    if facts["without_privacy"]:
+        notes.append("A run that trained without privacy has no epsilon, nor has anything published with it.")
     reasons = {name: why for name, why in facts["epsilons"].items() if isinstance(why, str)}
     reasons |= {n: w for n, w in facts.get("selection", {}).get("epsilons", {}).items() if isinstance(w, str)}
     return "\n".join(lines + notes + [f"{name}: {why}" for name, why in reasons.items()])

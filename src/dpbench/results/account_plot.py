@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
-from dpbench.privacy.accounting import composable, epsilon, nominal_events
+from dpbench.privacy.accounting import MOST_COSTS, coarser_costs, composable, epsilon, nominal_events
 from dpbench.privacy.ledger import Event, Ledger, counted_event
 from dpbench.results.figures import new_figure, write_figure
 
-_POINTS = {"pld": 12}
-"""Points of a curve over steps, where an accountant is too slow for 40."""
+_POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
+"""Slow accountants: most points of a curve over steps, and most points times distinct costs."""
 COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
 
 
@@ -37,18 +37,25 @@ def plot_epsilon(
     """
     figure = new_figure(11, 4)
     over_steps, over_orders = figure.subplots(1, 2)
-    events = [counted_event(release) for ledger in ledgers.values() for _, release in ledger.releases]
-    size = max(ledger.header.microbatch_size for ledger in ledgers.values())
     drawn = 0
     for name, color in zip(accountants, COLORS, strict=False):
-        taken = nominal_events(Counter(events), name, size) if nominal else Counter(events)
+        events = _taken(ledgers, name, nominal)
         try:
-            composable(taken, name)
+            whole = composable(Counter(events), name)
         except ConfigurationError:
             continue
-        counts = np.unique(np.linspace(1, len(events), _POINTS.get(name, 40)).astype(int)).tolist()
-        _over_steps(over_steps, events, counts, delta, name, color, nominal, size)
-        _over_orders(over_orders, taken, delta, name, color)
+        most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
+        points = max(3, min(most, work // len(whole)))
+        counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
+        covered = all(
+            release.sampling.kind in ACCOUNTANTS[name].samplings
+            for one in ledgers.values()
+            for _, release in one.releases
+        )
+        note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
+        note += "" if covered else " (nominal)"
+        _over_steps(over_steps, events, counts, delta, name, color, note)
+        _over_orders(over_orders, whole, delta, name, color, note)
         drawn += 1
     if not drawn:
         raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
@@ -66,31 +73,40 @@ def plot_epsilon(
     return write_figure(path, figure)
 
 
+def _taken(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:
+    """All releases in their order, as the accountant takes them, at most about a hundred distinct."""
+    events: list[Event] = []
+    for ledger in ledgers.values():
+        size, own = ledger.header.microbatch_size, ledger.events
+        taken = {event: next(iter(nominal_events({event: 1}, accountant, size))) if nominal else event for event in own}
+        events += [taken[counted_event(release)] for _, release in ledger.releases]
+    coarser = coarser_costs(set(events))
+    return [coarser[event] for event in events]
+
+
 def _over_steps(
-    ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, nominal: bool, size: int
+    ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, note: str
 ) -> None:
     values, made = [], Counter[Event]()
     for before, count in zip([0, *counts], counts, strict=False):
         made.update(events[before:count])
-        values.append(epsilon(nominal_events(made, name, size) if nominal else made, delta, name))
-    note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
-    note += " (nominal)" if any(sampling.kind not in ACCOUNTANTS[name].samplings for sampling, _ in events) else ""
-    label, marker = f"{name}: {values[-1]:.4g}{note}", "." if len(counts) < 20 else None
-    ax.plot(counts, values, color=color, label=label, marker=marker)
+        values.append(epsilon(made, delta, name))
+    marker, style = "." if len(counts) < 20 else None, "--" if name == "rdp-continuous" else "-"
+    ax.plot(counts, values, color=color, label=f"{name}: {values[-1]:.4g}{note}", marker=marker, linestyle=style)
 
 
-def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str) -> None:
+def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str, note: str) -> None:
     machine = ACCOUNTANTS[name]
     if not isinstance(machine, RenyiAccountant) or isinstance(machine, ContinuousRenyiAccountant):
         return  # the latter's grid is that of rdp
     orders = np.asarray(machine.orders)
-    values = machine.epsilon_by_order(machine.curve(composable(events, name)), delta)
+    values = machine.epsilon_by_order(machine.curve(events), delta)
     best = float(np.where(values > 0, values, np.inf).min())
     shown = (values > 0) & (values < 100 * best)
     if not shown.any():
         return
     order = float(orders[shown][values[shown].argmin()])
-    ax.plot(orders[shown], values[shown], color=color, label=f"{name}: {best:.4g} at order {order:g}")
+    ax.plot(orders[shown], values[shown], color=color, label=f"{name}: {best:.4g} at order {order:g}{note}")
     ax.plot(order, best, "o", color=color)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE, POISSON, relation_of
-from dpbench.privacy.calibration import Setting, solved
+from dpbench.privacy.calibration import Setting, missing_in, solved
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.ledger import Ledger, check_one_population, read_ledger
-from dpbench.privacy.plan import ReleasePlan, Statistic, SumQuery, effective_noise_multiplier
+from dpbench.privacy.plan import ReleasePlan, Statistic, SumQuery, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.results.account import find_ledgers
 
@@ -30,12 +30,22 @@ class Pattern:
     Attributes:
         groups: Number of vector groups with equal bounds' share of the noise.
         statistics: Noise multiplier (noise over sensitivity) of counts, norms and metrics, by name.
+        microbatch_size: μ; above 1 every neighbour moves a sum by two bounds.
         queries: Of an earlier run; scaled as a whole.
+
+    Raises:
+        ConfigurationError: A number is below 1.
     """
 
     groups: int = 1
     statistics: Mapping[str, float] = field(default_factory=dict)
+    microbatch_size: int = 1
     queries: tuple[SumQuery, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "microbatch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
     def facts(self, noise_multiplier: float) -> dict[str, Any]:
         """How the noise of the whole release is shared among its queries.
@@ -79,89 +89,83 @@ def read_one_ledger(path: Path) -> Ledger:
     return ledger
 
 
-def setting_of(options: Any) -> Setting:
-    """The setting that the command line's options describe.
+def request(options: Any) -> tuple[Setting, Pattern]:
+    """The setting and the pattern that the command line's options describe.
+
+    With a run, what is not given comes from its last release, as long as one value is left to solve for.
 
     Raises:
-        ConfigurationError: Options contradict each other.
+        LedgerError: The run's ledger is damaged or empty.
+        ConfigurationError: Options contradict each other or the run.
     """
-    for one, other in (("sample_rate", "batch_size"), ("steps", "epochs")):
-        if getattr(options, one) is not None and getattr(options, other) is not None:
-            raise ConfigurationError(f"give --{one.replace('_', '-')} or --{other.replace('_', '-')}, not both.")
-    rate = options.sample_rate
-    if options.batch_size is not None:
-        if options.population is None:
-            raise ConfigurationError("--batch-size needs --population: the sample rate is one over the other.")
-        if not 0 < options.batch_size <= options.population:
-            raise ConfigurationError(
-                f"--batch-size must lie between 1 and the population, {options.population}, not {options.batch_size:g}."
-            )
-        rate = options.batch_size / options.population
-    return Setting(
+    source = options.ledger or options.like
+    run = read_one_ledger(source) if source is not None else None
+    last = run.releases[-1][1] if run is not None else None
+    population, sampling = options.population, options.sampling
+    if last is not None:
+        relation_of(last.sampling)
+        _same(source, "population", population, last.sampling.population)
+        _same(source, "sampling", sampling, last.sampling.kind)
+        if options.groups > 1 or options.statistic:
+            raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
+        population, sampling = last.sampling.population, last.sampling.kind
+    setting = Setting(
         noise_multiplier=options.noise_multiplier,
-        sample_rate=rate,
+        sample_rate=_rate(options, population),
         steps=options.steps,
         epochs=options.epochs,
         epsilon=options.epsilon,
         delta=options.delta,
-        sampling=FIXED_SIZE if options.sampling == "fixed" else POISSON,
-        population=options.population,
+        sampling=sampling or POISSON,
+        population=population,
+        spent=run.events if run is not None and options.ledger is not None else {},
     )
+    if run is None or last is None:
+        return setting, Pattern(options.groups, _statistics(options.statistic), options.microbatch_size or 1)
+    _same(source, "microbatch_size", options.microbatch_size, run.header.microbatch_size)
+    known = {
+        "delta": run.header.delta,
+        "sample_rate": last.sampling.expected_batch_size / last.sampling.population,
+        "noise_multiplier": effective_noise_multiplier(last.queries),
+    }
+    for name, value in known.items():
+        if getattr(setting, name) is None and len(missing_in(setting)) > 1:
+            setting = replace(setting, **{name: value})  # type: ignore[arg-type]
+    return setting, Pattern(microbatch_size=run.header.microbatch_size, queries=last.queries)
 
 
-def pattern_of(groups: int, statistics: Sequence[str]) -> Pattern:
-    """The pattern that the command line's options describe.
+def _same(source: Path, name: str, given: object, found: object) -> None:
+    if given is not None and given != found:
+        raise ConfigurationError(f"{source} has {name} {found}, not {given}: leave --{name.replace('_', '-')} out.")
 
-    Args:
-        groups: Number of groups.
-        statistics: NAME=NOISE_MULTIPLIER.
 
-    Raises:
-        ConfigurationError: Something else.
-    """
-    if groups < 1:
-        raise ConfigurationError(f"--groups must be at least 1, not {groups}.")
-    values = {}
-    for word in statistics:
+def _rate(options: Any, population: int | None) -> float | None:
+    for one, other in (("sample_rate", "batch_size"), ("steps", "epochs")):
+        if getattr(options, one) is not None and getattr(options, other) is not None:
+            raise ConfigurationError(f"give --{one.replace('_', '-')} or --{other.replace('_', '-')}, not both.")
+    if options.batch_size is None:
+        return None if options.sample_rate is None else float(options.sample_rate)
+    if population is None:
+        raise ConfigurationError("--batch-size needs --population: the sample rate is one over the other.")
+    if not 0 < options.batch_size <= population:
+        raise ConfigurationError(
+            f"--batch-size must lie between 1 and the population, {population}, not {options.batch_size:g}."
+        )
+    return float(options.batch_size / population)
+
+
+def _statistics(words: Sequence[str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for word in words:
         name, _, number = word.partition("=")
         try:
-            values[name] = float(number)
+            value = float(number)
         except ValueError:
-            raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, not {word!r}.") from None
-    return Pattern(groups, values)
-
-
-def from_ledger(path: Path, setting: Setting, pattern: Pattern, again: bool) -> tuple[Setting, Pattern]:
-    """Fill in what a run's last release says.
-
-    Args:
-        path: Run or ledger.
-        setting: What the user gave.
-        pattern: The same.
-        again: Whether this is about a new run of the same kind, rather than about going on with this one.
-
-    Raises:
-        LedgerError: See `read_one_ledger`.
-        ConfigurationError: Nothing is left to solve for, or the sampling is another one.
-    """
-    ledger = read_one_ledger(path)
-    last = ledger.releases[-1][1]
-    relation_of(last.sampling)
-    if setting.population not in (None, last.sampling.population):
-        raise ConfigurationError(f"{path} has a population of {last.sampling.population}, not {setting.population}.")
-    rate = last.sampling.expected_batch_size / last.sampling.population
-    noise = effective_noise_multiplier(last.queries)
-    both = setting.epsilon is not None and (setting.steps is not None or setting.epochs is not None)
-    filled = replace(
-        setting,
-        sampling=last.sampling.kind,
-        population=last.sampling.population,
-        sample_rate=setting.sample_rate or rate,
-        noise_multiplier=setting.noise_multiplier or (None if both else noise),
-        delta=setting.delta or ledger.header.delta,
-        spent={} if again else ledger.events,
-    )
-    return filled, replace(pattern, queries=last.queries)
+            value = math.nan
+        if not 1e-10 <= value <= 1e10 or name in values:
+            raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, each name once, not {word!r}.")
+        values[name] = value
+    return values
 
 
 def neighbourhood(setting: Setting, accountant: str) -> dict[str, list[dict[str, float | None]]]:
@@ -176,7 +180,11 @@ def neighbourhood(setting: Setting, accountant: str) -> dict[str, list[dict[str,
     for name, value in values.items():
         table[name] = []
         for factor in FACTORS:
-            changed: float = value * factor if name != "steps" else max(1, round(value * factor))
+            changed: float = value * factor
+            if name == "steps":
+                changed = max(1, round(changed))
+            if name == "sample_rate" and setting.sampling == FIXED_SIZE and setting.population is not None:
+                changed = max(1, round(changed * setting.population)) / setting.population
             table[name].append(
                 {"factor": factor, name: changed, "epsilon": _epsilon(setting, name, changed, accountant)}
             )
@@ -208,7 +216,7 @@ def calibrate(setting: Setting, pattern: Pattern, accountant: str, as_json: bool
     assert z is not None and rate is not None and steps is not None
     sampling = answer.event[0]
     facts: dict[str, Any] = {
-        "solved_for": _missing(setting),
+        "solved_for": missing_in(setting)[0],
         "epsilon": answer.epsilon,
         "epsilon_reached": answer.epsilon_by(accountant),
         "delta": answer.delta,
@@ -225,18 +233,10 @@ def calibrate(setting: Setting, pattern: Pattern, accountant: str, as_json: bool
         facts |= {"population": answer.population, "batch_size": sampling.expected_batch_size}
     if answer.spent:
         facts |= {"steps_before": sum(answer.spent.values())}
-    if answer.sampling == FIXED_SIZE:
-        facts["noise_std_over_max_grad_norm"] = z * sampling.record_changes
+    facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
     facts["neighbourhood"] = neighbourhood(answer, accountant)
     return json.dumps(facts, indent=2, allow_nan=False) if as_json else _text(facts)
-
-
-def _missing(setting: Setting) -> str:
-    for name in ("noise_multiplier", "sample_rate", "epsilon", "delta"):
-        if getattr(setting, name) is None:
-            return name
-    return "steps"
 
 
 def _line(label: str, value: str, note: str = "") -> str:
@@ -248,8 +248,11 @@ def _text(facts: dict[str, Any]) -> str:
     notes = {sought: "<- solved for"}
     if sought == "sample_rate":
         notes["batch_size"] = "<- solved for"
-    if sought in ("steps", "sample_rate"):
-        notes["epsilon"] = f"target; {facts['epsilon_reached']:.6g} is reached"
+    reached = facts["epsilon_reached"]
+    if sought not in ("epsilon", "delta"):
+        notes["epsilon"] = f"target; {reached:.6g} is reached"
+        if sought != "steps" and reached < 0.9 * facts["epsilon"]:
+            notes["epsilon"] += f", where {facts['accountant']} jumps: pld may find more"
     passes = f"{facts['epochs']:.4g} passes over the data"
     passes += f", after {facts['steps_before']} steps in the ledger" if "steps_before" in facts else ""
     notes["steps"] = "   ".join([notes["steps"], passes] if "steps" in notes else [passes])
@@ -262,8 +265,8 @@ def _text(facts: dict[str, Any]) -> str:
 
 def _pattern_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
-    if "noise_std_over_max_grad_norm" in facts:
-        why = "strategy.noise_multiplier: a replaced record moves a clipped sum by twice the bound"
+    if facts["noise_std_over_max_grad_norm"] != facts["noise_multiplier"]:
+        why = "strategy.noise_multiplier: between neighbours a clipped sum moves by twice the bound"
         lines.append(_line("noise / max_grad_norm", f"{facts['noise_std_over_max_grad_norm']:.7g}", why))
     if "group_noise_multiplier" in facts:
         beside = ", ".join(f"{name} {z:g}" for name, z in facts["statistics"].items())

@@ -44,11 +44,16 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
         if any(value is not None for value in values):
             table[f"{name} accuracy (%)"] = [100 * (float("nan") if value is None else value) for value in values]
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
-        values = [record["privacy"]["epsilon"].get(name) for record in records]
-        table[f"epsilon ({name.upper()})"] = [float("inf") if value is None else value for value in values]
+        table[f"epsilon ({name.upper()})"] = [_epsilon(record["privacy"], name) for record in records]
     table["ms per step"] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
     table["steps"] = [record["steps"] for record in records]
     return table
+
+
+def _epsilon(privacy: dict[str, Any], accountant: str) -> float:
+    """Infinite without privacy, not a number where the accountant shows none."""
+    value = privacy["epsilon"].get(accountant)
+    return value if value is not None else float("inf") if privacy.get("unit") is None else float("nan")
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -70,6 +75,6 @@ def markdown(table: pd.DataFrame) -> str:
         cells = []
         for column, value in row.items():
             form = digits.get(str(column), ".3f" if str(column).startswith("epsilon") else "")
-            cells.append(format(value, form) if form else str(value))
+            cells.append("–" if pd.isna(value) else format(value, form) if form else str(value))
         lines.append(cells)
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
