@@ -360,8 +360,6 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "missing are" in refused(capsys, "calibrate", "--ledger", run)
     other = ("--like", run, "--population", 5, "--epsilon", 1)
     assert "has population 1000, not 5: leave --population out" in refused(capsys, "calibrate", *other)
-        capsys, "calibrate", "--like", run, "--population", 5, "--epsilon", 1
-    )
     more = ("calibrate", "--like", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
     rate = answer(capsys, *more)["sample_rate"]
     assert epsilon({(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
