@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 _ACCOUNT_EPILOG = """\
 accountants (--accountant NAME, several with commas, or all):
   rdp             Renyi DP, today's conversion (default)            Poisson, fixed size
-  pld             privacy loss distributions, the tightest          Poisson
+  pld             privacy loss distributions, mostly the tightest   Poisson
   rdp-classic     the papers' conversion, RDP + log(1/delta)/(a-1)  Poisson, fixed size
   rdp-continuous  the best real order                               Poisson, fixed size
   rdp-analytical  Theorem 5 of pyvacy_2019: a looser curve          fixed size

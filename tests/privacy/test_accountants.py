@@ -228,6 +228,23 @@ def test_no_bound_rounds_to_nothing(name: str) -> None:
     assert epsilon(run, 1e-12, name) > 0
 
 
+@pytest.mark.parametrize(("z", "q", "steps"), [(1e5, 0.5, 10**12), (1e6, 1e-4, 10**15), (1e6, 0.5, 10**14)])
+def test_moments_that_cancel(z: float, q: float, steps: int) -> None:
+    """Much noise over many steps: a moment that rounds below one must not become an epsilon of zero."""
+    run = {poisson(z, q): steps}
+    for name in ("rdp", "rdp-continuous", "rdp-classic"):
+        assert epsilon(run, DELTA, name) >= epsilon(run, DELTA, "gdp") > 0
+
+
+def test_more_noise_than_numbers_can_hold() -> None:
+    for name in ("rdp", "gdp", "rdp-continuous"):
+        for run in ({poisson(1e50, 0.1): 10}, {fixed(1e50, 10, 1000): 10}):
+            assert 0 <= epsilon(run, DELTA, name) < 1e-3
+    assert epsilon({fixed(1e4, 500, 1000): 10**9}, DELTA, "gdp") == pytest.approx(
+        epsilon({fixed(9.99e3, 500, 1000): 10**9}, DELTA, "gdp"), rel=0.01
+    )  # on both sides of where the series begins
+
+
 def test_gdp_is_labelled_for_a_reason() -> None:
     """The central limit theorem can lie below a tight bound: here by a factor of two and more."""
     run = {poisson(0.6, 0.001): 100}
@@ -285,6 +302,10 @@ def test_many_distinct_releases_are_merged_to_the_costly_side() -> None:
     assert sum(composable(run, "rdp").values()) == 150
     exact = ACCOUNTANTS["rdp"].epsilon(run, DELTA)
     assert exact <= epsilon(run, DELTA) <= exact * 1.01
+    lots = {poisson(1.0 + 0.02 * i, 0.01 + 0.0001 * i): 10 for i in range(150)}  # too many kinds of lots to merge
+    assert composable(lots, "rdp") == lots
+    two = {poisson(float(z), q): 1 for q, low in ((0.01, 1.0), (0.02, 10.0)) for z in rng.uniform(low, 2 * low, 80)}
+    assert epsilon(two, DELTA) <= ACCOUNTANTS["rdp"].epsilon(two, DELTA) * 1.03
     same = {poisson(1.0 + 1e-9 * i, 0.01): 1 for i in range(200)}  # apart by rounding only
     assert len(composable(same, "rdp")) == 1
     assert epsilon(same, DELTA) == pytest.approx(epsilon({poisson(1.0, 0.01): 200}, DELTA), rel=1e-4)

@@ -128,7 +128,7 @@ def test_exactly_one_is_missing() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"noise_multiplier": 0.0}, "noise_multiplier must be a number from 1e-10 to 1e\\+10, not 0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be a number from 1e-06 to 1e\\+06, not 0"),
         ({"noise_multiplier": math.nan}, "noise_multiplier must be"),
         ({"epsilon": math.inf}, "epsilon must be"),
         ({"steps": 0}, "steps must be"),

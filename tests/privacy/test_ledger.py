@@ -195,7 +195,7 @@ def test_schema_is_in_the_file(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "l").read_text().splitlines()[0])["schema"] == module.SCHEMA
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", "0.0", "1e300", "1e-300", '"1"', "null", "[1]"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", "0.0", "1e300", "1e-300", "true", '"1"', "null", "[1]"])
 @pytest.mark.parametrize("name", ["sensitivity", "noise_std"])
 def test_numbers_that_make_no_sense_are_damage(tmp_path: Path, name: str, value: str) -> None:
     write(tmp_path / "l", 3)
@@ -216,3 +216,39 @@ def test_rates_that_make_no_sense_are_damage(tmp_path: Path, rate: str) -> None:
     text = (tmp_path / "l").read_text().replace('"sample_rate":0.1', f'"sample_rate":{rate}')
     (tmp_path / "l").write_text(text)
     assert "line 2 is damaged" in str(read_ledger(tmp_path / "l").damage)
+
+
+def test_keys_in_another_order_mean_the_same(tmp_path: Path) -> None:
+    """As after a rewrite by another tool: no line may take over the queries of an earlier one."""
+    with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
+        for number, std in enumerate((10.0, 0.5, 0.5)):
+            writer.append(release(number, std))
+    before = read_ledger(tmp_path / "l")
+    lines = [json.dumps(json.loads(line), sort_keys=True) for line in (tmp_path / "l").read_text().splitlines()]
+    (tmp_path / "l").write_text("\n".join(lines) + "\n")
+    after = read_ledger(tmp_path / "l")
+    assert after.releases == before.releases
+    assert after.damage is None
+
+
+def test_releases_missing_between_phases_are_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "l", 5)
+    write(tmp_path / "l", 3, dataclasses.replace(HEADER, replay="other"), start=4, resume=True)
+    assert read_ledger(tmp_path / "l").damage is None
+    lines = (tmp_path / "l").read_text().splitlines(keepends=True)
+    (tmp_path / "l").write_text("".join(line for line in lines if '"number":4,' not in line))
+    assert "release 5 follows release 3" in str(read_ledger(tmp_path / "l").damage)
+    (tmp_path / "l").write_text("".join(lines).replace('"phase":1', '"phase":7'))
+    assert "phase 7 stands where phase 1 is due" in str(read_ledger(tmp_path / "l").damage)
+
+
+@pytest.mark.parametrize("bad", ['"microbatch_size":"4"', '"microbatch_size":0', '"population":true', '"unit":["x"]'])
+def test_header_types(tmp_path: Path, bad: str) -> None:
+    write(tmp_path / "l", 1)
+    name = bad.split(":", maxsplit=1)[0]
+    header, *rest = (tmp_path / "l").read_text().splitlines()
+    data = {**json.loads(header), **json.loads("{" + bad + "}")}
+    assert name.strip('"') in data
+    (tmp_path / "l").write_text("\n".join([json.dumps(data), *rest]) + "\n")
+    with pytest.raises(LedgerError, match="must be a"):
+        read_ledger(tmp_path / "l")

@@ -49,10 +49,15 @@ def relation_of(sampling: Sampling) -> NeighboringRelation:
     return _RELATIONS[sampling.neighbouring_relation]
 
 
+def _multiplier(event: Event) -> float:
+    """Noise over sensitivity, at most a million: beyond, numbers cancel, and less noise is the costly side."""
+    return min(effective_noise_multiplier(event[1]), 1e6)
+
+
 def dp_event(event: Event) -> dp_accounting.DpEvent:
     """One release as dp_accounting's event; all queries of a release read the same lot."""
-    sampling, queries = event
-    gaussian = dp_accounting.GaussianDpEvent(effective_noise_multiplier(queries))
+    sampling = event[0]
+    gaussian = dp_accounting.GaussianDpEvent(_multiplier(event))
     if isinstance(sampling, FixedSizeSampling):
         return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.batch_size, gaussian)
     if isinstance(sampling, PoissonSampling) and sampling.sample_rate < 1:
@@ -123,7 +128,17 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     """
     machine = rdp.RdpAccountant(orders, relation_of(event[0]))
     machine.compose(dp_event(event))
-    return np.asarray(machine.rdp + _ROUNDING / (np.asarray(orders) - 1))
+    curve, at = np.asarray(machine.rdp), np.asarray(orders)
+    if isinstance(event[0], PoissonSampling):
+        second = _second_order(event[0].sample_rate, _multiplier(event))  # divergences grow with the order
+        curve = np.where(at >= 2, np.maximum(curve, second), np.where(curve > 0, curve, second))
+    return np.asarray(curve + _ROUNDING * (1 + special.gammaln(at + 1)) / (at - 1))
+
+
+def _second_order(rate: float, noise_multiplier: float) -> float:
+    """Rényi divergence of order 2 of a Poisson-sampled Gaussian sum, exact: log(1 + q²(e^{1/z²} − 1))."""
+    exponent = noise_multiplier**-2
+    return math.log1p(rate**2 * math.expm1(exponent)) if exponent < 500 else 2 * math.log(rate) + exponent
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -137,8 +152,8 @@ def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
         event: The release.
         orders: Whole numbers from 2.
     """
-    sampling, queries = event
-    half = 1 / (2 * effective_noise_multiplier(queries) ** 2)
+    sampling = event[0]
+    half = 1 / (2 * _multiplier(event) ** 2)
     alpha = np.asarray(orders)[:, None]
     j = np.arange(2, max(orders) + 1)[None, :]
     choose = special.gammaln(alpha + 1) - special.gammaln(j + 1) - special.gammaln(np.maximum(alpha - j, 0) + 1)
@@ -275,21 +290,24 @@ class GaussianDpAccountant(Accountant):
 
 
 def _squared_mu(event: Event) -> float:
-    sampling, queries = event
-    inverse = 1 / effective_noise_multiplier(queries)
+    sampling, inverse = event[0], 1 / _multiplier(event)
     rate = sampling.expected_batch_size / sampling.population
     if rate == 1:
         return inverse**2
     with np.errstate(over="ignore"):
         if isinstance(sampling, PoissonSampling):
             return rate**2 * float(np.expm1(inverse**2))
+        if inverse < 1e-4:  # the terms below cancel to x²/2 + O(x³)
+            return (rate * inverse) ** 2
         tails = special.ndtr(1.5 * inverse) * np.exp(inverse**2) + 3 * special.ndtr(-0.5 * inverse) - 2
     return 2 * rate**2 * float(tails)
 
 
 ACCOUNTANTS: dict[str, Accountant] = {
     "rdp": RenyiAccountant("Rényi DP (Mironov 2017) with today's conversion (Canonne et al. 2020)"),
-    "pld": PldAccountant("privacy loss distributions, numerical and the tightest (Doroshenko et al. 2022)", (POISSON,)),
+    "pld": PldAccountant(
+        "privacy loss distributions, numerical, usually the tightest (Doroshenko et al. 2022)", (POISSON,)
+    ),
     "rdp-classic": RenyiAccountant(
         "Rényi DP with the papers' conversion RDP + log(1/δ)/(α−1) over 72 orders",
         orders=CLASSIC_ORDERS,

@@ -105,15 +105,17 @@ def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
 
     Noise multipliers are rounded down to values that are evenly spaced in their logarithm: the costly side.
     """
-    if len(events) <= MOST_COSTS:
+    samplings = {sampling for sampling, _ in events}
+    if len(events) <= MOST_COSTS or len(samplings) > MOST_COSTS // 2:
         return {event: event for event in events}
-    logs = {event: math.log(effective_noise_multiplier(event[1])) for event in events}
-    lowest = min(logs.values())
-    step = max((max(logs.values()) - lowest) / MOST_COSTS * len({sampling for sampling, _ in events}), 1e-5)
     coarser: dict[Event, Event] = {}
-    for event, log in logs.items():
-        z = min(math.exp(lowest + math.floor((log - lowest) / step) * step), math.exp(log)) * (1 - 1e-14)
-        coarser[event] = (event[0], (SumQuery("equivalent", 1.0, z),))
+    for sampling in samplings:
+        logs = {event: math.log(effective_noise_multiplier(event[1])) for event in events if event[0] == sampling}
+        lowest = min(logs.values())
+        step = max((max(logs.values()) - lowest) / (MOST_COSTS // len(samplings)), 1e-5)
+        for event, log in logs.items():
+            z = min(math.exp(lowest + math.floor((log - lowest) / step) * step), math.exp(log)) * (1 - 1e-14)
+            coarser[event] = (sampling, (SumQuery("equivalent", 1.0, z),))
     return coarser
 
 

@@ -182,7 +182,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         ranges = {
-            "noise_multiplier": (self.noise_multiplier, 1e-10, 1e10),
+            "noise_multiplier": (self.noise_multiplier, 1e-6, 1e6),
             "steps": (self.steps, 1, _MOST_STEPS),
             "epochs": (self.epochs, 1e-10, _MOST_STEPS),
             "epsilon": (self.epsilon, 1e-10, 1e10),

@@ -56,8 +56,12 @@ class Header:
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
             raise LedgerError(f"delta must be a number between 0 and 1, not {self.delta!r}")
-        if not (isinstance(self.population, int) and self.population > 0):
-            raise LedgerError(f"population must be a positive whole number, not {self.population!r}")
+        for name in ("population", "microbatch_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
+        if not isinstance(self.unit, str):
+            raise LedgerError(f"unit must be a word, not {self.unit!r}")
 
 
 @dataclass(frozen=True)
@@ -207,19 +211,28 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
         if data["schema"] != SCHEMA:
             raise _OtherSchema(data["schema"])
         ledger.headers.append(Header(**{k: v for k, v in data.items() if k not in ("record", "schema")}))
+        if ledger.header.phase != len(ledger.headers) - 1:
+            raise LedgerError(f"phase {ledger.header.phase} stands where phase {len(ledger.headers) - 1} is due")
         return
     if data["record"] != "release" or not ledger.headers:
         raise LedgerError("neither a header nor a release after one")
-    _, comma, event = line.partition(b'"sampling"')
-    if event not in cache or not comma:
+    where = line.find(b'"sampling"')
+    # Lines of equal cost end equally, as this module writes them; with the keys in another order nothing is remembered.
+    event = line[where:] if 0 <= where < line.find(b'"queries"') else line
+    if event not in cache:
         queries = tuple(SumQuery(**query) for query in data["queries"])
+        if not all(type(number) in (int, float) for query in queries for number in query[1:]):
+            raise LedgerError("sensitivity and noise_std must be numbers")
         if not queries or not all(_SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST for query in queries):
             raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
         cache[event] = (sampling_from_dict(data["sampling"]), queries)
-    phase, number, checksum = len(ledger.headers) - 1, int(data["number"]), data.get("checksum")
+    phase, number, checksum = len(ledger.headers) - 1, data["number"], data.get("checksum")
+    if type(number) is not int:
+        raise LedgerError(f"{number!r} is no number of a release")
     before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
     ledger.releases.append((phase, Release(number, *cache[event], checksum)))
-    if number != before[1].number + 1 and (phase == before[0] or phase == 0) and ledger.damage is None:
+    due, same = before[1].number + 1, phase == before[0] or phase == 0  # another phase may repeat numbers
+    if (number > due or (number != due and same)) and ledger.damage is None:
         raise LedgerError(f"release {number} follows release {before[1].number}")
 
 

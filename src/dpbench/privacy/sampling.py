@@ -84,7 +84,7 @@ class FixedSizeSampling(Sampling):
     record_changes: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= self.population:
+        if not 1 <= self.batch_size <= self.population or self.batch_size != int(self.batch_size):
             raise ConfigurationError(
                 f"batch_size must lie between 1 and the {self.population} training records, not {self.batch_size}."
             )

@@ -241,7 +241,8 @@ def _facts_of_one(ledger: Ledger, question: Question, delta: float) -> dict[str,
     if len(values) > 1:
         facts["epsilons"] = values
     if size > 1:
-        whole = microbatch_epsilon(ledger, delta, question.accountants[0])
+        covering = [name for name in question.accountants if not _is_nominal([ledger], name)]
+        whole = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
         facts["epsilon_microbatch"] = whole if math.isfinite(whole) else None
     facts |= _common_facts([ledger], question, delta) | {"steps": len(ledger.releases)}
     if size > 1:
@@ -332,10 +333,14 @@ def _text_of_several(facts: dict[str, Any]) -> str:
         rows.append([run["run"] + mark, str(run["steps"]), *(_cell(run["epsilons"][name]) for name in names)])
     rows += [[run, "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
     count = len(facts["runs"]) + len(facts["without_privacy"])
-    rows.append([f"all {count} published (composition)", str(facts["steps"]), *map(_cell, facts["epsilons"].values())])
+    lower = "" if facts["complete"] else ", at least"
+    rows.append(
+        [f"all {count} published (composition){lower}", str(facts["steps"]), *map(_cell, facts["epsilons"].values())]
+    )
     if "selection" in facts:
         chosen = facts["selection"]
-        title = f"only the best published, {chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
+        drawn = f"{chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
+        title = f"only the best published, {drawn}{lower}"
         rows.append([title, "", *map(_cell, chosen["epsilons"].values())])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "| --- | " + " | ".join("---:" for _ in rows[0][1:]) + " |")
@@ -360,4 +365,4 @@ def _text_of_several(facts: dict[str, Any]) -> str:
 
 def _shape_name(shape: float | str) -> str:
     names = {value: name for name, value in _SHAPES.items()}
-    return shape if isinstance(shape, str) else names.get(shape, f"negative binomial, shape {shape:g}")
+    return shape if isinstance(shape, str) else names.get(shape, f"negative binomial, shape {shape:.4g}")

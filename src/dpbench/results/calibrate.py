@@ -162,7 +162,7 @@ def _statistics(words: Sequence[str]) -> dict[str, float]:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not 1e-10 <= value <= 1e10 or name in values:
+        if not 1e-10 <= value <= 1e10 or name in values or not name:
             raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, each name once, not {word!r}.")
         values[name] = value
     return values
