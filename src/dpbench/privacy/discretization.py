@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.gradients import ParameterGradients
+from dpbench.privacy import kernels
+from dpbench.privacy.gradients import OuterProductGradients, ParameterGradients
 
 _CACHED = 2**24  # numbers; what is larger is computed again, in blocks of records of this size
 
@@ -70,14 +71,46 @@ class DiscretizedGradients(ParameterGradients):
         return DiscretizedGradients(chosen, self._threshold, len(records), self._size)
 
 
+class DiscretizedOuterProduct(ParameterGradients):
+    """The same for a linear layer with one position, by kernels that never build the outer products.
+
+    Args:
+        outputs: Gradients of the layer's outputs g, shape (R, out).
+        inputs: The layer's inputs a, shape (R, in).
+        threshold: τ ≥ 0.
+    """
+
+    def __init__(self, outputs: Tensor, inputs: Tensor, threshold: float) -> None:
+        self._outputs, self._inputs, self._threshold = outputs, inputs, threshold
+
+    def squared_norms(self) -> Tensor:
+        return kernels.count_outer(self._outputs, self._inputs, self._threshold)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return kernels.sum_outer(self._outputs, self._inputs, weights, self._threshold)
+
+    def per_record(self) -> Tensor:
+        return discretize(self._outputs[:, :, None] * self._inputs[:, None, :], self._threshold)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return DiscretizedOuterProduct(self._outputs[records], self._inputs[records], self._threshold)
+
+
+def _discretized(gradients: ParameterGradients, threshold: float, records: int, size: int) -> ParameterGradients:
+    if isinstance(gradients, kernels.ConvolutionGradients):
+        return gradients.discretize(threshold)
+    if isinstance(gradients, OuterProductGradients):
+        g, a = gradients.outputs, gradients.inputs
+        if g.shape[1] == 1 and kernels.suits(g, a):
+            return DiscretizedOuterProduct(g.squeeze(1), a.squeeze(1), threshold)
+    return DiscretizedGradients(gradients, threshold, records, size)
+
+
 def discretized(
     gradients: Sequence[ParameterGradients], threshold: float, records: int, sizes: Sequence[int]
 ) -> list[ParameterGradients]:
     """All parameters' gradients, discretized at τ."""
-    return [
-        DiscretizedGradients(parameter, threshold, records, size)
-        for parameter, size in zip(gradients, sizes, strict=True)
-    ]
+    return [_discretized(parameter, threshold, records, size) for parameter, size in zip(gradients, sizes, strict=True)]
 
 
 def check_threshold(threshold: float | None, name: str) -> None:

@@ -87,16 +87,16 @@ class OuterProductGradients(ParameterGradients):
 
     One position: ‖g aᵀ‖² = ‖g‖²‖a‖², and the weighted sum is one matrix product; nothing is built per record.
 
-    Args:
+    Attributes:
         outputs: Gradients of the layer's outputs g, shape (R, T, out).
         inputs: The layer's inputs a, shape (R, T, in).
     """
 
     def __init__(self, outputs: Tensor, inputs: Tensor) -> None:
-        self._outputs, self._inputs = outputs, inputs
+        self.outputs, self.inputs = outputs, inputs
 
     def squared_norms(self) -> Tensor:
-        g, a = self._outputs, self._inputs
+        g, a = self.outputs, self.inputs
         positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
         # Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide
         # behind a huge input.
@@ -111,18 +111,18 @@ class OuterProductGradients(ParameterGradients):
         return _rounded_up(norms, squares)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
-        return scaled.t() @ self._inputs.flatten(0, 1)
+        scaled = (self.outputs * weights[:, None, None]).flatten(0, 1)
+        return scaled.t() @ self.inputs.flatten(0, 1)
 
     def per_record(self) -> Tensor:
-        return self._outputs.mT @ self._inputs
+        return self.outputs.mT @ self.inputs
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return OuterProductGradients(self._outputs[records], self._inputs[records])
+        return OuterProductGradients(self.outputs[records], self.inputs[records])
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
-        outputs = _side_by_side(self._outputs * factor, record_of, records)
-        return OuterProductGradients(outputs, _side_by_side(self._inputs, record_of, records))
+        outputs = _side_by_side(self.outputs * factor, record_of, records)
+        return OuterProductGradients(outputs, _side_by_side(self.inputs, record_of, records))
 
 
 def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ is row r of input and output. A layer type without a rule takes `fallback`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy import kernels
+from dpbench.privacy.choices import fastest
 from dpbench.privacy.gradients import (
     EmbeddingGradients,
     InstantiatedGradients,
@@ -42,12 +45,12 @@ def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> Lay
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
     gradients: LayerGradients = {"weight": _convolution_weights(layer, inputs[0], grad_output)}
     if layer.bias is not None:
-        gradients["bias"] = InstantiatedGradients(lambda: grad_output.flatten(2).sum(2))
+        gradients["bias"] = InstantiatedGradients(lambda: grad_output.sum(tuple(range(2, grad_output.dim()))))
     return gradients
 
 
 def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients:
-    """Per-record weight gradients (R, out, in / groups, *kernel), by the way that suits the shapes."""
+    """Per-record weight gradients (R, out, in / groups, *kernel), by the fastest way."""
     records, shape = g.shape[0], layer.weight.shape
     if not records:
         return zero_gradients(layer.weight, 0)
@@ -55,6 +58,19 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
     if layer.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         a, padding = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode), (0,) * (a.dim() - 2)
+    if a.dim() == 4 and layer.groups == 1 and kernels.suits(a, g):
+        native = partial(kernels.convolution_weights, layer, a, g, padding)
+        if kernels.insisted():
+            return native()
+        pure = partial(_pure_convolution_weights, layer, a, g, padding)
+        key = ("convolution", *shape, *layer.stride, *padding, *layer.dilation, *a.shape[1:], torch.get_num_threads())
+        ways = {"native": lambda: native().squared_norms(), "pure": lambda: pure().squared_norms()}
+        return native() if fastest(key, ways) == "native" else pure()
+    return _pure_convolution_weights(layer, a, g, padding)
+
+
+def _pure_convolution_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> ParameterGradients:
+    records, shape = g.shape[0], layer.weight.shape
     pointwise = all(k == 1 for k in layer.kernel_size) and all(s == 1 for s in layer.stride) and not any(padding)
     if pointwise and layer.groups == 1:
         return InstantiatedGradients(lambda: (g.flatten(2) @ a.flatten(2).mT).view(records, *shape))
@@ -125,6 +141,9 @@ def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor
         normalised = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return over_pixels(normalised * grad_output)
 
+    if inputs[0].dim() == 4 and kernels.suits(inputs[0], grad_output):
+        both = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
+        return {"weight": InstantiatedGradients(lambda: both()[0]), "bias": InstantiatedGradients(lambda: both()[1])}
     gradients: LayerGradients = {"weight": InstantiatedGradients(weight)}
     if layer.bias is not None:
         gradients["bias"] = InstantiatedGradients(lambda: over_pixels(grad_output))
