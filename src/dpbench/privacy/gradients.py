@@ -101,7 +101,8 @@ class OuterProductGradients(ParameterGradients):
         # Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide
         # behind a huge input.
         tiny = torch.finfo(g.dtype).tiny
-        squares = (g.square().sum(2) + n_out * tiny) * (a.square().sum(2) + n_in * tiny)
+        norms_g, norms_a = torch.linalg.vector_norm(g, dim=2), torch.linalg.vector_norm(a, dim=2)
+        squares = norms_g.square_().add_(n_out * tiny) * norms_a.square_().add_(n_in * tiny)
         if positions == 1:
             return squares.sum(1)
         if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient

@@ -75,7 +75,7 @@ class ConvolutionGradients(InstantiatedGradients):
         rows = torch.arange(len(inputs) + 1)
         self._members = (rows[:-1], rows) if members is None else members
         self._factor, self._threshold = factor, threshold
-        self._norms: Tensor | None = None
+        self._norms, self._bias = torch.empty(2, 0)  # filled with the gradients
 
     def _with(self, members: tuple[Tensor, Tensor], factor: float, threshold: float | None) -> ConvolutionGradients:
         return ConvolutionGradients(self._layer, self._inputs, self._outputs, self._padding, members, factor, threshold)
@@ -88,25 +88,28 @@ class ConvolutionGradients(InstantiatedGradients):
         geometry = (ctypes.c_int64 * 16)(records, *shape, torch.get_num_threads())
         dtype = torch.float32 if self._threshold is None else torch.int8
         weights = torch.empty(records, *layer.kernel_size, a.shape[3], g.shape[3], dtype=dtype)
-        self._norms = torch.empty(records)
+        self._norms, self._bias = torch.empty(records), torch.empty(records, g.shape[3])
         scalars = ctypes.c_float(self._factor), ctypes.c_float(-1 if self._threshold is None else self._threshold)
         _kernel("dpbench_convolution")(
-            geometry, _at(a), _at(g), _at(order), _at(starts), *scalars, _at(weights), _at(self._norms)
+            geometry, *map(_at, (a, g, order, starts)), *scalars, *map(_at, (weights, self._norms, self._bias))
         )
         return weights
 
     def squared_norms(self) -> Tensor:
         _ = self._stored
-        assert self._norms is not None
         return self._norms
 
+    def bias(self) -> Tensor:
+        """Gradients of the bias, shape (R, out)."""
+        _ = self._stored
+        return self._bias
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self._threshold is None:
-            return super().weighted_sum(weights)
+        name = "dpbench_weighted_sum" if self._threshold is None else "dpbench_weighted_signs"
         rows, weights = self._stored, weights.contiguous()
-        total = torch.empty(rows.shape[1:])
+        total: Tensor = torch.empty(rows.shape[1:])
         sizes = ctypes.c_int64(len(rows)), ctypes.c_int64(total.numel())
-        _kernel("dpbench_weighted_signs")(_at(rows), _at(weights), _at(total), *sizes, _threads())
+        _kernel(name)(*map(_at, (rows, weights, total)), *sizes, _threads())
         return total.permute(_ORDER)
 
     def per_record(self) -> Tensor:
@@ -164,3 +167,17 @@ def _outer(name: str, g: Tensor, a: Tensor, threshold: float, *more: Tensor) -> 
     tensors = [x.contiguous() for x in (g, a, *more)]
     sizes = (ctypes.c_int64(n) for n in (*g.shape, a.shape[1]))
     _kernel(name)(*map(_at, tensors), *sizes, ctypes.c_float(threshold), _threads())
+
+
+def add_noise(total: Tensor, start: int, std: float, key: bytes) -> None:
+    """Add `std` times the numbers `start`, `start` + 1, ... of a stream of standard normal numbers, in place.
+
+    Args:
+        total: Consecutive part of a flat sum, float32 on the CPU.
+        start: Its first coordinate's place in the stream.
+        std: Standard deviation.
+        key: 32 bytes of ChaCha20, which yields the stream.
+    """
+    words = (ctypes.c_uint32 * 8).from_buffer_copy(key)
+    sizes = ctypes.c_int64(start), ctypes.c_int64(total.numel())
+    _kernel("dpbench_add_noise")(_at(total), *sizes, ctypes.c_float(std), words, _threads())

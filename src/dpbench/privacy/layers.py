@@ -37,15 +37,18 @@ def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> La
     a = inputs[0].reshape(records, positions, layer.in_features)
     gradients: LayerGradients = {"weight": OuterProductGradients(g, a)}
     if layer.bias is not None:
-        gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
+        gradients["bias"] = InstantiatedGradients(lambda: g.squeeze(1) if positions == 1 else g.sum(1))
     return gradients
 
 
 def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
-    gradients: LayerGradients = {"weight": _convolution_weights(layer, inputs[0], grad_output)}
+    weights = _convolution_weights(layer, inputs[0], grad_output)
+    gradients: LayerGradients = {"weight": weights}
     if layer.bias is not None:
-        gradients["bias"] = InstantiatedGradients(lambda: grad_output.sum(tuple(range(2, grad_output.dim()))))
+        positions = tuple(range(2, grad_output.dim()))
+        native = weights if isinstance(weights, kernels.ConvolutionGradients) else None
+        gradients["bias"] = InstantiatedGradients(native.bias if native else lambda: grad_output.sum(positions))
     return gradients
 
 

@@ -4,6 +4,7 @@
 // outputs). A record is one or several rows: those at order[starts[r]] ... order[starts[r + 1] - 1].
 // A plain C interface without torch's headers: compiles in seconds, works with any version of torch. No -ffast-math: NaN
 // and infinity must reach the squared norms, where clipping looks for them.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -75,29 +76,33 @@ struct Convolution {
   int64_t threads;
 };
 
-// out[t][o] += sum over positions of a[position + t] * g[position][o], TAPS times VECTORS * LANES numbers in registers.
-template <int VECTORS, int TAPS>
-static void block(const float* a, int64_t a_row, int64_t a_step, const float* g, int64_t g_step, int64_t rows,
-                  int64_t columns, float* out, int64_t out_step, int64_t taps) {
-  Lanes sums[TAPS][VECTORS] = {};
+// out[k][t][o] += sum over positions of a[position + row k + t] * g[position][o]: ROWS kernel rows of TAPS inputs each,
+// times VECTORS * LANES outputs, all sums in registers.
+template <int VECTORS, int ROWS, int TAPS>
+static void block(const float* a, int64_t kernel_row, int64_t a_row, int64_t a_step, const float* g, int64_t g_step,
+                  int64_t rows, int64_t columns, float* out, int64_t out_row, int64_t out_step, int64_t taps) {
+  Lanes sums[ROWS][TAPS][VECTORS] = {};
   for (int64_t y = 0; y < rows; y++) {
     const float* at = a + y * a_row;
     for (int64_t x = 0; x < columns; x++, at += a_step, g += g_step) {
       Lanes gradient[VECTORS];
       for (int v = 0; v < VECTORS; v++) gradient[v] = load(g + v * LANES);
+#pragma GCC unroll 3
+      for (int k = 0; k < ROWS; k++)
 #pragma GCC unroll 24
-      for (int t = 0; t < TAPS; t++) {
-        const float input = at[t];
+        for (int t = 0; t < TAPS; t++) {
+          const float input = at[k * kernel_row + t];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) sums[t][v] += input * gradient[v];
-      }
+          for (int v = 0; v < VECTORS; v++) sums[k][t][v] += input * gradient[v];
+        }
     }
   }
-  for (int64_t t = 0; t < taps; t++)
-    for (int v = 0; v < VECTORS; v++) {
-      float* to = out + t * out_step + v * LANES;
-      store(to, load(to) + sums[t][v]);
-    }
+  for (int k = 0; k < ROWS; k++)
+    for (int64_t t = 0; t < taps; t++)
+      for (int v = 0; v < VECTORS; v++) {
+        float* to = out + k * out_row + t * out_step + v * LANES;
+        store(to, load(to) + sums[k][t][v]);
+      }
 }
 
 // All taps of a run that lies side by side in memory. Inputs past the run are read and dropped: the scratch has slack.
@@ -107,8 +112,10 @@ static void run(const float* a, int64_t a_row, int64_t a_step, const float* g, i
   constexpr int full = SUMS / VECTORS, third = (full + 2) / 3, two_thirds = (2 * full + 2) / 3;
   for (int64_t t = 0; t < taps; t += full) {
     const int64_t left = taps - t < full ? taps - t : full;
-    const auto one = left <= third ? block<VECTORS, third> : left <= two_thirds ? block<VECTORS, two_thirds> : block<VECTORS, full>;
-    one(a + t, a_row, a_step, g, g_step, rows, columns, out + t * out_step, out_step, left);
+    const auto one = left <= third        ? block<VECTORS, 1, third>
+                     : left <= two_thirds ? block<VECTORS, 1, two_thirds>
+                                          : block<VECTORS, 1, full>;
+    one(a + t, 0, a_row, a_step, g, g_step, rows, columns, out + t * out_step, 0, out_step, left);
   }
 }
 
@@ -117,6 +124,16 @@ static void add_row(const Convolution& c, const float* a, const float* g, float*
   const int64_t wide = padded(c.outputs), across = c.width + 2 * c.pad_x;
   const bool together = c.dilation_x == 1;  // the taps of a kernel row lie side by side in the input
   const int64_t runs = together ? 1 : c.kernel_width, taps = together ? c.kernel_width * c.inputs : c.inputs;
+  if (together && wide == LANES && taps <= SUMS / 3) {  // few taps, few outputs: three kernel rows fill the registers
+    const int64_t kernel_row = c.dilation_y * across * c.inputs, out_row = taps * wide;
+    for (int64_t ky = 0; ky < c.kernel_height; ky += 3) {
+      const int64_t left = c.kernel_height - ky;
+      const auto some = left >= 3 ? block<1, 3, SUMS / 3> : left == 2 ? block<1, 2, SUMS / 3> : block<1, 1, SUMS / 3>;
+      some(a + ky * kernel_row, kernel_row, c.stride_y * across * c.inputs, c.stride_x * c.inputs, g, wide,
+           c.out_height, c.out_width, out + ky * out_row, out_row, wide, taps);
+    }
+    return;
+  }
   for (int64_t ky = 0; ky < c.kernel_height; ky++)
     for (int64_t kx = 0; kx < runs; kx++) {
       const float* from = a + (ky * c.dilation_y * across + kx * c.dilation_x) * c.inputs;
@@ -141,11 +158,25 @@ static void widen(const Convolution& c, const float* g, float* to) {  // lanes p
   for (int64_t p = 0; p < pixels; p++) memcpy(to + p * wide, g + p * c.outputs, c.outputs * 4);
 }
 
+// to[o] += sum of g[position][o], for o up to `outputs` padded to lanes.
+static void add_positions(const Convolution& c, const float* g, float* to) {
+  const int64_t wide = padded(c.outputs), pixels = c.out_height * c.out_width;
+  for (int64_t o = 0; o < wide; o += LANES) {
+    Lanes sums[4] = {};
+    int64_t p = 0;
+    for (; p + 4 <= pixels; p += 4)
+      for (int k = 0; k < 4; k++) sums[k] += load(g + (p + k) * wide + o);
+    for (; p < pixels; p++) sums[0] += load(g + p * wide + o);
+    store(to + o, load(to + o) + ((sums[0] + sums[1]) + (sums[2] + sums[3])));
+  }
+}
+
 // Weight gradient of each record, (records, kernel_height, kernel_width, inputs, outputs), and its squared norm.
 // `weights` null: the norms only. `threshold` from 0 on: every number becomes its sign as a byte, `weights` points to bytes.
+// `bias` (records, outputs): sums of the output gradients.
 extern "C" void dpbench_convolution(const Convolution* shape, const float* a, const float* g, const int64_t* order,
                                     const int64_t* starts, float factor, float threshold, void* weights,
-                                    float* squared_norms) {
+                                    float* squared_norms, float* bias) {
   const Convolution& c = *shape;
   const int64_t wide = padded(c.outputs), taps = c.kernel_height * c.kernel_width * c.inputs;
   const int64_t a_size = c.height * c.width * c.inputs, g_size = c.out_height * c.out_width * c.outputs;
@@ -154,11 +185,12 @@ extern "C" void dpbench_convolution(const Convolution* shape, const float* a, co
 #pragma omp parallel num_threads((int)c.threads)
   {
     std::vector<float> image(scratch, 0.0f), gradient(wide == c.outputs ? 0 : c.out_height * c.out_width * wide, 0.0f);
-    std::vector<float> own(direct ? 0 : taps * wide);
+    std::vector<float> own(direct ? 0 : taps * wide), shift(wide);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < c.records; r++) {
       float* sum = direct ? (float*)weights + r * taps * wide : own.data();
       memset(sum, 0, taps * wide * 4);
+      std::fill(shift.begin(), shift.end(), 0.0f);
       for (int64_t at = starts[r]; at < starts[r + 1]; at++) {
         const float* own_g = g + order[at] * g_size;
         copy_padded(c, a + order[at] * a_size, image.data());
@@ -167,9 +199,13 @@ extern "C" void dpbench_convolution(const Convolution* shape, const float* a, co
           own_g = gradient.data();
         }
         add_row(c, image.data(), own_g, sum);
+        add_positions(c, own_g, shift.data());
       }
-      if (factor != 1)
+      if (factor != 1) {
         for (int64_t j = 0; j < taps * wide; j++) sum[j] *= factor;
+        for (int64_t o = 0; o < c.outputs; o++) shift[o] *= factor;
+      }
+      memcpy(bias + r * c.outputs, shift.data(), c.outputs * 4);
       if (threshold >= 0) {
         int8_t* to = (int8_t*)weights + r * taps * c.outputs;
         int64_t count = 0;
@@ -186,20 +222,34 @@ extern "C" void dpbench_convolution(const Convolution* shape, const float* a, co
   }
 }
 
-// out[j] = sum over records of factors[r] * rows[r][j], for rows of signs.
-extern "C" void dpbench_weighted_signs(const int8_t* rows, const float* factors, float* out, int64_t records,
-                                       int64_t size, int64_t threads) {
-  const int64_t tile = 64 * LANES;
+template <typename Number>
+static void weighted_sum(const Number* rows, const float* factors, float* out, int64_t records, int64_t size,
+                         int64_t threads) {
+  constexpr int64_t tile = 16 * LANES;
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t start = 0; start < size; start += tile) {
     const int64_t n = start + tile < size ? tile : size - start;
-    float sums[64 * LANES] = {};
-    for (int64_t r = 0; r < records; r++) {
-      const int8_t* row = rows + r * size + start;
-      for (int64_t j = 0; j < n; j++) sums[j] += factors[r] * row[j];
+    float sums[tile] = {};
+    if (n == tile) {
+      for (int64_t r = 0; r < records; r++)
+        for (int64_t j = 0; j < tile; j++) sums[j] += factors[r] * (float)rows[r * size + start + j];
+    } else {
+      for (int64_t r = 0; r < records; r++)
+        for (int64_t j = 0; j < n; j++) sums[j] += factors[r] * (float)rows[r * size + start + j];
     }
     memcpy(out + start, sums, n * 4);
   }
+}
+
+// out[j] = sum over records of factors[r] * rows[r][j].
+extern "C" void dpbench_weighted_sum(const float* rows, const float* factors, float* out, int64_t records, int64_t size,
+                                     int64_t threads) {
+  weighted_sum(rows, factors, out, records, size, threads);
+}
+
+extern "C" void dpbench_weighted_signs(const int8_t* rows, const float* factors, float* out, int64_t records,
+                                       int64_t size, int64_t threads) {
+  weighted_sum(rows, factors, out, records, size, threads);
 }
 
 // ---------------------------------------------------------------------------------------------- linear, discretized
@@ -305,5 +355,95 @@ extern "C" void dpbench_group_norm(const float* x, const float* g, float* scale,
         }
       }
     }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- Gaussian noise
+
+// Always 16 wide, so that a key gives the same noise whatever the processor's registers.
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(64)));
+
+static inline Words rotate(Words x, int n) { return (x << n) | (x >> (32 - n)); }
+
+static inline void quarter(Words& a, Words& b, Words& c, Words& d) {
+  a += b, d = rotate(d ^ a, 16), c += d, b = rotate(b ^ c, 12);
+  a += b, d = rotate(d ^ a, 8), c += d, b = rotate(b ^ c, 7);
+}
+
+// Sixteen blocks of ChaCha20 (RFC 8439), numbers `first` ... `first` + 15 of a 64-bit counter, one in each lane.
+static void chacha(const uint32_t* key, uint64_t first, Words* x) {
+  static const uint32_t constants[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
+  Words start[16];
+  for (int i = 0; i < 4; i++) start[i] = constants[i] + (Words){};
+  for (int i = 0; i < 8; i++) start[4 + i] = key[i] + (Words){};
+  for (int lane = 0; lane < 16; lane++) {
+    start[12][lane] = (uint32_t)(first + lane);
+    start[13][lane] = (uint32_t)((first + lane) >> 32);
+  }
+  start[14] = start[15] = (Words){};
+  for (int i = 0; i < 16; i++) x[i] = start[i];
+  for (int round = 0; round < 10; round++) {
+    for (int i = 0; i < 4; i++) quarter(x[i], x[4 + i], x[8 + i], x[12 + i]);
+    for (int i = 0; i < 4; i++) quarter(x[i], x[4 + (i + 1) % 4], x[8 + (i + 2) % 4], x[12 + (i + 3) % 4]);
+  }
+  for (int i = 0; i < 16; i++) x[i] += start[i];
+}
+
+// Natural logarithm of u in [2^-32, 1]: exponent, and a polynomial in the mantissa's distance from 1 (Cephes' logf).
+static inline Floats logarithm(Floats u) {
+  const Ints bits = (Ints)u;
+  Ints exponent = (bits >> 23) - 126;
+  Floats m = (Floats)((bits & 0x007fffff) | 0x3f000000);  // in [1/2, 1)
+  const Ints small = m < 0.707106781f;
+  exponent += small;
+  m = m - 1.0f + (Floats)((Ints)m & small);
+  Floats p = m * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const Floats e = __builtin_convertvector(exponent, Floats), square = m * m;
+  return (m + (p * m * square - e * 2.12194440e-4f - 0.5f * square)) + e * 0.693359375f;
+}
+
+static inline Floats root(Floats x) {
+  for (int lane = 0; lane < 16; lane++) x[lane] = __builtin_sqrtf(x[lane]);
+  return x;
+}
+
+// Two independent standard normal numbers from two independent words (Box-Muller); at most 6.7 in absolute value.
+static inline void box_muller(Words first, Words second, Floats& one, Floats& two) {
+  const Floats radius = root(-2.0f * logarithm((__builtin_convertvector(first, Floats) + 1.0f) * 0x1p-32f));
+  const Words quadrant = (second + 0x20000000u) >> 30;  // the angle in turns, exactly: a quarter, and the rest of it
+  const Floats t = __builtin_convertvector((Ints)(second - (quadrant << 30)), Floats) * 1.46291807926716e-9f;
+  const Floats z = t * t;
+  const Floats sine = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
+  const Floats cosine =
+      ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  const Ints odd = -(Ints)(quadrant & 1), sign_c = (Ints)((((quadrant + 1) >> 1) & 1) << 31);
+  const Ints sign_s = (Ints)(((quadrant >> 1) & 1) << 31);
+  const Ints c = ((Ints)cosine & ~odd) | ((Ints)sine & odd), s = ((Ints)sine & ~odd) | ((Ints)cosine & odd);
+  one = radius * (Floats)(c ^ sign_c);
+  two = radius * (Floats)(s ^ sign_s);
+}
+
+// total[j] += std * normal number j of the key's stream, `start` <= j < `start` + n; total points to number `start`.
+extern "C" void dpbench_add_noise(float* total, int64_t start, int64_t n, float std, const uint32_t* key,
+                                  int64_t threads) {
+  const int64_t end = start + n;
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t group = start / 256; group < (end + 255) / 256; group++) {
+    Words x[16];
+    Floats normal[16];
+    chacha(key, (uint64_t)group * 16, x);
+    for (int i = 0; i < 8; i++) box_muller(x[i], x[8 + i], normal[i], normal[8 + i]);
+    const float* values = (const float*)normal;
+    const int64_t from = group * 256 < start ? start : group * 256, to = group * 256 + 256 < end ? group * 256 + 256 : end;
+    for (int64_t j = from; j < to; j++) total[j - start] += std * values[j - group * 256];
   }
 }

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpbench.privacy import kernels
+
 _MT_WORDS = 624
 _MT_OFFSET = 24  # bytes of seed, counters and position before the words in torch's CPU generator state
 
@@ -44,11 +46,11 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
         key: Non-negative integers of any size, such as (root key, phase, release).
         device: Where the numbers will be drawn. CUDA generators take 64 bits of the key.
     """
-    sequence = keyed_sequence(key)
+    digest = hashlib.shake_256(repr([int(part) for part in key]).encode())
     generator = torch.Generator(device)
     if generator.device.type != "cpu":
-        return generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-    words = sequence.generate_state(_MT_WORDS, np.uint32).astype(np.uint64)
+        return generator.manual_seed(int.from_bytes(digest.digest(8), "big") >> 1)
+    words = np.frombuffer(digest.digest(4 * _MT_WORDS), np.uint32).astype(np.uint64)
     state = generator.manual_seed(0).get_state()
     state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS] = torch.from_numpy(words.view(np.uint8))
     return generator.set_state(state)
@@ -56,6 +58,9 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
 
 def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], generator: torch.Generator) -> Tensor:
     """Add independent Gaussian noise to a flat sum, in place.
+
+    On the CPU the native kernels, where they can be had, take a key of 256 bits from the generator and draw the numbers
+    from ChaCha20 on all threads, several times faster; the two tiers give different noise.
 
     Args:
         total: Flat sum of clipped gradients, shape (D,).
@@ -65,10 +70,18 @@ def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], g
     Returns:
         `total`.
     """
-    noise = torch.empty_like(total).normal_(generator=generator)
+    native = kernels.suits(total) and total.is_contiguous()
+    if native:
+        key = torch.randint(256, (32,), dtype=torch.uint8, generator=generator).numpy().tobytes()
+    else:
+        noise = torch.empty_like(total).normal_(generator=generator)
     start = 0
     for length, std in noise_stds:
-        total[start : start + length].add_(noise[start : start + length], alpha=std)
+        piece = total[start : start + length]
+        if native:
+            kernels.add_noise(piece, start, std, key)
+        else:
+            piece.add_(noise[start : start + length], alpha=std)
         start += length
     if start != total.numel():
         raise ValueError(f"noise segments cover {start} of {total.numel()} coordinates")
