@@ -13,7 +13,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy import kernels
 from dpbench.privacy.gradients import OuterProductGradients, ParameterGradients
 
-_CACHED = 2**24  # numbers; what is larger is computed again, in blocks of records of this size
+_CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
 
 
 def discretize(gradients: Tensor, threshold: float) -> Tensor:

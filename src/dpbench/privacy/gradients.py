@@ -102,9 +102,9 @@ class OuterProductGradients(ParameterGradients):
         # behind a huge input.
         tiny = torch.finfo(g.dtype).tiny
         norms_g, norms_a = torch.linalg.vector_norm(g, dim=2), torch.linalg.vector_norm(a, dim=2)
-        squares = norms_g.square_().add_(n_out * tiny) * norms_a.square_().add_(n_in * tiny)
+        squares: Tensor = norms_g.square_().add_(n_out * tiny) * norms_a.square_().add_(n_in * tiny)
         if positions == 1:
-            return squares.sum(1)
+            return squares.squeeze(1)
         if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
             norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
         else:

@@ -75,7 +75,8 @@ class ConvolutionGradients(InstantiatedGradients):
         rows = torch.arange(len(inputs) + 1)
         self._members = (rows[:-1], rows) if members is None else members
         self._factor, self._threshold = factor, threshold
-        self._norms, self._bias = torch.empty(2, 0)  # filled with the gradients
+        self._norms = torch.empty(0)  # filled with the gradients
+        self._bias: list[Tensor] = []  # also
 
     def _with(self, members: tuple[Tensor, Tensor], factor: float, threshold: float | None) -> ConvolutionGradients:
         return ConvolutionGradients(self._layer, self._inputs, self._outputs, self._padding, members, factor, threshold)
@@ -88,11 +89,12 @@ class ConvolutionGradients(InstantiatedGradients):
         geometry = (ctypes.c_int64 * 16)(records, *shape, torch.get_num_threads())
         dtype = torch.float32 if self._threshold is None else torch.int8
         weights = torch.empty(records, *layer.kernel_size, a.shape[3], g.shape[3], dtype=dtype)
-        self._norms, self._bias = torch.empty(records), torch.empty(records, g.shape[3])
+        self._norms, bias = torch.empty(records), torch.empty(records, g.shape[3])
         scalars = ctypes.c_float(self._factor), ctypes.c_float(-1 if self._threshold is None else self._threshold)
         _kernel("dpbench_convolution")(
-            geometry, *map(_at, (a, g, order, starts)), *scalars, *map(_at, (weights, self._norms, self._bias))
+            geometry, *map(_at, (a, g, order, starts)), *scalars, *map(_at, (weights, self._norms, bias))
         )
+        self._bias.append(bias)
         return weights
 
     def squared_norms(self) -> Tensor:
@@ -100,20 +102,21 @@ class ConvolutionGradients(InstantiatedGradients):
         return self._norms
 
     def bias(self) -> Tensor:
-        """Gradients of the bias, shape (R, out)."""
-        _ = self._stored
-        return self._bias
+        """Gradients of the bias for each row, shape (R, out): a by-product of the weight's, where these are there."""
+        return self._bias[0] if self._bias else self._outputs.sum((1, 2))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         name = "dpbench_weighted_sum" if self._threshold is None else "dpbench_weighted_signs"
         rows, weights = self._stored, weights.contiguous()
-        total: Tensor = torch.empty(rows.shape[1:])
+        total = torch.empty(rows.shape[1:])
         sizes = ctypes.c_int64(len(rows)), ctypes.c_int64(total.numel())
         _kernel(name)(*map(_at, (rows, weights, total)), *sizes, _threads())
-        return total.permute(_ORDER)
+        summed: Tensor = total.permute(_ORDER)
+        return summed
 
     def per_record(self) -> Tensor:
-        return super().per_record().to(self._inputs.dtype)
+        rows: Tensor = super().per_record().to(self._inputs.dtype)
+        return rows
 
     def select(self, records: Tensor) -> ParameterGradients:
         order, starts = self._members
@@ -127,9 +130,11 @@ class ConvolutionGradients(InstantiatedGradients):
         counts = torch.bincount(record_of, minlength=records)
         return self._with((order, torch.cat([counts[:0], counts.new_zeros(1), counts.cumsum(0)])), factor, None)
 
-    def discretize(self, threshold: float) -> ParameterGradients:
-        """The same after discretization; sums take a byte a number."""
-        return self._with(self._members, self._factor, threshold)
+    def discretize(self, threshold: float) -> ConvolutionGradients:
+        """The same after discretization, a byte a number."""
+        signs = self._with(self._members, self._factor, threshold)
+        signs._bias = self._bias
+        return signs
 
 
 def convolution_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: tuple[int, int]) -> ParameterGradients:

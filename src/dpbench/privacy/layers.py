@@ -138,11 +138,11 @@ def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor
     """Scale and shift of each channel: a, g (R, C, *)."""
 
     def over_pixels(values: Tensor) -> Tensor:
-        return values.reshape(*values.shape[:2], values.shape[2:].numel()).sum(2)
+        return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
 
     def weight() -> Tensor:
         normalised = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
-        return over_pixels(normalised * grad_output)
+        return over_pixels(normalised.mul_(grad_output))
 
     if inputs[0].dim() == 4 and kernels.suits(inputs[0], grad_output):
         both = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
