@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy import native
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.discretization import check_threshold
@@ -223,7 +224,15 @@ class PrivateStrategy(pl.Callback, ABC):
         sampling, replay = mechanism.plan.sampling, None
         if self.seed is not None and self.fingerprint is not None:
             device, names = self._engine.parameters[0].device.type, self._engine.names
-            parts = [self.fingerprint, self.seed, device, names, mechanism.digest, torch.__version__]
+            parts = [
+                self.fingerprint,
+                self.seed,
+                device,
+                names,
+                mechanism.digest,
+                torch.__version__,
+                native.signature(),
+            ]
             replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         known = "example", sampling.neighbouring_relation, sampling.population, self.delta, replay
         header = Header(*known, microbatch_size=self.pieces.microbatch_size)

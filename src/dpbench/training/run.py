@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
+from dpbench.privacy import native
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.record import RESULT, write_result
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import PRIVATE_PAST
 from dpbench.training import build, wandb_log
+from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.progress import RunProgress, quiet, watched
 
@@ -38,12 +41,16 @@ def train_job(cfg: DictConfig) -> float | None:
     return None if accuracy is None else float(accuracy)
 
 
-def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def train(
+    config: dict[str, Any], folder: Path, observers: Sequence[pl.Callback] = (), show: bool | None = None
+) -> dict[str, Any]:
     """Train, test and record.
 
     Args:
         config: Resolved configuration, see `conf/config.yaml`.
         folder: The run's folder; ledger, metrics, checkpoint, picture and result go there.
+        observers: More callbacks, after all others.
+        show: Whether to draw a progress bar; None where somebody is there to see it.
 
     Returns:
         The content of result.json (or of partial_result.json after a Ctrl-C).
@@ -54,6 +61,10 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     start = time.perf_counter()
     quiet()
+    engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}  # older runs know no engine
+    if engine["keep_memory"]:
+        keep_large_blocks()
+    native.select(engine["native"])
     strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     checkpoint = _prepare(config, folder, private)
@@ -66,11 +77,16 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         loggers: list[Any] = [MetricsCSV(folder)]
         if config["logger"]["wandb"]:
             loggers.append(wandb_log.wandb_logger(config, folder))
-        callbacks = [strategy, *build.build_diagnostics(config, folder), RunProgress(watched()), last]
+        callbacks = [
+            strategy,
+            *build.build_diagnostics(config, folder),
+            RunProgress(watched() if show is None else show),
+            last,
+        ]
         trainer = build.build_trainer(
             config,
             logger=loggers,
-            callbacks=callbacks,
+            callbacks=[*callbacks, *observers],
             default_root_dir=str(folder),
         )
         with last.on_signals():

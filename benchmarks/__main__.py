@@ -1,0 +1,96 @@
+"""`python -m benchmarks`: measure, and write tables and pictures.
+
+python -m benchmarks                                      everything (twenty minutes on two cores)
+python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
+python -m benchmarks growth                               against lot size and width (ten minutes)
+python -m benchmarks report                               tables and pictures again, from what was measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks import growth_report, report, rows
+from benchmarks.growth import METHODS as GROWTH_METHODS
+from benchmarks.growth import growth_workloads, skipped, workload_named
+from benchmarks.measure import measure
+from benchmarks.methods import METHODS, methods_for
+from benchmarks.workloads import WORKLOADS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what was asked for."""
+    options = _parser().parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("benchmarks: error: there is no GPU: leave --device out.", file=sys.stderr)
+        return 2
+    unknown = [
+        f"there is no {kind} {name!r}; known: {'; '.join(known)}."
+        for kind, names, known in (("workload", options.workloads, WORKLOADS), ("method", options.methods, METHODS))
+        for name in names or ()
+        if name not in known
+    ]
+    if unknown:
+        print(f"benchmarks: error: {unknown[0]}", file=sys.stderr)
+        return 2
+    stem = options.out / rows.hardware(options.device, options.threads)
+    grows = options.what == "growth"
+    if grows:
+        stem = stem.with_name(stem.name + "-growth")
+    if options.what != "report":
+        _measure(options, stem.with_suffix(".json"))
+    (growth_report.report if grows else report.report)(rows.read(stem.with_suffix(".json")), stem)
+    print(stem.with_suffix(".md" if not grows else ".png"))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=raw)
+
+    def names(text: str) -> list[str]:
+        return [name.strip() for name in text.split(";" if ";" in text else ",")]
+
+    parser.add_argument("what", nargs="?", choices=["steps", "growth", "report"], default="steps")
+    parser.add_argument("--workloads", type=names, help="names with commas (with semicolons where a name has a comma)")
+    parser.add_argument("--methods", type=names, help="names with commas")
+    parser.add_argument("--repeats", type=int, default=5, help="turns for wall time (default: 5)")
+    parser.add_argument("--cpu-repeats", type=int, default=2, help="turns for CPU time on one thread (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
+    parser.add_argument("--out", type=Path, default=Path("results") / "benchmark", help="default: results/benchmark")
+    return parser
+
+
+def _measure(options: argparse.Namespace, path: Path) -> None:
+    """Workload by workload; what was measured is on disk after each."""
+    grows = options.what == "growth"
+    origin = rows.origin()
+    bar = tqdm(growth_workloads() if grows else options.workloads or list(WORKLOADS), disable=None)
+    for name in bar:
+        workload = workload_named(name)
+        methods = [m for m in GROWTH_METHODS if not skipped(name, m)] if grows else methods_for(workload)
+        chosen = [method for method in methods if not options.methods or method in options.methods]
+        repeats = options.repeats, 0 if grows else options.cpu_repeats
+        new = measure(
+            name,
+            chosen,
+            options.device,
+            options.threads,
+            repeats,
+            options.wait,
+            lambda what, name=name: bar.set_description(f"{name}: {what}"),  # type: ignore[misc]
+        )
+        table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
+        rows.write(path, rows.with_ratios(table, {w: workload_named(w).batch for w in {r["workload"] for r in table}}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Alternating measurement: a process for each method, one of them computing at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TURN = 0.25  # seconds that a method computes before it is the next one's turn
+_BUSY = 0.10  # of a core
+
+
+@dataclass
+class Process:
+    """A worker and what was measured of it."""
+
+    method: str
+    pipe: subprocess.Popen[str]
+    peak_mb: float | None = None
+    error: str | None = None
+    walls: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """Send an order, wait for the answer; an error ends the method."""
+        assert self.pipe.stdin and self.pipe.stdout
+        answer: dict[str, Any] = {}
+        try:
+            if order:
+                self.pipe.stdin.write(json.dumps(order) + "\n")
+                self.pipe.stdin.flush()
+            answer = json.loads(self.pipe.stdout.readline() or "{}")
+        except (BrokenPipeError, json.JSONDecodeError):
+            pass
+        if not answer or "error" in answer:
+            self.error = answer.get("error") or f"the process ended ({self.pipe.poll()})"
+        return answer
+
+    def turn(self, threads: int, cpu: bool) -> None:
+        """Steps for about a quarter of a second; the median of such turns is what counts."""
+        known = self.cpus if cpu else self.walls
+        steps = max(1, round(_TURN / known[-1])) if known else 1
+        answer = self.ask(steps=steps, threads=threads)
+        if self.error is None:
+            known.append(answer["cpu" if cpu else "wall"] / steps)
+
+
+def start(workload: str, method: str, device: str) -> Process:
+    """Start a worker and wait until it has made its first steps."""
+    command = [sys.executable, "-m", "benchmarks.worker", workload, method, device]
+    log = open(os.devnull, "w")  # noqa: SIM115 (the process keeps it)
+    pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    process = Process(method, pipe)
+    process.peak_mb = process.ask().get("peak_mb")
+    return process
+
+
+def busy(seconds: float = 0.5) -> float:
+    """Cores that the machine used meanwhile, from /proc/stat; 0 where that cannot be read."""
+    try:
+        before = _used()
+        time.sleep(seconds)
+        return (_used() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    except OSError:
+        return 0.0
+
+
+def _used() -> int:
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + soft + steal
+
+
+def wait_until_quiet(patience: float) -> bool:
+    """Whether nobody else computes, waiting for it for so many seconds."""
+    end = time.monotonic() + patience
+    while busy() > _BUSY:
+        if time.monotonic() > end:
+            return False
+    return True
+
+
+def measure(
+    workload: str,
+    methods: Sequence[str],
+    device: str,
+    threads: int,
+    repeats: tuple[int, int],
+    patience: float,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Measure methods against each other.
+
+    Args:
+        workload: Name of the workload.
+        methods: Names of the methods.
+        device: "cpu" or "cuda".
+        threads: Of the wall time; CPU time is taken on one.
+        repeats: Turns for wall time and for CPU time.
+        patience: Seconds to wait for a quiet machine.
+        report: Told what is being done.
+
+    Returns:
+        A row for each method: medians in milliseconds a step.
+    """
+    report("starting")
+    with ThreadPoolExecutor(2) as pool:
+        processes = list(pool.map(lambda method: start(workload, method, device), methods))
+    quiet = wait_until_quiet(patience)
+    for process in processes:  # a turn that does not count
+        if process.error is None:
+            process.turn(threads, cpu=False)
+        process.walls.clear()
+    for number in range(sum(repeats)):
+        cpu = number >= repeats[0]
+        if cpu and device == "cuda":
+            break
+        report(f"turn {number + 1}")
+        for process in processes:
+            if process.error is None:
+                process.turn(1 if cpu else threads, cpu)
+    for process in processes:
+        process.pipe.kill()
+        process.pipe.wait()
+    return [_row(workload, process, device, threads, quiet) for process in processes]
+
+
+def _row(workload: str, process: Process, device: str, threads: int, quiet: bool) -> dict[str, Any]:
+    walls, cpus = ([1e3 * seconds for seconds in times] for times in (process.walls, process.cpus))
+    failed = process.error is not None or not walls
+    return {
+        "workload": workload,
+        "method": process.method,
+        "device": device,
+        "threads": threads if device == "cpu" else None,
+        "wall_ms": None if failed else statistics.median(walls),
+        "wall_ms_range": None if failed else [min(walls), max(walls)],
+        "cpu_ms": None if failed or not cpus else statistics.median(cpus),
+        "peak_mb": None if failed else process.peak_mb,
+        "quiet": quiet,
+        "error": process.error,
+    }

@@ -1,0 +1,64 @@
+"""Every method by name: FAMILY/KIND, with "default malloc" where our allocator setting is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.plain import Step, plain
+from benchmarks.workloads import Workload
+
+MALLOC = "default malloc"
+_OURS = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean", "discretized")
+METHODS = (
+    *(f"plain/{kind}" for kind in ("contiguous", "channels_last", "contiguous compiled", "channels_last compiled")),
+    f"plain/channels_last {MALLOC}",
+    *(f"ours/{name}" for name in _OURS),
+    *(f"ours/{kind}" for kind in ("flat pure", "discretized pure", f"flat {MALLOC}")),
+    *(f"harness/{name}" for name in _OURS),
+    *(f"opacus/{mode}{malloc}" for malloc in (f" {MALLOC}", "") for mode in ("hooks", "functorch", "ghost")),
+    *(f"jax/{way}{malloc}" for malloc in (f" {MALLOC}", "") for way in ("vmap", "jax_privacy")),
+)
+PURE, COMPILED = "pure", "compiled"
+
+
+def methods_for(workload: Workload) -> list[str]:
+    """What is measured on a workload; through the harness all strategies on the first one only, else flat clipping."""
+    name = workload.name
+    chosen = [method for method in METHODS if method.startswith(workload.families)]
+    if name != "mnist_cnn b256":
+        chosen = [m for m in chosen if not m.startswith("harness/") or m == "harness/flat"]
+    if name.startswith("densenet40"):  # not written in JAX; compiled for minutes, so in one layout only
+        chosen = [m for m in chosen if not m.startswith("jax/") and m != "plain/contiguous compiled"]
+    if name == "small_alexnet b1024":  # a row of Opacus or JAX takes gigabytes here
+        chosen = [m for m in chosen if m not in {"opacus/functorch", "opacus/hooks", "opacus/ghost"}]
+    if workload.microbatch_size > 1:
+        chosen = [m for m in chosen if COMPILED not in m]
+    return chosen
+
+
+def wants_our_allocator(method: str) -> bool:
+    """Whether the process runs with `keep_large_blocks`."""
+    return MALLOC not in method
+
+
+def builder(method: str, workload: Workload, device: str) -> Callable[[], Step]:
+    """Makes the step; call it in the process that is measured."""
+    import torch
+
+    family, _, kind = method.removesuffix(f" {MALLOC}").partition("/")
+    if family == "plain":
+        layout = torch.channels_last if "channels_last" in kind else torch.contiguous_format
+        return lambda: plain(workload, layout, device, COMPILED in kind)
+    if family == "ours":
+        from benchmarks.ours import bare
+
+        return lambda: bare(workload, kind.removesuffix(f" {PURE}"), device)
+    if family == "opacus":
+        from benchmarks.opacus_ import opacus
+
+        return lambda: opacus(workload, kind, device, torch.contiguous_format)
+    if family == "jax":
+        from benchmarks.jax_ import jax_step
+
+        return lambda: jax_step(workload, kind)
+    raise ValueError(f"no method {method}")

@@ -1,0 +1,121 @@
+"""Our step: through the bare engine, and through everything that `dpbench train` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+
+from benchmarks.plain import Step
+from benchmarks.workloads import Workload
+from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.mechanism import Mechanism, Merge
+from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.sampling import PoissonSampling
+from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD
+from dpbench.strategies.base import PrivateStrategy
+
+POPULATION = 60_000
+STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
+    "flat": (DPSGD, {}),
+    "per_layer": (DPSGD, {"clipping": "per_layer"}),
+    "adaptive_quantile": (AdaptiveQuantileClipping, {}),
+    "adaptive_mean": (AdaptiveMeanClipping, {"initial_max_grad_norm": 1.0}),
+    "discretized": (DiscretizedDPSGD, {}),
+}
+HARNESS = {
+    "flat": ["strategy=dpsgd"],
+    "per_layer": ["strategy=dpsgd", "strategy.clipping=per_layer"],
+    "adaptive_quantile": ["strategy=adaptive_quantile"],
+    "adaptive_mean": ["strategy=adaptive_mean", "strategy.initial_max_grad_norm=1.0"],
+    "discretized": ["strategy=discretized"],
+}
+
+
+def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mechanism:
+    """What the strategy of that name does to per-record gradients."""
+    make, options = STRATEGIES[name]
+    strategy = make(noise_multiplier=1.0, delta=1e-5, microbatch_size=workload.microbatch_size, **options)
+    sampling = PoissonSampling(POPULATION, workload.batch / POPULATION)
+    return Mechanism(strategy.pieces, sampling, 1.0, engine.parameters, strategy.groups(engine))
+
+
+def bare(workload: Workload, name: str, device: str) -> Step:
+    """Forward, per-record gradients, clipping, noise, SGD; without Lightning and without a ledger."""
+    layout = torch.channels_last
+    model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
+    x, y = (data.to(device) for data in workload.data())
+    x = x.contiguous(memory_format=layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    engine = PerRecordEngine(model)
+    mechanism = mechanism_of(name, workload, engine)
+    merge, releases = _merge(workload, device), iter(range(2**62))
+
+    def step() -> None:
+        loss = F.cross_entropy(model(x), y)
+        with torch.no_grad():
+            mechanism.clear()
+            mechanism.absorb(engine.backward(loss, len(x)), len(x), merge)
+            mechanism.add_noise(keyed_generator((1, next(releases)), device))
+            for parameter, gradient in zip(engine.parameters, mechanism.finish(), strict=True):
+                parameter.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+def _merge(workload: Workload, device: str) -> Merge | None:
+    """Each example joins one of the microbatches, as the harness draws them."""
+    if workload.microbatch_size == 1:
+        return None
+    records = workload.batch // workload.microbatch_size
+    members = torch.randint(records, (workload.batch,), generator=torch.Generator().manual_seed(2)).to(device)
+    return members, records, 1 / workload.microbatch_size
+
+
+class _Conductor(pl.Callback):
+    """Measures the trainer's own loop: as many steps as are ordered, then the next order."""
+
+    def __init__(self, watch: Any) -> None:
+        self._watch, self._left = watch, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._left = self._watch.start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._watch.stop()
+            self._left = self._watch.start()  # ends the process after the last order
+
+
+def harness(workload: Workload, name: str, device: str, watch: Any) -> None:
+    """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys `watch`."""
+    from hydra import compose, initialize_config_dir
+
+    from dpbench.training.build import plain
+    from dpbench.training.launch import conf_dir
+    from dpbench.training.run import train
+    from dpbench.training.schema import register_schemas
+
+    register_schemas()
+    words = [
+        *workload.harness,
+        *HARNESS[name],
+        f"data.expected_batch_size={workload.batch}",
+        f"trainer={'gpu' if device == 'cuda' else 'cpu'}",
+        "trainer.max_steps=1000000",
+        "+trainer.limit_val_batches=0",
+        "logger=none",
+        "run.name=benchmark",
+        "run.group=benchmark",
+    ]
+    with TemporaryDirectory() as folder:
+        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+            config = plain(compose("config", words))
+        train(config, Path(folder), [_Conductor(watch)], show=True)

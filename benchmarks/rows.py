@@ -1,0 +1,97 @@
+"""Rows of results: ratios, merging with what is there, the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.methods import MALLOC
+from dpbench.results import provenance
+from dpbench.results.files import write_atomically
+
+Row = dict[str, Any]
+
+
+def with_ratios(rows: Iterable[Row], batches: dict[str, int]) -> list[Row]:
+    """Rows with what follows from the rows of the same workload.
+
+    The limit is the fastest step without privacy; Opacus is taken at its fastest mode with its defaults, that is,
+    without our allocator setting.
+    """
+    rows = [dict(row) for row in rows]
+    for row in rows:
+        same = [other for other in rows if (other["workload"], other["device"]) == (row["workload"], row["device"])]
+        row["batch"] = batches.get(row["workload"])
+        limit, limit_cpu = (_least(same, "plain/", key) for key in ("wall_ms", "cpu_ms"))
+        opacus = _least([other for other in same if MALLOC in other["method"]], "opacus/", "wall_ms")
+        wall = row["wall_ms"]
+        row["records_per_s"] = _ratio(row["batch"] and 1e3 * row["batch"], wall)
+        row["ratio_to_limit"] = _ratio(wall, limit)
+        row["cpu_ratio_to_limit"] = _ratio(row["cpu_ms"], limit_cpu)
+        row["speedup_over_opacus"] = _ratio(opacus, wall)
+    return rows
+
+
+def _least(rows: list[Row], family: str, key: str) -> float | None:
+    values = [row[key] for row in rows if row["method"].startswith(family) and row[key] is not None]
+    return min(values, default=None)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if not a or not b else a / b
+
+
+def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+    """New rows take the place of old ones with the same workload, method and device."""
+    kept = {(row["workload"], row["method"], row["device"]): row for row in (*old, *new)}
+    return list(kept.values())
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a file, none if it is not there."""
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return rows
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Write atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rows, indent=1) + "\n")
+
+
+def origin() -> Row:
+    """What every row of a call shares: versions, commit, date."""
+    peers = {name: _version(name) for name in ("opacus", "jax", "jax-privacy")}
+    return {
+        "commit": provenance.commit(),
+        "date": date.today().isoformat(),
+        "versions": {**provenance.versions(), **peers},
+        "hardware": provenance.hardware(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def hardware(device: str, threads: int) -> str:
+    """A name for the file: the GPU, or the processor with the number of threads."""
+    if device == "cuda":
+        return _slug(torch.cuda.get_device_name())
+    model = provenance.hardware()["cpu"]
+    return _slug(f"cpu {model} {min(threads, os.cpu_count() or threads)} threads")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
