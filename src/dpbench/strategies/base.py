@@ -279,7 +279,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._before = {} if self._verified else guards.tensors_of(pl_module)
         if self.seed is not None:  # dropout and the like: a function of (seed, release, rank), so that replays repeat
             generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
 
     def _in_pieces(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
         """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from numpy.typing import NDArray
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
@@ -205,3 +206,16 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
             "the checkpoint was not made by a private strategy, so that its weights depend on the data in a way that "
             "no ledger knows: start a new run (to begin from public weights, load them into the module)."
         )
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` for the CPU and the device of the model only.
+
+    On machines without a GPU it would note a stack trace for the day that one is initialised: a millisecond a step, and
+    a list that grows for ever.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
