@@ -22,6 +22,8 @@ from dpbench.privacy.gradients import (
 from dpbench.privacy.groups import CLIPPINGS, flat_groups, per_layer_groups
 from tests.reference import mean_square, reference_gradients, relative_error
 
+pytestmark = pytest.mark.usefixtures("tier")
+
 NAMES = ["a.weight", "a.bias", "b.weight"]
 SHAPES = [(2, 3), (2,), (4,)]
 SIZES = [6, 2, 4]

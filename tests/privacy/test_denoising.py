@@ -14,6 +14,8 @@ from dpbench.privacy.denoising import ErrorCorrection, check_priors, estimate_pr
 from dpbench.privacy.discretization import DiscretizedGradients, discretize
 from dpbench.privacy.gradients import InstantiatedGradients, OuterProductGradients
 
+pytestmark = pytest.mark.usefixtures("tier")
+
 NU, STD, M, BOUND = 0.5, 0.8, 4.0, 1.0
 GRID = torch.linspace(-6, 6, 241, dtype=torch.float64)
 

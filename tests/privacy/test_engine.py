@@ -17,6 +17,8 @@ from dpbench.privacy import layers
 from dpbench.privacy.engine import PerRecordEngine
 from tests.reference import Loss, mean_square, reference_gradients, relative_error
 
+pytestmark = pytest.mark.usefixtures("tier")
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = list(TOLERANCE)
 LOTS = (0, 1, 7)

@@ -24,6 +24,8 @@ from dpbench.privacy.plan import ReleasePlan, Statistic, equivalent_queries
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
 from tests.reference import mean_square, reference_gradients, relative_error
 
+pytestmark = pytest.mark.usefixtures("tier")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_mechanism_passes_the_audit(name: str) -> None:

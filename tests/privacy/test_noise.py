@@ -16,6 +16,8 @@ from dpbench.privacy.plan import ReleasePlan
 from dpbench.privacy.sampling import PoissonSampling
 from tests.checks import accepts_scale
 
+pytestmark = pytest.mark.usefixtures("tier")
+
 SIZES = (4000, 1000)
 NAMES = ["a.weight", "b.weight"]
 

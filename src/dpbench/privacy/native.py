@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,8 +104,10 @@ def _build() -> ctypes.CDLL | str:
         return "they are made for Linux"
     try:
         file = cache_folder() / "kernels.so"
-        if not file.is_file():
-            _compile(file)
+        if file.is_file():
+            with suppress(OSError):  # damaged
+                return ctypes.CDLL(str(file))
+        _compile(file)
         return ctypes.CDLL(str(file))
     except subprocess.CalledProcessError as error:
         return f"{error.cmd[0]}: {(error.stderr or 'failed').strip().splitlines()[0]}"

@@ -1,0 +1,315 @@
+"""The compiled kernels beyond what the engine's tests show: large shapes, signs, noise, and life without a compiler."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor, nn
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy import choices, kernels, layers, native
+from dpbench.privacy.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.discretization import DiscretizedGradients, DiscretizedOuterProduct, discretized
+from dpbench.privacy.gradients import InstantiatedGradients, OuterProductGradients, ParameterGradients
+from dpbench.privacy.noise import add_gaussian_noise, keyed_generator
+from tests.reference import relative_error
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_on() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPBENCH_NATIVE", "auto")
+        if native.library() is None:
+            pytest.skip("no C++ compiler")
+        patch.setenv("DPBENCH_NATIVE", "on")
+        yield
+
+
+def convolution(
+    records: int = 5, inputs: int = 3, outputs: int = 20, **options: int
+) -> tuple[nn.Conv2d, Tensor, Tensor]:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(inputs, outputs, options.pop("kernel_size", 3), **options)
+    a = torch.randn(records, inputs, 9, 11)
+    g = torch.randn_like(layer(a))
+    return layer, a, g
+
+
+def truth(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
+    """Record by record, in float64, by torch."""
+    double = nn.Conv2d(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,  # type: ignore[arg-type]
+    ).double()
+    rows = []
+    for x, y in zip(a.double(), g.double(), strict=True):
+        out = double(x[None])
+        rows.append(torch.autograd.grad(out, double.weight, y[None])[0])
+    return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    inputs=st.sampled_from([1, 2, 3, 7, 16, 40]),
+    outputs=st.sampled_from([1, 10, 16, 31, 32, 48, 64, 70, 130]),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+)
+def test_convolution_of_every_width(
+    inputs: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int
+) -> None:
+    """Every number of lanes, vectors and taps, against float64."""
+    layer, a, g = convolution(3, inputs, outputs, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
+    got = kernels.convolution_weights(layer, a, g, (padding, padding))
+    want = truth(layer, a, g)
+    assert relative_error(got.per_record(), want) < 1e-6
+    assert relative_error(got.squared_norms(), want.flatten(1).square().sum(1)) < 1e-6
+    weights = torch.tensor([0.5, -1.0, 2.0])
+    assert relative_error(got.weighted_sum(weights), torch.einsum("r,roihw->oihw", weights.double(), want)) < 1e-6
+    assert isinstance(got, kernels.ConvolutionGradients)
+    assert relative_error(got.bias(), g.double().sum((2, 3))) < 1e-6
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    layer, a, g = convolution(16, 8, 40)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+            noise = torch.zeros(3000)
+            kernels.add_noise(noise, 0, 1.0, KEY)
+            results.append((gradients.squared_norms(), gradients.weighted_sum(torch.ones(16)), noise))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+def test_microbatches_are_sums_of_rows() -> None:
+    layer, a, g = convolution(7, 3, 20)
+    gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+    members = torch.tensor([2, 0, 2, 2, 0, 3, 3])  # microbatch 1 is empty
+    merged = gradients.merge(members, 4, 0.25)
+    want = ParameterGradients.merge(gradients, members, 4, 0.25)
+    assert relative_error(merged.per_record(), want.per_record()) < 1e-6
+    assert relative_error(merged.squared_norms(), want.squared_norms()) < 1e-6
+    assert merged.squared_norms()[1] == 0
+    keep = torch.tensor([3, 0])
+    assert torch.equal(merged.select(keep).per_record(), merged.per_record()[keep])
+    signs = kernels.ConvolutionGradients.discretize(merged, 0.3)  # type: ignore[arg-type]
+    assert relative_error(signs.per_record(), torch.sign(want.per_record()) * (want.per_record().abs() > 0.3)) < 1e-6
+
+
+def pure_signs(gradients: ParameterGradients, threshold: float, records: int) -> DiscretizedGradients:
+    rows = gradients.per_record()
+    return DiscretizedGradients(InstantiatedGradients(lambda: rows), threshold, records, rows[0].numel())
+
+
+@pytest.mark.parametrize("outputs", [10, 16, 48])
+def test_signs_are_those_of_pure_torch(outputs: int) -> None:
+    """Exactly: norms count what the sum holds, or a sum could move by more than its sensitivity."""
+    layer, a, g = convolution(6, 4, outputs)
+    linear = OuterProductGradients(torch.randn(6, 1, outputs), torch.randn(6, 1, 203))
+    for gradients in (kernels.convolution_weights(layer, a, g, (0, 0)), linear):
+        size = gradients.per_record()[0].numel()
+        (ours,) = discretized([gradients], 0.4, 6, [size])
+        assert isinstance(ours, kernels.ConvolutionGradients | DiscretizedOuterProduct)
+        want = pure_signs(gradients, 0.4, 6)
+        weights = torch.linspace(-1, 1, 6)
+        assert torch.equal(ours.per_record(), want.per_record())
+        assert torch.equal(ours.squared_norms(), want.squared_norms())
+        assert relative_error(ours.weighted_sum(weights), want.weighted_sum(weights)) < 1e-6
+        for record in range(6):  # the norm is that of what is summed
+            one = ours.weighted_sum(torch.eye(6)[record])
+            assert float(one.square().sum()) == float(ours.squared_norms()[record])
+        keep = torch.tensor([5, 1])
+        assert torch.equal(ours.select(keep).squared_norms(), ours.squared_norms()[keep])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("where", ["input", "gradient"])
+def test_a_record_that_is_not_finite_contributes_nothing(bad: float, where: str) -> None:
+    """-ffast-math would let it pass as small; and it must not leak into the record after it."""
+    layer, a, g = convolution(6, 3, 10)
+    clean = clip_and_sum([kernels.convolution_weights(layer, a[1:], g[1:], (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
+    (a if where == "input" else g)[0, 1] = bad
+    dirty = clip_and_sum([kernels.convolution_weights(layer, a, g, (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
+    assert relative_error(dirty[0], clean[0]) < 1e-6
+
+
+def test_neighbours_move_the_sum_by_at_most_the_bound() -> None:
+    layer, a, g = convolution(9, 5, 33)
+    groups = [VectorGroup("all", (0,), 0.7)]
+    whole = clip_and_sum([kernels.convolution_weights(layer, a, 1e3 * g, (0, 0))], groups)[0][0]
+    for left in range(9):
+        keep = [r for r in range(9) if r != left]
+        without = clip_and_sum([kernels.convolution_weights(layer, a[keep], 1e3 * g[keep], (0, 0))], groups)[0][0]
+        assert 0.6999 < float((whole - without).norm()) <= 0.7 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_group_norm_far_from_zero(offset: float) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.GroupNorm(4, 20), torch.randn(3, 20, 7, 5) + offset
+    g = torch.randn_like(x)
+    scale, shift = kernels.group_norm(layer, x, g)
+    normalised = nn.functional.group_norm(x.double(), 4, eps=layer.eps)
+    assert relative_error(scale, (normalised * g).sum((2, 3))) < 1e-5
+    assert relative_error(shift, g.double().sum((2, 3))) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------- noise
+
+
+def chacha20(key: bytes, counters: NDArray[np.uint64], nonce: tuple[int, int] = (0, 0)) -> NDArray[np.uint32]:
+    """Blocks (16, len(counters)), word by word as RFC 8439 writes it."""
+    x = np.zeros((16, len(counters)), np.uint32)
+    x[:4] = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)[:, None]
+    x[4:12] = np.frombuffer(key, "<u4")[:, None]
+    x[12], x[13] = counters & np.uint64(0xFFFFFFFF), counters >> np.uint64(32)
+    x[14:] = np.array(nonce, np.uint32)[:, None]
+    start = x.copy()
+
+    def quarter(a: int, b: int, c: int, d: int) -> None:
+        for p, q, r, n in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            x[p] += x[q]
+            mixed = x[r] ^ x[p]
+            x[r] = (mixed << np.uint32(n)) | (mixed >> np.uint32(32 - n))
+
+    for _ in range(10):
+        for i, shift in itertools.product((0,), (0, 1)):
+            for column in range(4):
+                quarter(
+                    column + i, 4 + (column + shift) % 4, 8 + (column + 2 * shift) % 4, 12 + (column + 3 * shift) % 4
+                )
+    return x + start
+
+
+def test_the_oracle_is_chacha20() -> None:
+    """Section 2.3.2 of RFC 8439: block 1 with the nonce 00:00:00:09:00:00:00:4a:00:00:00:00."""
+    counter = np.array([1 + (0x09000000 << 32)], np.uint64)
+    words = chacha20(KEY, counter, (0x4A000000, 0))[:, 0].tolist()
+    assert words[:4] == [0xE4E7F110, 0x15593BD1, 0x1FDD0F50, 0xC47120A3]
+    assert words[12:] == [0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2]
+
+
+def test_noise_is_box_muller_of_chacha20() -> None:
+    size = 5000
+    counters = np.arange((size + 255) // 256 * 16, dtype=np.uint64)
+    words = chacha20(KEY, counters).reshape(16, -1, 16).transpose(1, 0, 2).astype(np.float64)  # group, word, lane
+    radius = np.sqrt(-2 * np.log((words[:, :8] + 1) / 2**32))
+    angle = 2 * np.pi * words[:, 8:] / 2**32
+    want = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:size]
+    got = torch.zeros(size)
+    kernels.add_noise(got, 0, 1.0, KEY)
+    assert np.abs(got.numpy() - want).max() < 1e-5
+    later = torch.ones(size - 777)
+    kernels.add_noise(later, 777, 2.0, KEY)
+    assert torch.allclose(later, 1 + 2 * got[777:], atol=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
+def test_noise_has_the_right_scale_and_no_other(scale: float, accepted: bool) -> None:
+    total = add_gaussian_noise(torch.zeros(200_000), [(100_000, 3.0), (100_000, 0.5)], keyed_generator((7,)))
+    for part, std in ((total[:100_000], 3.0), (total[100_000:], 0.5)):
+        assert (stats.kstest(part.numpy(), "norm", args=(0, scale * std)).pvalue > 1e-4) == accepted
+
+
+def test_keys_and_segments_share_no_noise() -> None:
+    def draw(key: int) -> Tensor:
+        return add_gaussian_noise(torch.zeros(20_000), [(10_000, 1.0), (10_000, 1.0)], keyed_generator((key,)))
+
+    one, two = draw(1), draw(2)
+    assert torch.equal(one, draw(1))
+    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 0.04
+    assert abs(float(torch.corrcoef(torch.stack([one[:10_000], one[10_000:]]))[0, 1])) < 0.05
+
+
+# ------------------------------------------------------------------------------------------------- choices
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_without_a_compiler_pure_torch_computes(tmp_path: Path) -> None:
+    code = "from dpbench.privacy import native; print(native.library(), repr(native.signature()))"
+    missing = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    done = run(code, DPBENCH_NATIVE="auto", **missing)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None ''\n", "")
+    done = run("from dpbench.privacy import native; native.select('on')", **missing)
+    assert "ConfigurationError: engine.native=on, but" in done.stderr.splitlines()[-1]
+    assert "no-such-compiler" in done.stderr.splitlines()[-1]
+
+
+def test_a_broken_compiler_and_a_full_cache_are_no_obstacle(tmp_path: Path) -> None:
+    code = "from dpbench.privacy import native; print(native.library())"
+    assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path), CXX="false").stdout == "None\n"
+    (tmp_path / "file").touch()
+    assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path / "file")).stdout == "None\n"
+    (tmp_path / "dpbench" / native._name() / "kernels.so").write_text("damaged")
+    assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path)).stdout.startswith("<CDLL")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must be auto, on or off, not 'yes'"):
+        native.select("yes")  # type: ignore[arg-type]
+
+
+def test_a_choice_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
+    clock = itertools.count()
+    monkeypatch.setattr(choices.time, "perf_counter", lambda: float(next(clock)))
+
+    def slow() -> None:
+        next(clock)
+
+    ways = {"first": slow, "second": lambda: None}
+
+    def forget() -> None:
+        choices._chosen.clear()
+        choices._writable.cache_clear()
+
+    forget()
+    assert choices.fastest(("k",), ways) == "second"
+    forget()  # another process, where the other way is faster
+    assert choices.fastest(("k",), {"first": lambda: None, "second": slow}) == "second"
+    assert choices.fastest(("other",), {"first": lambda: None, "second": slow}) == "first"
+    forget()
+    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path / "missing")
+    assert choices.fastest(("k",), ways) == "first"  # what cannot be kept is not timed
+    forget()
+
+
+@pytest.mark.parametrize("best", ["native", "pure"])
+def test_the_choice_decides(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPBENCH_NATIVE", "auto")
+    monkeypatch.setattr(layers, "fastest", lambda key, ways: best)
+    layer, a, g = convolution()
+    chosen = layers.convolution(layer, (a,), g)["weight"]
+    assert isinstance(chosen, kernels.ConvolutionGradients) == (best == "native")
+    assert relative_error(chosen.per_record(), truth(layer, a, g)) < 1e-6
