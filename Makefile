@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow combinations strategies adaptive check format clean
+.PHONY: help demo test test-slow combinations strategies adaptive bench bench-growth check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,12 @@ adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large
 	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
 	cp multirun/adaptive_mnist/quantile/0-*/curves.png $(ADAPTIVE)/quantile_from_0.1.png
 
+bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX: results/benchmark (twenty minutes, quiet machine)
+	$(BIN)/python -m benchmarks
+
+bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (ten minutes)
+	$(BIN)/python -m benchmarks growth
+
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
@@ -66,4 +72,8 @@ $(VENV)/.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready-dev
+	$(PIP) --editable ".[dev,bench]"
 	@touch $@

@@ -103,11 +103,12 @@ def jax_step(workload: Workload, way: str) -> Step:
 
     records, labels = workload.data()
     x, y = jnp.asarray(records.permute(0, 2, 3, 1).numpy()), jnp.asarray(labels.numpy())
-    state = [params, jax.random.key(0)]
+    state: list[Any] = [params, jax.random.key(0)]
+    wait: Any = jax.block_until_ready
 
     def step() -> None:
         state[1], key = jax.random.split(state[1])
-        state[0] = jax.block_until_ready(update(state[0], x, y, key))
+        state[0] = wait(update(state[0], x, y, key))
 
     return step
 

@@ -72,7 +72,8 @@ class Watch:
 def _events() -> Any:
     import torch
 
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True), event(enable_timing=True)
 
 
 def _reset_peak() -> None:
@@ -84,9 +85,9 @@ def _resident(key: str) -> float:
     """VmRSS or VmHWM in MB."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+        return float(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
 
 
 def first_steps(step: Any, device: str, steps: int = 2) -> float:

@@ -223,16 +223,9 @@ class PrivateStrategy(pl.Callback, ABC):
         assert self._engine is not None
         sampling, replay = mechanism.plan.sampling, None
         if self.seed is not None and self.fingerprint is not None:
+            kernels = torch.__version__, native.signature()  # what rounds
             device, names = self._engine.parameters[0].device.type, self._engine.names
-            parts = [
-                self.fingerprint,
-                self.seed,
-                device,
-                names,
-                mechanism.digest,
-                torch.__version__,
-                native.signature(),
-            ]
+            parts = [self.fingerprint, self.seed, device, names, mechanism.digest, *kernels]
             replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         known = "example", sampling.neighbouring_relation, sampling.population, self.delta, replay
         header = Header(*known, microbatch_size=self.pieces.microbatch_size)
