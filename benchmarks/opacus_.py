@@ -42,9 +42,11 @@ def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_form
         model = GradSampleModule(plain, force_functorch=mode == "functorch")
         optimizer = DPOptimizer(sgd, **common)
 
-    def step() -> None:
+    def step() -> Any:
         optimizer.zero_grad()
-        criterion(model(x), y).backward()
+        loss = criterion(model(x), y)
+        loss.backward()
         optimizer.step()
+        return loss
 
     return step

@@ -56,7 +56,7 @@ def bare(workload: Workload, name: str, device: str) -> Step:
     mechanism = mechanism_of(name, workload, engine)
     merge, releases = _merge(workload, device), iter(range(2**62))
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         loss = F.cross_entropy(model(x), y)
         with torch.no_grad():
             mechanism.clear()
@@ -65,6 +65,7 @@ def bare(workload: Workload, name: str, device: str) -> Step:
             for parameter, gradient in zip(engine.parameters, mechanism.finish(), strict=True):
                 parameter.grad = gradient
         optimizer.step()
+        return loss
 
     return step
 

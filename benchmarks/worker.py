@@ -96,11 +96,11 @@ def first_steps(step: Any, device: str, steps: int = 2) -> float:
         import torch
 
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        allocated = torch.cuda.memory_allocated()
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return (torch.cuda.max_memory_allocated() - allocated) / 2**20
     _reset_peak()
     before = _resident("VmRSS")
     for _ in range(steps):

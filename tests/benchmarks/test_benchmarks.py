@@ -1,0 +1,140 @@
+"""The benchmark: arithmetic of its rows, its files, and one real measurement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.__main__ import main
+from benchmarks.growth import growth_workloads, workload_named
+from benchmarks.methods import METHODS, methods_for
+from benchmarks.opacus_ import opacus
+from benchmarks.ours import bare
+from benchmarks.plain import plain
+from benchmarks.workloads import WORKLOADS
+
+from benchmarks import growth_report, report, rows
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(
+    method: str, wall: float | None, cpu: float | None = None, workload: str = "mnist_cnn b256", **more: Any
+) -> rows.Row:
+    common = {"device": "cpu", "threads": 2, "wall_ms_range": None, "peak_mb": 10.0, "quiet": True, "error": None}
+    return {"workload": workload, "method": method, "wall_ms": wall, "cpu_ms": cpu, **common, **more}
+
+
+MEASURED = [
+    row("plain/contiguous", 20.0, 30.0),
+    row("plain/channels_last", 10.0, 15.0),
+    row("ours/flat", 11.0, 18.0),
+    row("harness/flat", 12.1, 20.0),
+    row("opacus/hooks default malloc", 44.0, 60.0),
+    row("opacus/ghost default malloc", 55.0, 60.0),
+    row("opacus/hooks", 33.0, 60.0),
+    row("jax/vmap", None, None, error="ImportError: no jax"),
+    row("plain/contiguous", 1.0, 1.0, workload="mlp b256"),
+]
+
+
+def test_ratios_are_of_the_same_workload_and_to_opacus_as_it_comes() -> None:
+    table = {
+        (r["workload"], r["method"]): r for r in rows.with_ratios(MEASURED, {"mnist_cnn b256": 256, "mlp b256": 256})
+    }
+    flat = table["mnist_cnn b256", "ours/flat"]
+    assert flat["ratio_to_limit"] == pytest.approx(1.1)
+    assert flat["cpu_ratio_to_limit"] == pytest.approx(1.2)
+    assert flat["speedup_over_opacus"] == pytest.approx(4.0)
+    assert flat["records_per_s"] == pytest.approx(256 / 0.011)
+    assert table["mlp b256", "plain/contiguous"]["speedup_over_opacus"] is None
+    assert table["mnist_cnn b256", "jax/vmap"]["ratio_to_limit"] is None
+
+
+def test_goals_are_judged_by_the_worst_and_missing_ones_are_named() -> None:
+    more = [row("ours/per_layer", 13.0), row("ours/flat pure", 18.0)]
+    lines = report.goals(rows.with_ratios([*MEASURED, *more], {}))
+    assert any("tier 2" in x and "mnist_cnn" in x and "| 1.15 | 1.30 | **not met** |" in x for x in lines)
+    assert any("tier 1" in x and "mnist_cnn" in x and "| 1.7 | 1.80 | **not met** |" in x for x in lines)
+    assert any("times faster than Opacus" in x and "| 3.5 | 4.00 | met |" in x for x in lines)
+    assert any("harness" in x and "| 1.1 | 1.10 | met |" in x for x in lines)
+    assert sum("not measured" in x for x in lines) > 5
+
+
+def test_new_rows_replace_old_ones_and_keep_the_rest() -> None:
+    merged = rows.merged(MEASURED, [row("ours/flat", 9.0)])
+    assert len(merged) == len(MEASURED)
+    assert [r["wall_ms"] for r in merged if r["method"] == "ours/flat"] == [9.0]
+
+
+def test_reports_are_written(tmp_path: Path) -> None:
+    table = rows.with_ratios(MEASURED, {"mnist_cnn b256": 256, "mlp b256": 256})
+    table[0]["quiet"] = False
+    report.report([{**r, **rows.origin()} for r in table], tmp_path / "here")
+    text = (tmp_path / "here.md").read_text()
+    assert "No GPU was measured" in text
+    assert "not quiet for: mnist_cnn b256" in text
+    assert "ImportError: no jax" in text
+    assert (tmp_path / "here.png").stat().st_size > 10_000
+    growth = [row("ours/flat", 5.0 * n, workload=f"mnist_cnn lot {n}") for n in (16, 64)]
+    growth_report.report(growth, tmp_path / "growth")
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--methods", "ours/falt"], "there is no method 'ours/falt'"),
+        (["--workloads", "mnist"], "there is no workload 'mnist'"),
+    ],
+)
+def test_unknown_names_are_refused_in_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert says in error and "known: " in error and error.count("\n") == 1
+
+
+def test_every_workload_has_a_limit_and_every_point_a_model() -> None:
+    for workload in WORKLOADS.values():
+        methods = methods_for(workload)
+        assert set(methods) <= set(METHODS)
+        assert "plain/channels_last" in methods and "ours/flat" in methods
+    for name in growth_workloads():
+        assert workload_named(name).name == name
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus' own
+@pytest.mark.parametrize("name", ["mnist_cnn b256", "small_alexnet b128"])
+def test_all_start_from_the_same_loss_and_move(name: str) -> None:
+    """Same network, same records: what is timed is the same work."""
+    workload = workload_named(name)
+    steps = [
+        plain(workload, torch.channels_last, "cpu"),
+        bare(workload, "flat", "cpu"),
+        opacus(workload, "hooks", "cpu", torch.contiguous_format),
+    ]
+    first, second = ([float(torch.as_tensor(step())) for step in steps] for _ in range(2))
+    assert first == pytest.approx([first[0]] * 3, rel=1e-5)
+    assert all(before != after for before, after in zip(first, second, strict=True))
+
+
+@pytest.mark.slow
+def test_a_real_measurement(tmp_path: Path) -> None:
+    chosen = "plain/channels_last,ours/flat,ours/flat pure,harness/flat,opacus/hooks default malloc"
+    command = [sys.executable, "-m", "benchmarks", "--workloads", "mnist_cnn b256", "--methods", chosen]
+    for methods in (chosen, "ours/discretized"):
+        command[-1] = methods
+        options = ["--repeats", "1", "--cpu-repeats", "1", "--wait", "0", "--out", str(tmp_path)]
+        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("*.json")
+    table = json.loads(file.read_text())
+    assert {r["method"] for r in table} == {*chosen.split(","), "ours/discretized"}
+    for one in table:
+        assert one["error"] is None and one["wall_ms"] > 0 and one["cpu_ms"] > 0 and one["ratio_to_limit"] > 0
+    assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
