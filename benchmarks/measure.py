@@ -16,6 +16,7 @@ from typing import Any
 
 _TURN = 0.25  # seconds that a method computes before it is the next one's turn
 _BUSY = 0.10  # of a core
+_SLOW, _PATIENCE = 1.0, 8.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Process:
     pipe: subprocess.Popen[str]
     peak_mb: float | None = None
     error: str | None = None
+    guess: float = 1.0  # seconds of a step, before any was measured
     walls: list[float] = field(default_factory=list)
     cpus: list[float] = field(default_factory=list)
 
@@ -47,8 +49,11 @@ class Process:
     def turn(self, threads: int, cpu: bool) -> None:
         """Steps for about a quarter of a second; the median of such turns is what counts."""
         known = self.cpus if cpu else self.walls
-        steps = max(1, round(_TURN / known[-1])) if known else 1
-        answer = self.ask(steps=steps, threads=threads)
+        if sum(known) > _PATIENCE:  # seconds of single steps: only where one takes seconds
+            return
+        likely = min([*known, *self.walls], default=self.guess)
+        steps = max(1, round(_TURN / likely))
+        answer = self.ask(steps=steps, warm=int(likely < _SLOW) * (2 if steps > 10 else 1), threads=threads)
         if self.error is None:
             known.append(answer["cpu" if cpu else "wall"] / steps)
 
@@ -117,6 +122,7 @@ def measure(
     for process in processes:  # a turn that does not count
         if process.error is None:
             process.turn(threads, cpu=False)
+            process.guess = min(process.walls, default=1.0)
         process.walls.clear()
     for number in range(sum(repeats)):
         cpu = number >= repeats[0]

@@ -87,12 +87,14 @@ class _Conductor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._left = self._watch.start()
+        self._watch.step()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._left -= 1
         if self._left == 0:
             self._watch.stop()
             self._left = self._watch.start()  # ends the process after the last order
+        self._watch.step()
 
 
 def harness(workload: Workload, name: str, device: str, watch: Any) -> None:

@@ -1,7 +1,8 @@
 """One process that steps one method when told to: `python -m benchmarks.worker WORKLOAD METHOD DEVICE`.
 
-Reads orders as lines of JSON, {"steps": n, "threads": t}, and answers each with {"wall": seconds, "cpu": seconds}. Says
-{"ready": ..., "peak_mb": ...} first: the memory that the first two steps took above what model and data hold.
+Reads orders as lines of JSON, {"steps": n, "warm": w, "threads": t}, and answers each with {"wall": seconds, "cpu":
+seconds}: of n steps after w that do not count, because a process that slept while others computed has lost its caches.
+Says {"ready": ..., "peak_mb": ...} first: the memory that the first two steps took above what model and data hold.
 """
 
 from __future__ import annotations
@@ -33,21 +34,27 @@ class Watch:
         print(json.dumps(answer), file=self._answers, flush=True)
 
     def start(self) -> int:
-        """Wait for an order, start the clocks; ends the process when there are no more.
+        """Wait for an order; ends the process when there are no more.
 
         Returns:
-            Number of steps.
+            Number of steps to make, `step` being called before each.
         """
         line = sys.stdin.readline()
         if not line:
             os._exit(0)  # in the middle of a trainer's loop, too
         order = json.loads(line)
         self._use(int(order["threads"]))
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-        if self._device == "cuda":
-            self._events = _events()
-            self._events[0].record()
-        return int(order["steps"])
+        self._warm = int(order.get("warm", 0))
+        return self._warm + int(order["steps"])
+
+    def step(self) -> None:
+        """Start the clocks if the warm steps are over."""
+        if self._warm == 0:
+            self._wall, self._cpu = time.perf_counter(), time.process_time()
+            if self._device == "cuda":
+                self._events = _events()
+                self._events[0].record()
+        self._warm -= 1
 
     def stop(self) -> None:
         """Stop the clocks and answer."""
@@ -133,6 +140,7 @@ def main(name: str, method: str, device: str) -> None:
         watch.say(ready=True, peak_mb=first_steps(step, device))
         while True:
             for _ in range(watch.start()):
+                watch.step()
                 step()
             watch.stop()
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same

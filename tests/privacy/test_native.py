@@ -219,8 +219,9 @@ def test_noise_is_box_muller_of_chacha20() -> None:
     size = 5000
     counters = np.arange((size + 255) // 256 * 16, dtype=np.uint64)
     words = chacha20(KEY, counters).reshape(16, -1, 16).transpose(1, 0, 2).astype(np.float64)  # group, word, lane
-    radius = np.sqrt(-2 * np.log((words[:, :8] + 1) / 2**32))
-    angle = 2 * np.pi * words[:, 8:] / 2**32
+    low = words[:, 8:] % 256
+    radius = np.sqrt(-2 * np.log((words[:, :8] * 256 + low + 1) / 2**40))
+    angle = 2 * np.pi * (words[:, 8:] - low) / 2**32
     want = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:size]
     got = torch.zeros(size)
     kernels.add_noise(got, 0, 1.0, KEY)
