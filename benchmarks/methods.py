@@ -14,7 +14,7 @@ METHODS = (
     f"plain/channels_last {MALLOC}",
     *(f"ours/{name}" for name in _OURS),
     *(f"ours/{kind}" for kind in ("flat pure", "discretized pure", f"flat {MALLOC}")),
-    *(f"harness/{name}" for name in _OURS),
+    *(f"harness/{name}" for name in ("no privacy", *_OURS)),
     *(f"opacus/{mode}{malloc}" for malloc in (f" {MALLOC}", "") for mode in ("hooks", "functorch", "ghost")),
     *(f"jax/{way}{malloc}" for malloc in (f" {MALLOC}", "") for way in ("vmap", "jax_privacy")),
 )

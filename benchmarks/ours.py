@@ -34,6 +34,7 @@ HARNESS = {
     "adaptive_quantile": ["strategy=adaptive_quantile"],
     "adaptive_mean": ["strategy=adaptive_mean", "strategy.initial_max_grad_norm=1.0"],
     "discretized": ["strategy=discretized"],
+    "no privacy": ["strategy=none"],
 }
 
 
