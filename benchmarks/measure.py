@@ -1,4 +1,8 @@
-"""Alternating measurement: a process for each method, one of them computing at a time."""
+"""Alternating measurement: a process for each method, one of them computing at a time.
+
+Not all methods fit into memory at once, so peers are measured after ours, and every time against the same reference:
+what is compared in the end is a method's time relative to the reference's time in the same minutes.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.methods import REFERENCE, together
+
 _TURN = 0.25  # seconds that a method computes before it is the next one's turn
 _BUSY = 0.10  # of a core
-_SLOW, _PATIENCE = 1.0, 8.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
+_SLOW, _PATIENCE = 1.0, 4.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
 
 
 @dataclass
@@ -113,8 +119,28 @@ def measure(
         report: Told what is being done.
 
     Returns:
-        A row for each method: medians in milliseconds a step.
+        A row for each method: medians in milliseconds a step, and those of the reference beside it.
     """
+    rows: list[dict[str, Any]] = []
+    for group in together(list(methods)):
+        names = [*group, *({REFERENCE} - set(group))]
+        new = _alternate(workload, names, device, threads, repeats, patience, report)
+        reference = next(row for row in new if row["method"] == REFERENCE)
+        for row in new:
+            row["reference_wall_ms"], row["reference_cpu_ms"] = reference["wall_ms"], reference["cpu_ms"]
+        rows += [row for row in new if row["method"] in group]
+    return rows
+
+
+def _alternate(
+    workload: str,
+    methods: Sequence[str],
+    device: str,
+    threads: int,
+    repeats: tuple[int, int],
+    patience: float,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
     report("starting")
     with ThreadPoolExecutor(2) as pool:
         processes = list(pool.map(lambda method: start(workload, method, device), methods))

@@ -19,6 +19,14 @@ METHODS = (
     *(f"jax/{way}{malloc}" for malloc in (f" {MALLOC}", "") for way in ("vmap", "jax_privacy")),
 )
 PURE, COMPILED = "pure", "compiled"
+REFERENCE = "plain/channels_last"
+_TOGETHER = (("plain/", "ours/", "harness/"), ("opacus/",), ("jax/",))
+
+
+def together(methods: list[str]) -> list[list[str]]:
+    """Methods that are measured at the same time: one family of peers after the other, or memory would not suffice."""
+    groups = [[method for method in methods if method.startswith(families)] for families in _TOGETHER]
+    return [group for group in groups if group]
 
 
 def methods_for(workload: Workload) -> list[str]:

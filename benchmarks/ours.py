@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClip
 from dpbench.strategies.base import PrivateStrategy
 
 POPULATION = 60_000
+_WARMING = 5.0  # seconds
 STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "flat": (DPSGD, {}),
     "per_layer": (DPSGD, {"clipping": "per_layer"}),
@@ -81,20 +83,30 @@ def _merge(workload: Workload, device: str) -> Merge | None:
 
 
 class _Conductor(pl.Callback):
-    """Measures the trainer's own loop: as many steps as are ordered, then the next order."""
+    """Measures the trainer's own loop: as many steps as are ordered, then the next order.
+
+    Before the first order it trains for some seconds: PyTorch prepares a convolution anew for each size of a lot, and
+    a run of minutes has seen them all.
+    """
 
     def __init__(self, watch: Any) -> None:
         self._watch, self._left = watch, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._left = self._watch.start()
-        self._watch.step()
+        self._warm_until = time.monotonic() + _WARMING
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._left -= 1
-        if self._left == 0:
+        if self._left > 0:
+            self._watch.step()
+            return
+        if self._left < 0:  # no order yet
+            if time.monotonic() < self._warm_until:
+                return
+            self._watch.say(ready=True, peak_mb=None)
+        else:
             self._watch.stop()
-            self._left = self._watch.start()  # ends the process after the last order
+        self._left = self._watch.start()  # ends the process after the last order
         self._watch.step()
 
 

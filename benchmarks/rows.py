@@ -24,25 +24,30 @@ def with_ratios(rows: Iterable[Row], batches: dict[str, int]) -> list[Row]:
     """Rows with what follows from the rows of the same workload.
 
     The limit is the fastest step without privacy; Opacus is taken at its fastest mode with its defaults, that is,
-    without our allocator setting.
+    without our allocator setting. Times are compared after division by the reference's time in the same minutes.
     """
     rows = [dict(row) for row in rows]
     for row in rows:
         same = [other for other in rows if (other["workload"], other["device"]) == (row["workload"], row["device"])]
         row["batch"] = batches.get(row["workload"])
-        limit, limit_cpu = (_least(same, "plain/", key) for key in ("wall_ms", "cpu_ms"))
-        opacus = _least([other for other in same if MALLOC in other["method"]], "opacus/", "wall_ms")
-        wall = row["wall_ms"]
-        row["records_per_s"] = _ratio(row["batch"] and 1e3 * row["batch"], wall)
-        row["ratio_to_limit"] = _ratio(wall, limit)
-        row["cpu_ratio_to_limit"] = _ratio(row["cpu_ms"], limit_cpu)
-        row["speedup_over_opacus"] = _ratio(opacus, wall)
+        defaults = [other for other in same if MALLOC in other["method"]]
+        row["records_per_s"] = _ratio(row["batch"] and 1e3 * row["batch"], row["wall_ms"])
+        row["ratio_to_limit"] = _ratio(relative(row), least(same, ("plain/",)))
+        row["cpu_ratio_to_limit"] = _ratio(relative(row, "cpu_ms"), least(same, ("plain/",), "cpu_ms"))
+        row["speedup_over_opacus"] = _ratio(least(defaults, ("opacus/",)), relative(row))
+        row["speedup_over_best_peer"] = _ratio(least(same, ("opacus/", "jax/")), relative(row))
     return rows
 
 
-def _least(rows: list[Row], family: str, key: str) -> float | None:
-    values = [row[key] for row in rows if row["method"].startswith(family) and row[key] is not None]
-    return min(values, default=None)
+def relative(row: Row, key: str = "wall_ms") -> float | None:
+    """A row's time over the reference's."""
+    return _ratio(row[key], row[f"reference_{key}"])
+
+
+def least(rows: list[Row], families: tuple[str, ...], key: str = "wall_ms") -> float | None:
+    """The smallest time over the reference's in some families."""
+    values = [relative(row, key) for row in rows if row["method"].startswith(families)]
+    return min((value for value in values if value is not None), default=None)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

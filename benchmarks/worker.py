@@ -122,9 +122,10 @@ def main(name: str, method: str, device: str) -> None:
     watch = Watch(device, answers)
     try:
         from benchmarks.methods import PURE, builder, wants_our_allocator
+        from dpbench.privacy import native
         from dpbench.training.allocator import keep_large_blocks
 
-        os.environ["DPBENCH_NATIVE"] = "off" if method.endswith(PURE) else "auto"
+        native.select("off" if method.endswith(PURE) else "auto")
         if wants_our_allocator(method):
             keep_large_blocks()
         from benchmarks.growth import workload_named
@@ -133,7 +134,6 @@ def main(name: str, method: str, device: str) -> None:
         if method.startswith("harness/"):
             from benchmarks.ours import harness
 
-            watch.say(ready=True, peak_mb=None)
             harness(workload, method.removeprefix("harness/"), device, watch)
             return
         step = builder(method, workload, device)()

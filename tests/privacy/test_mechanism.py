@@ -235,16 +235,20 @@ def normalises_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
         return (1 + stability) * bound / squared.sqrt().clamp(min=1e-9) * squared.isfinite()
 
     patch.setattr(
-        mechanism_module, "clip_and_sum", lambda g, groups, w: clip_and_sum(g, groups, partial(weights, stability=0.01))
+        mechanism_module,
+        "clip_and_sum",
+        lambda g, groups, w, into: clip_and_sum(g, groups, partial(weights, stability=0.01), into),
     )
 
 
 def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
-    def late(gradients: Any, groups: Any, weights_of: Any) -> Any:
+    def late(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
         exact = [g._gradients for g in gradients]
         weights = torch.cat([g.per_record().flatten(1) for g in exact], 1).norm(dim=1).clamp(min=0.7) / 0.7
         sums = [discretize(g.per_record() / weights.view(-1, 1, *[1] * (g.per_record().dim() - 2)), 0.1) for g in exact]
-        return [s.sum(0) for s in sums], clip_and_sum(gradients, groups, weights_of)[1]
+        for total, rows in zip(into, sums, strict=True):
+            total.add_(rows.sum(0))
+        return into, clip_and_sum(gradients, groups, weights_of)[1]
 
     patch.setattr(mechanism_module, "clip_and_sum", late)
 

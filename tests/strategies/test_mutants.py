@@ -46,18 +46,19 @@ def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
-    def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any) -> tuple[list[Tensor], Tensor]:
+    def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor]) -> Any:
         rows = torch.cat([g.per_record().flatten(1) for g in gradients], 1)
         total = rows.sum(0)
         weight = clip_weights((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
-        return [total.mul(weight).view(1, -1)], rows.norm(dim=1)[None]
+        into[0].add_(total.mul(weight).view(1, -1))
+        return into, rows.norm(dim=1)[None]
 
     patch.setattr(mechanism, "clip_and_sum", clip_mean)
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    def clip(gradients: list[Any], groups: list[Any], weights_of: Any) -> Any:
-        return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms))
+    def clip(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor]) -> Any:
+        return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms), into)
 
     patch.setattr(mechanism, "clip_and_sum", clip)
 

@@ -63,8 +63,7 @@ def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     Returns:
         Weights in [0, 1], shape (R,).
     """
-    weights = (max_grad_norm / squared_norms.sqrt()).clamp(max=1.0)
-    return torch.where(squared_norms.isfinite(), weights, torch.zeros_like(weights))
+    return squared_norms.rsqrt().mul_(max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)  # of infinity: already 0
 
 
 def normalise_weights(squared_norms: Tensor, max_grad_norm: float, stability: float) -> Tensor:
@@ -112,17 +111,19 @@ def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     """
     rows = []
     for group in groups:
-        members = norms[list(group.parameters)]
+        everything = group.parameters == tuple(range(len(norms)))
+        members = norms if everything else norms[list(group.parameters)]
         if group.scales:
             members = members / norms.new_tensor(group.scales).square()[:, None]
         rows.append(members.sum(0))
-    return torch.stack(rows)
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
 def clip_and_sum(
     gradients: Sequence[ParameterGradients],
     groups: Sequence[VectorGroup],
     weights_of: WeightFunction = clip_weights,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
 
@@ -134,20 +135,25 @@ def clip_and_sum(
         gradients: Per-record gradients of each trainable parameter, for one lot of R records.
         groups: A partition of the parameters.
         weights_of: How a record's norm becomes its factor.
+        into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
 
     Returns:
-        One tensor for each parameter, in its shape; and the squared norms before clipping, shape (groups, R'), of
-        the R' records that are finite (private: only for statistics that are noised themselves).
+        The sums, one tensor for each parameter, in its shape; and the squared norms before clipping, shape
+        (groups, R'), of the R' records that are finite (private: only for statistics that are noised themselves).
     """
     norms = torch.stack([parameter.squared_norms() for parameter in gradients])
-    finite = norms.isfinite().all(0)
-    if not finite.all():
-        keep = finite.nonzero().squeeze(1)
-        return clip_and_sum([parameter.select(keep) for parameter in gradients], groups, weights_of)
-    sums: list[Tensor] = [norms.new_empty(0)] * len(gradients)
+    if not math.isfinite(norms.sum()):  # the sum of finite ones may overflow, too
+        finite = norms.isfinite().all(0)
+        if not finite.all():
+            keep = finite.nonzero().squeeze(1)
+            return clip_and_sum([parameter.select(keep) for parameter in gradients], groups, weights_of, into)
+    sums = [norms.new_empty(0)] * len(gradients) if into is None else list(into)
     by_group = group_norms(norms, groups)
     for group, squared in zip(groups, by_group, strict=True):
         weights = weights_of(squared, group.max_grad_norm)
         for position in group.parameters:
-            sums[position] = gradients[position].weighted_sum(weights)
+            if into is None:
+                sums[position] = gradients[position].weighted_sum(weights)
+            else:
+                gradients[position].add_weighted_sum(weights, into[position])
     return sums, by_group

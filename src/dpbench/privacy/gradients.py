@@ -25,6 +25,10 @@ class ParameterGradients(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Sum of the records' gradients times `weights` (R,), in the parameter's shape."""
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add `weighted_sum(weights)` to `total`, in place; without a temporary where that can be."""
+        total.add_(self.weighted_sum(weights))
+
     @abstractmethod
     def per_record(self) -> Tensor:
         """All gradients, shape (R, *parameter.shape); costs R times the parameter's memory."""
@@ -74,6 +78,13 @@ class InstantiatedGradients(ParameterGradients):
         total = (weights @ self._stored.flatten(1)).view(self._stored.shape[1:])
         return total if self._order is None else total.permute(self._order)
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        rows = self._stored
+        if rows.dim() == 2 and rows.dtype == total.dtype:
+            total.addmv_(rows.t(), weights)
+        else:
+            super().add_weighted_sum(weights, total)
+
     def per_record(self) -> Tensor:
         return self._stored if self._order is None else self._stored.permute(0, *(1 + dim for dim in self._order))
 
@@ -98,11 +109,7 @@ class OuterProductGradients(ParameterGradients):
     def squared_norms(self) -> Tensor:
         g, a = self.outputs, self.inputs
         positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
-        # Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide
-        # behind a huge input.
-        tiny = torch.finfo(g.dtype).tiny
-        norms_g, norms_a = torch.linalg.vector_norm(g, dim=2), torch.linalg.vector_norm(a, dim=2)
-        squares: Tensor = norms_g.square_().add_(n_out * tiny) * norms_a.square_().add_(n_in * tiny)
+        squares = self.squared_outputs * _squares(a)
         if positions == 1:
             return squares.squeeze(1)
         if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
@@ -111,9 +118,22 @@ class OuterProductGradients(ParameterGradients):
             norms = (g.mT @ a).square().sum((1, 2))
         return _rounded_up(norms, squares)
 
+    @cached_property
+    def squared_outputs(self) -> Tensor:
+        """‖g_rt‖², shape (R, T)."""
+        return _squares(self.outputs)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self.outputs * weights[:, None, None]).flatten(0, 1)
-        return scaled.t() @ self.inputs.flatten(0, 1)
+        return self._scaled(weights).t() @ self.inputs.flatten(0, 1)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        if self.inputs.dtype == total.dtype:
+            total.addmm_(self._scaled(weights).t(), self.inputs.flatten(0, 1))
+        else:
+            super().add_weighted_sum(weights, total)
+
+    def _scaled(self, weights: Tensor) -> Tensor:
+        return (self.outputs * weights[:, None, None]).flatten(0, 1)
 
     def per_record(self) -> Tensor:
         return self.outputs.mT @ self.inputs
@@ -124,6 +144,27 @@ class OuterProductGradients(ParameterGradients):
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         outputs = _side_by_side(self.outputs * factor, record_of, records)
         return OuterProductGradients(outputs, _side_by_side(self.inputs, record_of, records))
+
+
+class OutputGradients(InstantiatedGradients):
+    """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
+
+    def __init__(self, weight: OuterProductGradients) -> None:
+        super().__init__(lambda: weight.outputs.squeeze(1))
+        self._weight = weight
+
+    def squared_norms(self) -> Tensor:
+        return self._weight.squared_outputs.squeeze(1)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms over the last dimension.
+
+    Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
+    huge input.
+    """
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
+    return squares.add_(rows.shape[-1] * torch.finfo(rows.dtype).tiny)
 
 
 def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -47,6 +47,13 @@ def _rows(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).contiguous()
 
 
+@lru_cache(256)  # lots differ in size
+def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
+    """Order and starts of records that are one row each."""
+    starts = torch.arange(rows + 1)
+    return starts[:-1], starts
+
+
 class ConvolutionGradients(InstantiatedGradients):
     """Weight of a 2-d convolution without channel groups, zero-padded.
 
@@ -72,8 +79,7 @@ class ConvolutionGradients(InstantiatedGradients):
     ) -> None:
         self._order = _ORDER
         self._layer, self._inputs, self._outputs, self._padding = layer, inputs, outputs, padding
-        rows = torch.arange(len(inputs) + 1)
-        self._members = (rows[:-1], rows) if members is None else members
+        self._members = _each_alone(len(inputs)) if members is None else members
         self._factor, self._threshold = factor, threshold
         self._norms = torch.empty(0)  # filled with the gradients
         self._bias: list[Tensor] = []  # also

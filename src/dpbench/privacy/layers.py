@@ -21,6 +21,7 @@ from dpbench.privacy.gradients import (
     EmbeddingGradients,
     InstantiatedGradients,
     OuterProductGradients,
+    OutputGradients,
     ParameterGradients,
     zero_gradients,
 )
@@ -35,9 +36,10 @@ def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> La
     positions = grad_output[0:1, ..., 0].numel() if records else 1
     g = grad_output.reshape(records, positions, layer.out_features)
     a = inputs[0].reshape(records, positions, layer.in_features)
-    gradients: LayerGradients = {"weight": OuterProductGradients(g, a)}
+    weight = OuterProductGradients(g, a)
+    gradients: LayerGradients = {"weight": weight}
     if layer.bias is not None:
-        gradients["bias"] = InstantiatedGradients(lambda: g.squeeze(1) if positions == 1 else g.sum(1))
+        gradients["bias"] = OutputGradients(weight) if positions == 1 else InstantiatedGradients(lambda: g.sum(1))
     return gradients
 
 

@@ -143,9 +143,7 @@ class Mechanism:
         """
         pieces, rows = self.pieces, records
         exact, gradients = before_clipping(gradients, records, merge, pieces.discretization_threshold, self._sizes)
-        sums, norms = clip_and_sum(gradients, self.plan.groups, pieces.weights_of)
-        for view, part in zip(self.gradients, sums, strict=True):
-            view.add_(part)
+        _, norms = clip_and_sum(gradients, self.plan.groups, pieces.weights_of, self.gradients)
         parts = [] if pieces.adaptation is None else [pieces.adaptation.measure(norms, self.plan.groups)]
         if pieces.metrics is not None:
             parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, rows, pieces.microbatch_size))

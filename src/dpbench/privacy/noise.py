@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -51,9 +52,14 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
     if generator.device.type != "cpu":
         return generator.manual_seed(int.from_bytes(digest.digest(8), "big") >> 1)
     words = np.frombuffer(digest.digest(4 * _MT_WORDS), np.uint32).astype(np.uint64)
-    state = generator.manual_seed(0).get_state()
+    state = _fresh_state().clone()
     state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS] = torch.from_numpy(words.view(np.uint8))
     return generator.set_state(state)
+
+
+@cache
+def _fresh_state() -> Tensor:
+    return torch.Generator().manual_seed(0).get_state()
 
 
 def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], generator: torch.Generator) -> Tensor:
