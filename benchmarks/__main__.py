@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def _measure(options: argparse.Namespace, path: Path) -> None:
     grows = options.what == "growth"
     origin = rows.origin()
     bar = tqdm(growth_workloads() if grows else options.workloads or list(WORKLOADS), disable=None)
+    start = time.monotonic()
     for name in bar:
         workload = workload_named(name)
         methods = [m for m in GROWTH_METHODS if not skipped(name, m)] if grows else methods_for(workload)
@@ -88,6 +90,8 @@ def _measure(options: argparse.Namespace, path: Path) -> None:
             options.wait,
             lambda what, name=name: bar.set_description(f"{name}: {what}"),  # type: ignore[misc]
         )
+        if bar.disable:
+            print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
         table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
         rows.write(path, rows.with_ratios(table, {w: workload_named(w).batch for w in {r["workload"] for r in table}}))
 

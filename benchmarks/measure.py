@@ -145,11 +145,12 @@ def _alternate(
     with ThreadPoolExecutor(2) as pool:
         processes = list(pool.map(lambda method: start(workload, method, device), methods))
     quiet = wait_until_quiet(patience)
-    for process in processes:  # a turn that does not count
+    for process in processes:  # a turn that does not count, unless it takes seconds
         if process.error is None:
             process.turn(threads, cpu=False)
             process.guess = min(process.walls, default=1.0)
-        process.walls.clear()
+        if process.guess < _SLOW:
+            process.walls.clear()
     for number in range(sum(repeats)):
         cpu = number >= repeats[0]
         if cpu and device == "cuda":

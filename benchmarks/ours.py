@@ -22,7 +22,7 @@ from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClip
 from dpbench.strategies.base import PrivateStrategy
 
 POPULATION = 60_000
-_WARMING = 5.0  # seconds
+_WARMING = 3.0  # seconds
 STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "flat": (DPSGD, {}),
     "per_layer": (DPSGD, {"clipping": "per_layer"}),
