@@ -19,6 +19,14 @@ METHODS = (
     *(f"jax/{way}{malloc}" for malloc in (f" {MALLOC}", "") for way in ("vmap", "jax_privacy")),
 )
 PURE, COMPILED = "pure", "compiled"
+_MICRO = ("plain/channels_last", "ours/flat", "ours/flat pure")
+_DENSE = (*_MICRO, "ours/per_layer", "ours/adaptive_quantile", "ours/adaptive_mean", "ours/discretized", "harness/flat")
+_PEERS = tuple(f"opacus/{mode}{malloc}" for mode in ("functorch", "ghost") for malloc in (f" {MALLOC}", ""))
+_LARGE = {  # what takes seconds and gigabytes is measured where it says something
+    "small_alexnet b1024": (*_MICRO[:2], "ours/per_layer", "ours/discretized", f"opacus/ghost {MALLOC}"),
+    "densenet40 b64": (*_DENSE, "plain/contiguous", "plain/channels_last compiled", *_PEERS, f"opacus/hooks {MALLOC}"),
+    "densenet40 b64, microbatches of 8": _MICRO,
+}
 REFERENCE = "plain/channels_last"
 _TOGETHER = (("plain/", "ours/", "harness/"), ("opacus/",), ("jax/",))
 
@@ -32,18 +40,14 @@ def together(methods: list[str]) -> list[list[str]]:
 def methods_for(workload: Workload) -> list[str]:
     """What is measured on a workload: the most on the first one, or it would take an hour."""
     name = workload.name
-    chosen = [method for method in METHODS if method.startswith(workload.families)]
+    chosen = list(METHODS)
     if name != "mnist_cnn b256":
         chosen = [m for m in chosen if not m.startswith("harness/") or m == "harness/flat"]
         chosen = [m for m in chosen if not m.startswith("jax/") or MALLOC not in m]  # XLA keeps its memory anyway
     if not name.startswith(("mnist_cnn", "mlp")):  # compiled for minutes, so in one layout only
         chosen = [m for m in chosen if m != "plain/contiguous compiled"]
-    if name.startswith("densenet40"):  # not written in JAX
-        chosen = [m for m in chosen if not m.startswith("jax/")]
-    if name == "small_alexnet b1024":  # a row of Opacus or JAX takes gigabytes here
-        chosen = [m for m in chosen if m not in {"opacus/functorch", "opacus/hooks", "opacus/ghost"}]
-    if workload.microbatch_size > 1:
-        chosen = [m for m in chosen if COMPILED not in m]
+    if name in _LARGE:
+        chosen = [m for m in chosen if m in _LARGE[name]]
     return chosen
 
 

@@ -25,7 +25,6 @@ class Workload:
         batch: Records in a lot.
         harness: Words after `dpbench train` that give the same step, on data of the same shape.
         microbatch_size: Examples of a record, on average.
-        families: Beginnings of the names of the methods that are measured.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Workload:
     batch: int
     harness: tuple[str, ...]
     microbatch_size: int = 1
-    families: tuple[str, ...] = ("",)
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Records (N, C, H, W) and labels (N,), the same in every process."""
@@ -55,7 +53,6 @@ _ALEXNET = Workload(
     "small_alexnet b128", partial(SmallAlexNet, CIFAR, 10), CIFAR, 128, ("model=small_alexnet", "data=cifar10")
 )
 _DENSENET = Workload("densenet40 b64", partial(DenseNet, CIFAR, 10), CIFAR, 64, ("model=densenet40", "data=cifar10"))
-_LARGE = ("plain/channels_last", "ours/flat", "ours/flat pure", "ours/per_layer", "ours/discretized", "opacus")
 
 WORKLOADS = {
     workload.name: workload
@@ -63,13 +60,12 @@ WORKLOADS = {
         _MNIST_CNN,
         _MLP,
         _ALEXNET,
-        replace(_ALEXNET, name="small_alexnet b1024", batch=1024, families=_LARGE),
+        replace(_ALEXNET, name="small_alexnet b1024", batch=1024),
         _DENSENET,
         replace(
             _DENSENET,
             name="densenet40 b64, microbatches of 8",
             microbatch_size=8,
-            families=("plain/channels_last", "ours/flat"),
         ),
     )
 }
