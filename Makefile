@@ -43,7 +43,7 @@ adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large
 bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX: results/benchmark (twenty minutes, quiet machine)
 	$(BIN)/python -m benchmarks
 
-bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (ten minutes)
+bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (twelve minutes)
 	$(BIN)/python -m benchmarks growth
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests

@@ -2,7 +2,7 @@
 
 python -m benchmarks                                      everything (twenty minutes on two cores)
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
-python -m benchmarks growth                               against lot size and width (ten minutes)
+python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks report                               tables and pictures again, from what was measured
 """
 

@@ -14,6 +14,7 @@ from dpbench.results.files import write_atomically
 _COLOURS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
 _KINDS = ("mnist_cnn b256", "small_alexnet b128", "densenet40 b64", "mlp b256")
 _CLIPPING = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean")
+_WIDE = 15  # times the limit: from here on the axis is logarithmic
 _COMPARISONS = ("ratio_to_limit", "cpu_ratio_to_limit", "speedup_over_opacus", "speedup_over_best_peer")
 _TIERS = {"tier 1 (pure)": f" {PURE}", "tier 2 (native)": ""}
 _RATIOS = {"tier 1 (pure)": (1.7, 1.3, 1.4, 1.45), "tier 2 (native)": (1.15, 1.10, 1.10, 1.3)}
@@ -156,7 +157,11 @@ def _draw(rows: list[Row], path: Path) -> None:
         for at, ratio in enumerate(ratios):
             axes.text(ratio, at, f" {ratio:.2f}", va="center", fontsize=8)
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlim(0, max(ratios) * 1.12)
+        if max(ratios) > _WIDE:
+            axes.set_xscale("log")
+            axes.set_xlim(0.5, max(ratios) * 2)
+        else:
+            axes.set_xlim(0, max(ratios) * 1.12)
         axes.set_title(workload)
         axes.set_xlabel("wall time of a step ÷ the fastest step without privacy")
     write_figure(path, figure)
