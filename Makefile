@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow combinations strategies adaptive bench bench-growth check format clean
+.PHONY: help demo test test-slow results combinations strategies adaptive bench bench-growth check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX
 
 bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (twelve minutes)
 	$(BIN)/python -m benchmarks growth
+
+results: $(VENV)/.ready ## Tables, figures and README.md again from the committed runs
+	$(BIN)/python -m dpbench.reproduce.refresh
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow

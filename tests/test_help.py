@@ -51,6 +51,14 @@ def test_training_examples_compose(line: str) -> None:
     composed(*words)
 
 
+@pytest.mark.parametrize("line", [line for line in examples() if line.startswith("dpbench reproduce ")])
+def test_tables_of_the_examples_exist(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.chdir(tmp_path):
+        if "claims" not in line:  # that one is computed in test_claims.py
+            assert main([*shlex.split(line)[1:], *(["--status"] if "list" not in line else [])]) == 0
+            assert capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of the names that the examples have."""
@@ -65,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ASKING = [
-    line for line in examples() if line.split()[1] in ("account", "calibrate", "table")
+    line for line in examples() if line.split()[1] in ("account", "calibrate", "table", "compare")
 ]  # test_cli.py resumes runs
 
 

@@ -108,9 +108,23 @@ examples:
   dpbench resume runs/long
 """
 
+_COMPARE_EPILOG = """\
+examples:
+  dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
+  dpbench compare runs/sweep                        every run of a sweep
+  dpbench compare runs/demo multirun --plot curves.png
+"""
+
 _REPRODUCE_EPILOG = """\
-example:
-  dpbench reproduce claims          writes results/claims/: table, figure, verdicts (one minute)
+Runs are kept (--runs) by the hash of their configuration and code: called again, the command runs only what is missing,
+continues what was interrupted, and tries again what failed.
+
+examples:
+  dpbench reproduce list                                      what there is
+  dpbench reproduce claims                                    every printed epsilon, recomputed (one minute)
+  dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
+  dpbench reproduce gradient_compression/table1 rows=sigma_1.1 seeds=1
+  dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
 """
 
 
@@ -168,6 +182,25 @@ def _calibrate_parser(commands: Any) -> None:
     calibrate.set_defaults(run=_calibrate)
 
 
+def _reproduce_parser(commands: Any) -> None:
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="run a paper's table, or recompute its claims",
+        usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [launcher=NAME] [--status]",
+        epilog=_REPRODUCE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = reproduce.add_argument
+    add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
+    add("words", nargs="*", metavar="KEY=VALUE", help="seeds=3 (or seeds=0,4), rows=, columns=, launcher=")
+    add("--status", action="store_true", help="run nothing; show what is finished")
+    add("--replace", action="store_true", help="overwrite results that other code has made")
+    add("--out", type=Path, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
+    runs = Path("runs") / "tables"
+    add("--runs", type=Path, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
+    reproduce.set_defaults(run=_reproduce)
+
+
 def _parser() -> argparse.ArgumentParser:
     from dpbench import __version__
 
@@ -190,15 +223,8 @@ def _parser() -> argparse.ArgumentParser:
     resume.set_defaults(run=_resume)
     _account_parser(commands)
     _calibrate_parser(commands)
-    reproduce = commands.add_parser(
-        "reproduce",
-        help="recompute what the papers print",
-        epilog=_REPRODUCE_EPILOG,
-        formatter_class=raw,
-    )
-    reproduce.add_argument("what", choices=["claims"], help="claims: every (epsilon, delta, sigma, q, T) of the papers")
-    reproduce.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
-    reproduce.set_defaults(run=_reproduce)
+    _reproduce_parser(commands)
+    _compare_parser(commands)
     table = commands.add_parser(
         "table",
         help="finished runs side by side",
@@ -209,6 +235,33 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
     table.set_defaults(run=_table)
     return parser
+
+
+def _compare_parser(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="how runs differ: settings, metrics, curves",
+        epilog=_COMPARE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
+    compare.add_argument("sources", nargs="+", metavar="WHAT", help=what)
+    compare.add_argument("--plot", type=Path, default=Path("compare.png"), metavar="PNG", help="default: compare.png")
+    compare.set_defaults(run=_compare)
+
+
+def _compare(options: Any) -> int:
+    from dpbench.errors import DPBenchError
+    from dpbench.results.compare import compare, draw
+
+    if options.plot.suffix != ".png":
+        raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
+    text, runs = compare(options.sources)
+    print(text)
+    options.plot.parent.mkdir(parents=True, exist_ok=True)
+    if draw(runs, options.plot) is not None:
+        print(f"\ncurves: {options.plot}")
+    return 0
 
 
 def _guarded(command: Callable[[], int]) -> int:
@@ -297,10 +350,21 @@ def _calibrate(options: Any) -> int:
 
 
 def _reproduce(options: Any) -> int:
+    _quiet_accountants()
+    if options.table != "claims":
+        from dpbench.reproduce.command import listing, reproduce_table, request
+
+        if options.table == "list":
+            print(listing())
+            return 0
+
+        asked = request(options.words)
+        text, good = reproduce_table(options.table, asked, options.out, options.runs, options.status, options.replace)
+        print(text)
+        return 0 if good else 1
     from dpbench.reproduce.claims_report import reproduce_claims
 
     (options.out / "claims").mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-    _quiet_accountants()
     print(reproduce_claims(options.out / "claims"))
     return 0
 

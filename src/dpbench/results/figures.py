@@ -8,6 +8,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+_UNDATED = {".pdf": {"CreationDate": None}}  # the same figure is the same file
+
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches that needs no display and no global state."""
@@ -17,10 +19,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def write_figure(path: Path, figure: Figure) -> Path:
-    """Write a PNG atomically."""
+    """Write a picture atomically, in the format that its name ends in."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure.savefig(temporary, dpi=130, format="png")
+        figure.savefig(temporary, dpi=130, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     if not paths:
         raise ConfigurationError(f"no finished run (with a {RESULT}) below {', '.join(map(str, folders))}.")
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    settings = pd.DataFrame([_flat(record["config"]) for record in records])
+    settings = pd.DataFrame([flat_settings(record["config"]) for record in records])
     # An option that only some strategies have differs if those runs differ in it.
     differing = [str(column) for column in settings if settings[column].dropna().astype(str).nunique() > 1]
     named = {column: column.removesuffix("._target_") for column in differing}
@@ -56,10 +56,11 @@ def _epsilon(privacy: dict[str, Any], accountant: str) -> float:
     return value if value is not None else float("inf") if privacy.get("unit") is None else float("nan")
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat_settings(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration as dotted keys, without what cannot change a result."""
     if not isinstance(config, dict) or not config:
         return {} if prefix.startswith(_HIDDEN) else {prefix.removesuffix("."): _short(config)}
-    parts = [_flat(value, f"{prefix}{key}.") for key, value in config.items()]
+    parts = [flat_settings(value, f"{prefix}{key}.") for key, value in config.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 

@@ -35,7 +35,7 @@ def conf_dir() -> Path:
 
 def groups_of(conf: Path) -> dict[str, list[str]]:
     """Names in each configuration group."""
-    groups = sorted(path for path in conf.iterdir() if path.is_dir())
+    groups = sorted(path for path in conf.iterdir() if path.is_dir() and path.name != "table")  # those are no settings
     return {
         group.name: sorted(path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml"))
         for group in groups

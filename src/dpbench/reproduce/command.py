@@ -1,0 +1,110 @@
+"""`dpbench reproduce TABLE`: run what is missing, then write what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpbench.errors import ConfigurationError
+from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, write_outputs
+from dpbench.reproduce.sweep import status, sweep
+from dpbench.reproduce.tables import read_table, table_names
+from dpbench.training.launch import conf_dir
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        rows: Names, none for all.
+        columns: Names, none for all.
+        seeds: How many, or which; None for the table's own.
+        sweep: Words for Hydra: the launcher and its settings.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | int | None = None
+    sweep: tuple[str, ...] = ()
+
+
+def request(words: Sequence[str]) -> Request:
+    """Read rows=A,B columns=A seeds=3 (or seeds=0,1,) launcher=NAME hydra.launcher.KEY=VALUE.
+
+    Raises:
+        ConfigurationError: A word is something else.
+    """
+    names: dict[str, tuple[str, ...]] = {"rows": (), "columns": ()}
+    seeds: tuple[int, ...] | int | None = None
+    rest = []
+    for word in words:
+        key, _, value = word.partition("=")
+        parts = tuple(part.strip() for part in value.strip("[]").split(",") if part.strip())
+        if key in names and parts:
+            names[key] = parts
+        elif key == "seeds" and parts and all(part.isdecimal() for part in parts):
+            numbers = tuple(map(int, parts))
+            seeds = numbers if "," in value or "[" in value else numbers[0]
+        elif value and (key == "launcher" or key.startswith("hydra.launcher.")):
+            rest.append(word)
+        else:
+            raise ConfigurationError(
+                f"{word!r} is none of rows=NAME,NAME columns=NAME,NAME seeds=NUMBER (how many, or with commas which) "
+                "launcher=NAME hydra.launcher.KEY=VALUE."
+            )
+    if seeds == 0:
+        raise ConfigurationError("seeds=0 leaves nothing to run; seeds=0, (with a comma) is seed 0 alone.")
+    return Request(names["rows"], names["columns"], seeds, tuple(rest))
+
+
+def listing() -> str:
+    """Names, titles and hours of all tables."""
+    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    width = max(len(table.name) for table in tables)
+    lines = [f"{table.name:<{width}}  {table.title} (about {table.hours:g} hours on two cores)" for table in tables]
+    return "\n".join([f"{'claims':<{width}}  every epsilon that the papers print (one minute)", *lines])
+
+
+def reproduce_table(
+    name: str, asked: Request, out: Path, runs: Path, only_status: bool = False, replace: bool = False
+) -> tuple[str, bool]:
+    """Run what is missing of a table, and write it.
+
+    Args:
+        name: PAPER/TABLE, or the path of a definition.
+        asked: Which part of it, and how.
+        out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
+        runs: Where the runs themselves are kept.
+        only_status: Run nothing, write nothing.
+        replace: Overwrite results of other code.
+
+    Returns:
+        What to print, and whether no run has failed.
+
+    Raises:
+        ConfigurationError: There is no such table, row, column or launcher.
+        Interrupted: A signal stopped it; finished runs stay.
+    """
+    conf = conf_dir()
+    table = read_table(name, conf)
+    part = table.selected(asked.rows, asked.columns, asked.seeds)
+    jobs = jobs_of(part, conf, runs)
+    if not only_status:
+        sweep(jobs, conf, asked.sweep)
+    # Whatever is finished of the whole table goes into it, by this code, not only what was asked for now.
+    whole = table.selected((), (), max(len(table.seeds), len(part.seeds)))
+    known = {(job.row, job.column, job.seed): job for job in (*jobs_of(whole, conf, runs), *jobs)}
+    finished = finished_runs(table, list(known.values()))
+    text = [markdown(table, finished), "", status(jobs)]
+    good = not any(job.state() == "failed" for job in jobs)
+    if only_status or finished.empty:
+        return "\n".join(text), good
+    folder = out / table.folder
+    if not replace and (commit := of_other_code(folder)) is not None:
+        text.append(f"{folder} holds runs of other code ({commit}) and stays as it is: --replace overwrites it.")
+        folder = runs / table.folder / "table"
+    write_outputs(table, finished, folder)
+    return "\n".join([*text, f"written to {folder}"]), good

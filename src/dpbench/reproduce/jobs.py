@@ -1,0 +1,211 @@
+"""The runs of a table: each in a folder that is named by what it computes, so that nothing is mixed or done twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.reproduce.tables import Line, Table
+from dpbench.results.files import write_json
+from dpbench.results.provenance import code_hash, config_hash
+from dpbench.results.record import RESULT
+
+FAILED, LOG, _LOCK, _CONFIG = "failed.json", "output.log", "lock", "config.yaml"
+_INTERRUPTED = {130: 2, 143: 15}
+_PROGRAM = """\
+import sys
+if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever started this dies
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+from dpbench.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+State = Literal["done", "running", "failed", "begun", "new"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table.
+
+    Attributes:
+        row: Name.
+        column: Name.
+        seed: Of the run.
+        words: After `dpbench train`.
+        config_hash: Of the resolved configuration.
+        steps: How many it makes.
+        folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
+    """
+
+    row: str
+    column: str
+    seed: int
+    words: tuple[str, ...]
+    config_hash: str
+    steps: int
+    folder: str
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.folder)
+
+    def state(self) -> State:
+        """What its folder says."""
+        if (self.path / RESULT).is_file():
+            return "done"
+        if _locked(self.path / _LOCK):
+            return "running"
+        if (self.path / FAILED).is_file():
+            return "failed"
+        return "begun" if (self.path / _CONFIG).is_file() else "new"
+
+    def result(self) -> dict[str, Any] | None:
+        """Its record, if it is finished."""
+        if not (self.path / RESULT).is_file():
+            return None
+        record: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        return record
+
+    def failure(self) -> str:
+        """The last line of a failed run's log, and where all of it lies."""
+        with suppress(OSError, ValueError):
+            message = json.loads((self.path / FAILED).read_text(encoding="utf-8"))["message"]
+            return f"{self.row}, {self.column}, seed {self.seed}: {message} ({self.path / LOG})"
+        return f"{self.row}, {self.column}, seed {self.seed} ({self.path / LOG})"
+
+
+def jobs_of(table: Table, conf: Path, root: Path) -> list[Job]:
+    """Every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
+
+    Args:
+        table: The definition.
+        conf: The configuration's folder.
+        root: Where runs are kept.
+
+    Raises:
+        ConfigurationError: The words of a cell do not compose.
+    """
+    from hydra import initialize_config_dir
+
+    from dpbench.training.schema import register_schemas
+
+    register_schemas()
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        return [
+            _job(table, row, column, seed, root)
+            for seed in table.seeds
+            for row in table.rows
+            for column in table.columns
+        ]
+
+
+def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
+    from hydra import compose
+    from hydra.errors import HydraException
+
+    from dpbench.training.build import plain
+
+    name = f"{row.name}-{column.name}-{seed}"
+    fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
+    words = (*row.words, *column.words, *fixed)
+    try:
+        config = plain(compose("config", list(words)))
+    except HydraException as error:
+        cause = str(error).splitlines()[0]
+        raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
+    digest = config_hash(config)
+    folder = (root / table.folder / f"{name}-{digest[:8]}-{code_hash()[:8]}").resolve()
+    return Job(row.name, column.name, seed, words, digest, int(config["trainer"]["max_steps"]), str(folder))
+
+
+def _locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def run_job(job: Job, threads: int | None) -> None:
+    """Run a job in a process of its own, or continue it; does nothing if it is finished.
+
+    The process holds the folder's lock also after the death of whoever started it: a table that is called again
+    waits until it has saved what it has.
+
+    Args:
+        job: What to run.
+        threads: Of the process; None leaves the choice to PyTorch.
+
+    Raises:
+        Interrupted: The run was told to stop; it can be continued.
+    """
+    job.path.mkdir(parents=True, exist_ok=True)
+    with open(job.path / _LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (job.path / RESULT).is_file():
+            return
+        (job.path / FAILED).unlink(missing_ok=True)
+        if (job.path / _CONFIG).is_file():
+            words = ["resume", job.folder]
+        else:
+            words = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
+        environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+        with open(job.path / LOG, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,  # a Ctrl-C reaches it once, through us
+            )
+            status = _wait(process)
+        if status in _INTERRUPTED:
+            raise Interrupted(_INTERRUPTED[status], "the same command")
+        if not (job.path / RESULT).is_file():
+            with suppress(OSError):  # a full disk
+                killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
+                write_json(job.path / FAILED, {"status": status, "message": killed + _last_line(job.path / LOG)})
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit status; a run that is interrupted with us gets the time to save what it has."""
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _last_line(log: Path) -> str:
+    with suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line for line in lines if line.startswith("dpbench: error")] or [line for line in lines if line.strip()]
+        return told[-1].removeprefix("dpbench: error: ") if told else "no output"
+    return "its log cannot be read"
+
+
+def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
+    """A list of jobs as a file, for the processes of a sweep."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, [asdict(job) for job in jobs])
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """What `write_jobs` wrote."""
+    return [Job(**{**data, "words": tuple(data["words"])}) for data in json.loads(path.read_text(encoding="utf-8"))]

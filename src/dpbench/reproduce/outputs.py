@@ -1,0 +1,238 @@
+"""What a table leaves in `results/`: runs.csv, and from it alone table.md, table.tex, the figure and README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.tables import Table
+from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.files import write_atomically
+from dpbench.results.provenance import code_hash
+
+RUNS = "runs.csv"
+_DASH = "–"
+
+
+def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
+    """One line for each finished run, with its provenance.
+
+    Args:
+        table: The definition.
+        jobs: Its runs, finished or not.
+    """
+    lines = []
+    for job in jobs:
+        record = job.result()
+        if record is None or record["config_hash"] != job.config_hash:
+            continue
+        privacy, hardware = record["privacy"], record["hardware"]
+        lines.append(
+            {
+                "row": job.row,
+                "column": job.column,
+                "seed": job.seed,
+                "metric": table.metric,
+                "value": record["metrics"].get(table.metric),
+                "epsilon_rdp": privacy["epsilon"].get("rdp"),
+                "epsilon_pld": privacy["epsilon"].get("pld"),
+                "epsilon_microbatch_rdp": privacy.get("epsilon_microbatch", {}).get("rdp"),
+                "delta": privacy["delta"],
+                "unit": privacy["unit"],
+                "neighbouring_relation": privacy["neighbouring_relation"],
+                "steps": record["steps"],
+                "seconds": record["seconds"],
+                "config_hash": record["config_hash"],
+                "code_hash": code_hash(),
+                "commit": record["commit"],
+                "date": date.fromtimestamp((job.path / "result.json").stat().st_mtime).isoformat(),
+                "cpu": hardware["cpu"],
+                "threads": hardware["threads"],
+                "gpu": hardware["gpu"],
+                **{name.replace("-", "_"): record["versions"].get(name) for name in ("python", "torch", "dpbench")},
+                "words": " ".join(job.words),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def of_other_code(folder: Path) -> str | None:
+    """The commit of the runs in a results folder, where these are not of the present code."""
+    if not (folder / RUNS).is_file():
+        return None
+    runs = pd.read_csv(folder / RUNS)
+    return None if set(runs["code_hash"]) <= {code_hash()} else ", ".join(sorted(set(runs["commit"].astype(str))))
+
+
+def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
+    """A line for each cell: n, mean, standard deviation and 95 % interval (in percent), epsilon, the paper's figure."""
+    lines = []
+    for row in table.rows:
+        for column in table.columns:
+            own = runs[(runs["row"] == row.name) & (runs["column"] == column.name)] if len(runs) else runs
+            values = 100 * own["value"].dropna() if len(own) else pd.Series(dtype=float)
+            paper = table.paper.get((row.name, column.name))
+            line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
+            for name in ("epsilon_rdp", "epsilon_pld"):
+                line[name] = own[name].max() if len(own) else float("nan")
+            line["private"] = bool(len(own)) and bool(own["unit"].notna().any())
+            line["seconds"] = own["seconds"].mean() if len(own) else float("nan")
+            lines.append(line | {"paper": paper[0] if paper else None, "paper_spread": paper[1] if paper else None})
+    return pd.DataFrame(lines)
+
+
+def _spread(values: pd.Series[float]) -> dict[str, float]:
+    """Mean, standard deviation, and half the 95 % interval of the mean (Student's t)."""
+    n, nan = len(values), float("nan")
+    deviation = float(values.std()) if n > 1 else nan
+    half = deviation * float(stats.t.ppf(0.975, n - 1)) / n**0.5 if n > 1 else nan
+    return {"mean": float(values.mean()) if n else nan, "sd": deviation, "half": half}
+
+
+def differences(table: Table, runs: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Row → paired difference of the two columns that the table compares, over the seeds that both have."""
+    if table.difference is None or not len(runs):
+        return {}
+    found = {}
+    for row in table.rows:
+        own = runs[runs["row"] == row.name].pivot_table(index="seed", columns="column", values="value")
+        if set(table.difference) <= set(own.columns):
+            gaps = 100 * (own[table.difference[0]] - own[table.difference[1]]).dropna()
+            if len(gaps):
+                found[row.name] = {"n": len(gaps), **_spread(gaps)}
+    return found
+
+
+def _figure(mean: float | None, spread: float | None, digits: int = 2) -> str:
+    if mean is None or pd.isna(mean):
+        return _DASH
+    return f"{mean:.{digits}f}" + ("" if spread is None or pd.isna(spread) else f" ± {spread:.{digits}f}")
+
+
+def _epsilon(values: pd.DataFrame, name: str) -> str:
+    """Of a row's private cells: one figure, or one for each cell where they differ."""
+    own = [f"{value:.3f}" for value in values.loc[values["private"], name].dropna()]
+    return " / ".join(own if len(set(own)) > 1 else own[:1]) or _DASH
+
+
+def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
+    """The table as text, headings first: for each column ours (mean ± standard deviation, n) and the paper's."""
+    lines, gaps = summary(table, runs), differences(table, runs)
+    claimed = any(row.epsilon is not None for row in table.rows)
+    head = [""]
+    for column in table.columns:
+        head += [f"{column.label}, ours", "n"]
+        head += [f"{column.label}, paper"] if any(c == column.name for _, c in table.paper) else []
+    head += ["paired difference"] if table.difference else []
+    head += (["ε claimed"] if claimed else []) + ["ε (RDP)", "ε (PLD)"]
+    out = [head]
+    for row in table.rows:
+        own = lines[lines["row"] == row.name]
+        line = [row.label]
+        for column in table.columns:
+            cell = own[own["column"] == column.name].iloc[0]
+            line += [_figure(cell["mean"], cell["sd"]), str(cell["n"])]
+            if any(c == column.name for _, c in table.paper):
+                line.append(_figure(cell["paper"], cell["paper_spread"], 1))
+        if table.difference:
+            gap = gaps.get(row.name)
+            line.append(_DASH if gap is None else f"{gap['mean']:+.2f}" + _half(gap["half"]))
+        line += [_DASH if row.epsilon is None else f"{row.epsilon:g}"] if claimed else []
+        out.append([*line, _epsilon(own, "epsilon_rdp"), _epsilon(own, "epsilon_pld")])
+    return out
+
+
+def _half(half: float) -> str:
+    return "" if pd.isna(half) else f" [± {half:.2f}]"
+
+
+def markdown(table: Table, runs: pd.DataFrame) -> str:
+    """The table in Markdown."""
+    lines = cells(table, runs)
+    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+
+_GREEK = {"σ": "sigma", "ε": "varepsilon", "α": "alpha", "γ": "gamma", "μ": "mu", "ν": "nu", "τ": "tau"}
+_LATEX = {
+    **{sign: rf"$\{name}$" for sign, name in {**_GREEK, "±": "pm", "≤": "le", "×": "times"}.items()},
+    **{sign: rf"\{sign}" for sign in "%_&#"},
+    "–": "--",
+}
+
+
+def latex(table: Table, runs: pd.DataFrame) -> str:
+    """The table in LaTeX (booktabs)."""
+
+    def line(parts: Sequence[str]) -> str:
+        return " & ".join("".join(_LATEX.get(sign, sign) for sign in part) for part in parts) + r" \\"
+
+    head, *body = cells(table, runs)
+    columns = "l" + "r" * (len(head) - 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule", *map(line, body), r"\bottomrule",
+         r"\end{tabular}", ""]
+    )  # fmt: skip
+
+
+def draw(table: Table, runs: pd.DataFrame, folder: Path) -> None:
+    """figure.png and figure.pdf: ours with 95 % intervals of the mean, the paper's figures as crosses."""
+    lines = summary(table, runs)
+    figure = new_figure(max(6.0, 1.6 * len(table.rows) + 2), 4.5)
+    axes = figure.add_subplot()
+    width = 0.7 / len(table.columns)
+    for number, column in enumerate(table.columns):
+        own = lines[lines["column"] == column.name]
+        places = [at + (number - (len(table.columns) - 1) / 2) * width for at in range(len(own))]
+        colour = f"C{number % 10}"
+        axes.errorbar(places, own["mean"], own["half"], fmt="o", color=colour, capsize=4, label=f"{column.label}, ours")
+        if own["paper"].notna().any():
+            printed = own["paper"].astype(float)
+            axes.plot(places, printed, "x", color=colour, markersize=9, label=f"{column.label}, paper")
+    axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
+    axes.set_ylabel(f"{'test' if table.metric.startswith('test') else 'validation'} accuracy (%)")
+    axes.set_title(table.title, fontsize=10)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8)
+    for suffix in ("png", "pdf"):
+        write_figure(folder / f"figure.{suffix}", figure)
+
+
+def _readme(table: Table, runs: pd.DataFrame) -> Iterator[str]:
+    yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.name}`.", "")
+    yield from (markdown(table, runs), "")
+    yield "Accuracy in percent after the last step: mean ± standard deviation over n seeds" + (
+        "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
+    )
+    yield "ε is for one example added or removed, recomputed from the ledgers; – was not run, or is not private."
+    yield from ("", "![figure](figure.png)", "")
+    for what in ("commit", "cpu", "gpu", "torch"):
+        values = ", ".join(sorted({str(value) for value in runs[what].dropna()}))
+        yield from (f"- {what}: {values}",) if values else ()
+    hours = runs["seconds"].sum() / 3600
+    threads = ", ".join(sorted({str(number) for number in runs["threads"]}))
+    yield f"- training: {hours:.2f} hours in all; threads of a run: {threads}"
+    yield from ("", "What differs from the paper, and why:" if table.notes else "", "")
+    yield from (f"- {note.strip()}" for note in table.notes)
+
+
+def write_outputs(table: Table, runs: pd.DataFrame, folder: Path) -> None:
+    """Write everything into a results folder.
+
+    Args:
+        table: The whole definition.
+        runs: Finished runs, as in runs.csv.
+        folder: Made if need be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / RUNS, runs.to_csv(index=False))
+    write_atomically(folder / "table.md", markdown(table, runs) + "\n")
+    write_atomically(folder / "table.tex", latex(table, runs))
+    draw(table, runs, folder)
+    write_atomically(folder / "README.md", "\n".join(_readme(table, runs)).rstrip() + "\n")

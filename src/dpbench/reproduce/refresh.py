@@ -1,0 +1,44 @@
+"""`make results`: tables, figures and README.md again, from the committed runs.csv; changes nothing the second time."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from dpbench.reproduce.outputs import RUNS, write_outputs
+from dpbench.reproduce.tables import read_table, table_names
+from dpbench.results.files import write_atomically
+from dpbench.training.launch import conf_dir
+
+_PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def refresh(root: Path) -> list[str]:
+    """Write every table of a checkout again, and put it where README.md has `<!-- table NAME -->` ... `<!-- end -->`.
+
+    Args:
+        root: The checkout, with results/ and README.md.
+
+    Returns:
+        Names of the tables.
+    """
+    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
+    for table in tables:
+        folder = root / "results" / table.folder
+        write_outputs(table, pd.read_csv(folder / RUNS), folder)
+
+    def shown(place: re.Match[str]) -> str:
+        text = (root / "results" / place["name"] / "table.md").read_text(encoding="utf-8")
+        return f"{place[1]}{text}{place[3]}"
+
+    readme = root / "README.md"
+    write_atomically(readme, _PLACE.sub(shown, readme.read_text(encoding="utf-8")))
+    return [table.name for table in tables]
+
+
+if __name__ == "__main__":
+    print("\n".join(refresh(Path(sys.argv[1] if len(sys.argv) > 1 else "."))))

@@ -1,0 +1,111 @@
+"""Run what is missing of a table, by a Hydra launcher, with one progress line for the whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from dpbench.errors import Interrupted
+from dpbench.reproduce.jobs import Job, read_jobs, run_job, write_jobs
+from dpbench.training.launch import launch
+
+_REFRESH = 1.0  # seconds
+
+
+def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
+    """Run all jobs that are not finished; failed ones are tried again.
+
+    Args:
+        jobs: The runs of a table.
+        conf: The configuration's folder.
+        words: Such as launcher=joblib, and settings of the launcher.
+
+    Raises:
+        ConfigurationError: The launcher is unknown or not installed.
+        Interrupted: A signal stopped the sweep; finished runs stay.
+    """
+    missing = [job for job in jobs if job.state() != "done"]
+    if not missing:
+        return
+    listing = missing[0].path.parent / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
+    write_jobs(listing, missing)
+    numbers = ",".join(map(str, range(len(missing))))
+    try:
+        with _watching(jobs), _terminable():
+            place = f"hydra.sweep.dir='{listing.parent / '.sweep'}'"
+            launch(["-m", f"jobs='{listing}'", f"number={numbers}", place, *words], conf, "reproduce", swept_job)
+    finally:
+        listing.unlink(missing_ok=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM stops the sweep as Ctrl-C does: the run at hand is saved."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number, "the same command")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def swept_job(cfg: DictConfig) -> None:
+    """The task of the sweep: one run of the table."""
+    launcher = HydraConfig.get().launcher
+    workers = int(launcher.get("n_jobs", 1) or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
+    run_job(read_jobs(Path(cfg.jobs))[int(cfg.number)], threads)
+
+
+@contextmanager
+def _watching(jobs: Sequence[Job]) -> Iterator[None]:
+    """A bar over the steps of all runs, where somebody is there to see it."""
+    done = sum(job.steps for job in jobs if job.state() == "done")
+    shape = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
+    bar = tqdm(total=sum(job.steps for job in jobs), initial=done, bar_format=shape, disable=None)
+    stop = threading.Event()
+
+    def show() -> None:
+        while not stop.wait(_REFRESH):
+            states = Counter(job.state() for job in jobs)
+            bar.set_description_str(f"{_counts(states, len(jobs))}", refresh=False)
+            bar.update(sum(job.steps for job in jobs if job.state() == "done") - bar.n)
+            bar.refresh()
+
+    thread = threading.Thread(target=show, daemon=True)
+    if not bar.disable:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if thread.is_alive():
+            thread.join()
+        bar.close()
+
+
+def _counts(states: Counter[Any], total: int) -> str:
+    return f"{states['done']}/{total} done, {states['running']} running, {states['failed']} failed"
+
+
+def status(jobs: Sequence[Job]) -> str:
+    """How far a table is, with a line for each failed run."""
+    states = Counter(job.state() for job in jobs)
+    waiting = len(jobs) - states["done"] - states["running"] - states["failed"]
+    failures = [f"  failed: {job.failure()}" for job in jobs if job.state() == "failed"]
+    return "\n".join([f"{_counts(states, len(jobs))}, {waiting} to do", *failures])

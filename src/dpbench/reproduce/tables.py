@@ -1,0 +1,179 @@
+"""A paper's table: which runs it takes, and what the paper prints in each cell (`conf/table/<paper>/<table>.yaml`)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dpbench.errors import ConfigurationError
+
+METRICS = ("test/accuracy", "val/accuracy")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row or a column.
+
+    Attributes:
+        name: Used on the command line and in folders.
+        label: Shown.
+        words: What it adds after `dpbench train`.
+        epsilon: What the paper claims for it, if anything.
+    """
+
+    name: str
+    label: str
+    words: tuple[str, ...] = ()
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A definition.
+
+    Attributes:
+        name: PAPER/TABLE.
+        title: What is shown.
+        source: Where the paper shows it.
+        metric: Of the model after the last step; in percent. One of `METRICS`.
+        seeds: Each row and column is run with each of these.
+        hours: Of the whole table on two cores, about.
+        rows: From top to bottom.
+        columns: From left to right.
+        paper: (row, column) → (mean, spread or None) as printed.
+        difference: Two columns (A, B) whose paired difference A − B is shown, or None.
+        notes: What differs from the paper, and why.
+    """
+
+    name: str
+    title: str
+    source: str
+    metric: str
+    seeds: tuple[int, ...]
+    hours: float
+    rows: tuple[Line, ...]
+    columns: tuple[Line, ...]
+    paper: Mapping[tuple[str, str], tuple[float, float | None]]
+    difference: tuple[str, str] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of its folders."""
+        return self.name.replace("/", "_")
+
+    def selected(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int] | int | None) -> Table:
+        """A part of the table.
+
+        Args:
+            rows: Names; none for all.
+            columns: Names; none for all.
+            seeds: Which ones, or how many of the table's own (more than these go on counting), or None for these.
+
+        Raises:
+            ConfigurationError: There is no such row or column.
+        """
+        if isinstance(seeds, int):
+            new = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
+            seeds = (*self.seeds, *new)[:seeds]
+        chosen_rows, chosen_columns = (
+            _chosen(lines, names, f"{self.name} has no {kind}")
+            for kind, lines, names in (("row", self.rows, rows), ("column", self.columns, columns))
+        )
+        return replace(self, rows=chosen_rows, columns=chosen_columns, seeds=tuple(seeds or self.seeds))
+
+
+def _chosen(lines: tuple[Line, ...], names: Sequence[str], what: str) -> tuple[Line, ...]:
+    known = [line.name for line in lines]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"{what} {name!r}; known: {', '.join(known)}.")
+    return tuple(line for line in lines if not names or line.name in names)
+
+
+def table_names(conf: Path) -> list[str]:
+    """Every table of the project, as PAPER/TABLE."""
+    folder = conf / "table"
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
+def read_table(name: str, conf: Path) -> Table:
+    """A table by its name, or by the path of a definition of your own (ending in .yaml).
+
+    Raises:
+        ConfigurationError: There is none, or it is not a definition.
+    """
+    path = Path(name) if name.endswith(".yaml") else conf / "table" / f"{name}.yaml"
+    if not path.is_file():
+        names = table_names(conf)
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"there is no table {name!r}.{hint} Known: claims, {', '.join(names)}.")
+    own = f"{path.parent.name}/{path.stem}"
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not isinstance(data, dict):
+            raise TypeError("it is no mapping")
+        return _table(own, {str(key): value for key, value in data.items()})
+    except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException, YAMLError) as error:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise ConfigurationError(f"{path} defines no table: {missing}.") from error
+
+
+_FIELDS = {
+    "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
+}  # fmt: skip
+
+
+def _table(name: str, data: dict[str, Any]) -> Table:
+    if unknown := set(data) - _FIELDS:
+        raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
+    common = tuple(data.get("words", ()))
+    rows, columns = (_lines(data[key]) for key in ("rows", "columns"))
+    seeds = data["seeds"]
+    table = Table(
+        name,
+        str(data["title"]),
+        str(data["source"]),
+        str(data.get("metric", METRICS[0])),
+        tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds)),
+        float(data["hours"]),
+        tuple(replace(row, words=(*common, *row.words)) for row in rows),
+        columns,
+        {
+            (str(row), column): (float(figure[0]), None if len(figure) == 1 else float(figure[1]))
+            for row, cells in data.get("paper", {}).items()
+            for column, figure in cells.items()
+        },
+        tuple(data["difference"]) if "difference" in data else None,
+        tuple(data.get("notes", ())),
+    )
+    _check(table)
+    return table
+
+
+def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
+    return tuple(
+        Line(str(name), str(one.get("label", name)), tuple(one.get("words", ())), one.get("epsilon"))
+        for name, one in ((name, one or {}) for name, one in data.items())
+    )
+
+
+def _check(table: Table) -> None:
+    rows, columns = {line.name for line in table.rows}, {line.name for line in table.columns}
+    if table.metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}")
+    if not table.seeds or not rows or not columns:
+        raise ValueError("rows, columns and seeds must not be empty")
+    for row, column in table.paper:
+        if row not in rows or column not in columns:
+            raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
+    if table.difference is not None and (len(table.difference) != 2 or not set(table.difference) <= columns):
+        raise ValueError("difference must name two columns")

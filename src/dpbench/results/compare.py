@@ -1,0 +1,138 @@
+"""`dpbench compare`: the settings in which runs differ, their metrics side by side, their curves in one picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpbench.errors import ConfigurationError
+from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.record import RESULT
+from dpbench.results.table import flat_settings
+
+WANDB = "wandb:"
+_CURVES = ("val/accuracy", "test/accuracy", "nonprivate/train_loss", "privacy/epsilon")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run, or the mean of a table's cell.
+
+    Attributes:
+        name: Shown.
+        settings: Its configuration, flat.
+        metrics: Final figures.
+        curves: What was logged, by step.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    metrics: Mapping[str, float | None]
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+def load(source: str) -> list[Compared]:
+    """What a source holds.
+
+    Args:
+        source: Folder of a run or a sweep, folder of a table's results, or wandb:ENTITY/PROJECT[:GROUP].
+
+    Raises:
+        ConfigurationError: There is nothing, or wandb does not answer.
+    """
+    if source.startswith(WANDB):
+        return _from_wandb(source.removeprefix(WANDB))
+    folder = Path(source)
+    if (folder / "runs.csv").is_file():
+        return _from_table(folder)
+    paths = sorted({*folder.glob(RESULT), *folder.rglob(f"*/{RESULT}")})
+    if not paths:
+        raise ConfigurationError(f"{source} holds no finished run ({RESULT}) and no table (runs.csv).")
+    return [_from_run(path) for path in paths]
+
+
+def _from_run(path: Path) -> Compared:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    metrics = {**record["metrics"], **{f"privacy/epsilon_{k}": v for k, v in record["privacy"]["epsilon"].items()}}
+    logged = path.parent / "metrics.csv"
+    curves = pd.read_csv(logged, index_col="step") if logged.is_file() else pd.DataFrame()
+    name = f"{record['config']['run']['name']}, seed {record['seed']}"
+    return Compared(name, flat_settings(record["config"]), {**metrics, "seconds": record["seconds"]}, curves)
+
+
+def _from_table(folder: Path) -> list[Compared]:
+    """A cell's settings are the words that made it; its metrics are means over seeds."""
+    found = []
+    for (row, column), own in pd.read_csv(folder / "runs.csv").groupby(["row", "column"], sort=False):
+        words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
+        settings = dict(word.partition("=")[::2] for word in words)
+        metrics = {str(own["metric"].iloc[0]): own["value"].mean(), "seconds": own["seconds"].mean()}
+        metrics |= {f"privacy/epsilon_{name}": own[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
+        found.append(Compared(f"{row}, {column} (n = {len(own)})", settings, metrics))
+    return found
+
+
+def _from_wandb(place: str) -> list[Compared]:
+    import wandb
+
+    project, _, group = place.partition(":")
+    try:
+        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
+    except (ValueError, OSError, wandb.Error) as error:
+        raise ConfigurationError(f"wandb cannot list {project}: {str(error).splitlines()[0]}") from error
+    if not runs:
+        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
+    found = []
+    for run in runs:
+        history = run.history(pandas=True)
+        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
+        summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
+        metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
+        found.append(Compared(run.name, flat_settings(dict(run.config)), metrics, curves))
+    return found
+
+
+def compare(sources: Sequence[str]) -> tuple[str, list[Compared]]:
+    """Runs as columns; settings that differ and metrics as lines, in Markdown.
+
+    Raises:
+        ConfigurationError: A source holds nothing.
+    """
+    runs = [run for source in sources for run in load(source)]
+    keys = {key: None for run in runs for key in run.settings}
+    differing = [key for key in keys if len({str(run.settings.get(key, "–")) for run in runs}) > 1]
+    names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
+    lines = [["", *(run.name for run in runs)], ["---", *["---:"] * len(runs)]]
+    lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
+    lines += [[key, *(_figure(key, run.metrics.get(key)) for run in runs)] for key in names]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines), runs
+
+
+def _figure(key: str, value: float | None) -> str:
+    if value is None or pd.isna(value):
+        return "–"
+    return f"{100 * value:.2f} %" if key.endswith("accuracy") else f"{value:.4g}"
+
+
+def draw(runs: Sequence[Compared], path: Path) -> Path | None:
+    """All curves of each kind in one panel; None where no run has any."""
+    shown = [name for name in _CURVES if any(name in run.curves for run in runs)]
+    if not shown:
+        return None
+    figure = new_figure(8, 1 + 2.4 * len(shown))
+    for axes, name in zip(figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0], shown, strict=True):
+        for number, run in enumerate(runs):
+            if name in run.curves:
+                values = run.curves[name].dropna()
+                marker = "." if len(values) < 5 else None
+                axes.plot(values.index, values, label=run.name, color=f"C{number % 10}", marker=marker)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    figure.axes[-1].set_xlabel("step")
+    figure.axes[0].legend(fontsize=7)
+    return write_figure(path, figure)

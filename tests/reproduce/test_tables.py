@@ -1,0 +1,249 @@
+"""Tables: their definitions, which runs they take, a sweep that is killed and goes on, and what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.reproduce.command import request
+from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.outputs import cells, differences, latex, markdown, of_other_code, summary, write_outputs
+from dpbench.reproduce.refresh import refresh
+from dpbench.reproduce.tables import read_table, table_names
+from dpbench.training.launch import conf_dir
+
+TABLE = """
+title: Digits
+source: nowhere
+metric: test/accuracy
+seeds: 2
+hours: 0.01
+words: [data=digits, model=mlp, "model.hidden=[8]", data.expected_batch_size=64, engine.native=off]
+rows:
+  short: {label: 3 steps, words: [trainer.max_steps=3], epsilon: 1.5}
+  long: {label: 6 steps, words: [trainer.max_steps=6]}
+columns:
+  private: {label: DP-SGD, words: [strategy=dpsgd]}
+  plain: {label: not private, words: [strategy=none]}
+difference: [private, plain]
+paper:
+  short: {private: [90.0, 0.1], plain: [95.0]}
+notes: [a note]
+"""
+
+
+@pytest.fixture
+def definition(tmp_path: Path) -> Path:
+    path = tmp_path / "own" / "digits.yaml"
+    path.parent.mkdir()
+    path.write_text(TABLE)
+    return path
+
+
+def edited(path: Path, old: str, new: str) -> str:
+    assert old in TABLE
+    path.write_text(TABLE.replace(old, new))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", table_names(conf_dir()))
+def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
+    table = read_table(name, conf_dir())
+    jobs = jobs_of(table.selected((), (), 1), conf_dir(), tmp_path)
+    assert len(jobs) == len(table.rows) * len(table.columns)
+    assert len({job.config_hash for job in jobs}) == len(jobs)  # no cell is another one by mistake
+
+
+def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    jobs = jobs_of(table, conf_dir(), tmp_path)
+    assert len(jobs) == 8 and len({job.folder for job in jobs}) == 8
+    assert [job.seed for job in jobs] == [0] * 4 + [1] * 4  # an interrupted table has every cell
+    assert [job.steps for job in jobs[:4]] == [3, 3, 6, 6]
+    again = jobs_of(read_table(edited(definition, "[8]", "[9]"), conf_dir()), conf_dir(), tmp_path)
+    assert not {job.folder for job in jobs} & {job.folder for job in again}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("metric: test/accuracy", "metric: best/test", "metric must be one of"),
+        ("seeds: 2", "seeds: 0", "must not be empty"),
+        ("title: Digits", "titel: Digits", "unknown fields titel"),
+        ("source: nowhere\n", "", "'source' is missing"),
+        ("  short: {private", "  shorter: {private", "which is no cell"),
+        ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
+        ("rows:", "rows: [", "defines no table"),
+    ],
+)
+def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_table(edited(definition, old, new), conf_dir())
+
+
+def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
+    table = read_table(edited(definition, "strategy=none", "strategy=nothing"), conf_dir())
+    with pytest.raises(ConfigurationError, match="own/digits, short, plain: .*nothing"):
+        jobs_of(table, conf_dir(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere/table9"], "there is no table 'nowhere/table9'.*Known: claims"),
+        (["gradient_compression/table2x"], "Did you mean gradient_compression/table"),
+        (["gradient_compression/table1", "rows=sigma_9"], "has no row 'sigma_9'; known: sigma_0.7"),
+        (["gradient_compression/table1", "columns=x"], "has no column 'x'"),
+        (["gradient_compression/table1", "seed=1"], "'seed=1' is none of rows="),
+        (["gradient_compression/table1", "seeds=0"], "leaves nothing to run"),
+        (["gradient_compression/table1", "seeds=two"], "'seeds=two' is none of"),
+        (["gradient_compression/table1", "launcher=slurm", "seeds=1"], "there is no launcher=slurm"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_clear_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("dpbench: error: ")
+    assert re.search(message, error), error
+
+
+def test_seeds_are_a_number_or_a_list() -> None:
+    assert request(["seeds=3"]).seeds == 3
+    assert request(["seeds=0,"]).seeds == (0,)
+    assert request(["seeds=[4,5]"]).seeds == (4, 5)
+    table = read_table("gradient_compression/table1", conf_dir())
+    assert table.selected((), (), 2).seeds == (0, 1)
+    assert table.selected((), (), 7).seeds == tuple(range(7))
+
+
+def runs(values: dict[tuple[str, str, int], float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "row": row, "column": column, "seed": seed, "value": value, "epsilon_rdp": 1.25, "epsilon_pld": 1.125,
+                "unit": "example" if column == "private" else None, "seconds": 2.0, "commit": "abc", "cpu": "x",
+                "gpu": None, "torch": "2", "threads": 2, "code_hash": "other",
+            }
+            for (row, column, seed), value in values.items()
+        ]
+    )  # fmt: skip
+
+
+def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    values = {("short", "private", 0): 0.80, ("short", "private", 1): 0.84, ("short", "plain", 0): 0.90}
+    values |= {("short", "plain", 1): 0.92, ("short", "plain", 2): 0.10}
+    measured = runs(values)
+    line = summary(table, measured).iloc[0]
+    assert line["mean"] == pytest.approx(82) and line["sd"] == pytest.approx(8**0.5)
+    assert line["half"] == pytest.approx(12.706 * 8**0.5 / 2**0.5, rel=1e-3)  # Student's t, one degree of freedom
+    gap = differences(table, measured)["short"]
+    assert gap["mean"] == pytest.approx(-9) and gap["n"] == 2  # seed 2 has no partner
+    head, short, long = cells(table, measured)
+    assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
+    assert short[-3:] == ["1.5", "1.250", "1.125"]
+    assert long == ["6 steps", "–", "0", "–", "–", "0", "–", "–", "–", "–", "–"] and len(head) == len(long)
+    assert r"\toprule" in latex(table, measured) and "–" not in latex(table, measured)
+    assert markdown(table, measured).count("\n") == 3
+
+
+def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
+    write_outputs(table, measured, tmp_path / "out")
+    names = {"runs.csv", "table.md", "table.tex", "figure.png", "figure.pdf", "README.md"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    write_outputs(table, pd.read_csv(tmp_path / "out" / "runs.csv"), tmp_path / "out")
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert of_other_code(tmp_path / "out") == "abc"
+
+
+def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "gradient_compression_table1"
+    folder.mkdir(parents=True)
+    measured = runs({("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957})
+    measured.to_csv(folder / "runs.csv", index=False)
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- table gradient_compression_table1 -->\nold\n<!-- end -->\nafter\n")
+    assert refresh(tmp_path) == ["gradient_compression/table1"]
+    shown = readme.read_text()
+    assert "95.60 ± 0.14" in shown and "old" not in shown and shown.endswith("<!-- end -->\nafter\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    refresh(tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def reproduce(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "dpbench", "reproduce", str(folder / "own" / "digits.yaml"), *words]
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
+
+
+def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
+    first = subprocess.run(
+        reproduce(tmp_path, "rows=short", "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "2/2 done" in first.stdout
+    done = {name: record["seconds"] for name, record in results(tmp_path).items()}
+    assert len(done) == 2
+    sweep = subprocess.Popen(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    begun = time.monotonic()
+    while len(list((tmp_path / "runs").rglob("config.yaml"))) < 3 and time.monotonic() - begun < 60:
+        time.sleep(0.05)
+    os.kill(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    last = subprocess.run(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "4/4 done" in last.stdout
+    after = results(tmp_path)
+    assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
+    written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
+    assert len(written) == 4 and set(written["steps"]) == {3, 6}
+
+
+@pytest.mark.slow
+def test_failed_runs_are_listed_and_tried_again(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", edited(definition, "strategy=none", "'strategy=none', 'optimizer.lr=-1'"), "rows=short"]
+    assert main([*words, "seeds=1"]) == 1
+    shown = capsys.readouterr().out
+    assert "1/2 done, 0 running, 1 failed" in shown and "output.log" in shown
+    assert "short, plain, seed 0" in shown and "learning rate" in shown.partition("short, plain")[2]
+    assert "–" in shown  # the missing cell stays
+    folder = next((tmp_path / "runs").rglob("failed.json")).parent
+    assert main([*words, "seeds=1", "--status"]) == 1
+    modified = (folder / "failed.json").stat().st_mtime_ns
+    assert main([*words, "seeds=1"]) == 1
+    assert (folder / "failed.json").stat().st_mtime_ns > modified
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, tmp_path: Path) -> None:
+    basic, other = tmp_path / "basic", tmp_path / "other"
+    for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
+        command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    one, two = results(basic), results(other)
+    assert set(one) == set(two) and len(one) == 2
+    for name in one:
+        assert one[name]["metrics"]["test/accuracy"] == pytest.approx(two[name]["metrics"]["test/accuracy"], abs=0.01)
