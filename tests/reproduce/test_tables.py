@@ -86,6 +86,7 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
         ("  short: {private", "  shorter: {private", "which is no cell"),
         ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
         ("rows:", "rows: [", "defines no table"),
+        ("label: 3 steps,", "label: 3,000 steps,", "short has unknown fields 000 steps"),
     ],
 )
 def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: str, message: str) -> None:

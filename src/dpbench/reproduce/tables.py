@@ -160,10 +160,15 @@ def _table(name: str, data: dict[str, Any]) -> Table:
 
 
 def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
-    return tuple(
-        Line(str(name), str(one.get("label", name)), tuple(one.get("words", ())), one.get("epsilon"))
-        for name, one in ((name, one or {}) for name, one in data.items())
-    )
+    lines = []
+    for name, given in data.items():
+        one = given or {}
+        if unknown := set(one) - {"label", "words", "epsilon"}:
+            raise ValueError(
+                f"{name} has unknown fields {', '.join(map(str, unknown))} (a label with a comma in quotes?)"
+            )
+        lines.append(Line(str(name), str(one.get("label", name)), tuple(one.get("words", ())), one.get("epsilon")))
+    return tuple(lines)
 
 
 def _check(table: Table) -> None:
