@@ -252,12 +252,19 @@ def _compare_parser(commands: Any) -> None:
 
 def _compare(options: Any) -> int:
     from dpbench.errors import DPBenchError
-    from dpbench.results.compare import compare, draw
+    from dpbench.results.compare import compare, draw, load
 
     if options.plot.suffix != ".png":
         raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
-    text, runs = compare(options.sources)
-    print(text)
+    runs = []
+    for source in options.sources:
+        if source.startswith("wandb:"):
+            from dpbench.training.wandb_log import recorded
+
+            runs += recorded(source.removeprefix("wandb:"))
+        else:
+            runs += load(source)
+    print(compare(runs))
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     if draw(runs, options.plot) is not None:
         print(f"\ncurves: {options.plot}")

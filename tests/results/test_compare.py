@@ -11,7 +11,8 @@ import pytest
 import wandb
 
 from dpbench.cli import main
-from dpbench.results.compare import compare, draw
+from dpbench.results.compare import compare, draw, load
+from dpbench.training.wandb_log import recorded
 
 RECORDED = [  # what the public API answered for two offline runs that were synchronised
     {
@@ -76,14 +77,16 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
         for c, s, v in (("dpsgd", 0, 0.5), ("dpsgd", 1, 0.7), ("none", 0, 0.9))
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    text, runs = compare([str(tmp_path)])
+    runs = load(str(tmp_path))
+    text = compare(runs)
     assert "| strategy | dpsgd | none |" in text and "60.00 %" in text and "(n = 2)" in text
     assert draw(runs, tmp_path / "none.png") is None
 
 
 def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(wandb, "Api", Api)
-    text, runs = compare(["wandb:me/dpbench:digits"])
+    runs = recorded("me/dpbench:digits")
+    text = compare(runs)
     assert Api.asked[-1] == ("me/dpbench", {"group": "digits"})
     assert "| strategy._target_ | DPSGD | NonPrivate |" in text and "| strategy.max_grad_norm | 1.0 | – |" in text
     assert "71.00 %" in text and "_runtime" not in text

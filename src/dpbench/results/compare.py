@@ -15,7 +15,6 @@ from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.record import RESULT
 from dpbench.results.table import flat_settings
 
-WANDB = "wandb:"
 _CURVES = ("val/accuracy", "test/accuracy", "nonprivate/train_loss", "privacy/epsilon")
 
 
@@ -40,13 +39,11 @@ def load(source: str) -> list[Compared]:
     """What a source holds.
 
     Args:
-        source: Folder of a run or a sweep, folder of a table's results, or wandb:ENTITY/PROJECT[:GROUP].
+        source: Folder of a run or a sweep, or of a table's results.
 
     Raises:
-        ConfigurationError: There is nothing, or wandb does not answer.
+        ConfigurationError: There is nothing.
     """
-    if source.startswith(WANDB):
-        return _from_wandb(source.removeprefix(WANDB))
     folder = Path(source)
     if (folder / "runs.csv").is_file():
         return _from_table(folder)
@@ -77,40 +74,15 @@ def _from_table(folder: Path) -> list[Compared]:
     return found
 
 
-def _from_wandb(place: str) -> list[Compared]:
-    import wandb
-
-    project, _, group = place.partition(":")
-    try:
-        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
-    except (ValueError, OSError, wandb.Error) as error:
-        raise ConfigurationError(f"wandb cannot list {project}: {str(error).splitlines()[0]}") from error
-    if not runs:
-        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
-    found = []
-    for run in runs:
-        history = run.history(pandas=True)
-        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
-        summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
-        metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
-        found.append(Compared(run.name, flat_settings(dict(run.config)), metrics, curves))
-    return found
-
-
-def compare(sources: Sequence[str]) -> tuple[str, list[Compared]]:
-    """Runs as columns; settings that differ and metrics as lines, in Markdown.
-
-    Raises:
-        ConfigurationError: A source holds nothing.
-    """
-    runs = [run for source in sources for run in load(source)]
+def compare(runs: Sequence[Compared]) -> str:
+    """Runs as columns; settings that differ and metrics as lines, in Markdown."""
     keys = {key: None for run in runs for key in run.settings}
     differing = [key for key in keys if len({str(run.settings.get(key, "–")) for run in runs}) > 1]
     names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
     lines = [["", *(run.name for run in runs)], ["---", *["---:"] * len(runs)]]
     lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
     lines += [[key, *(_figure(key, run.metrics.get(key)) for run in runs)] for key in names]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines), runs
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _figure(key: str, value: float | None) -> str:

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import pandas as pd
 from pytorch_lightning.loggers import WandbLogger
+
+from dpbench.errors import ConfigurationError
+from dpbench.results.compare import Compared
+from dpbench.results.table import flat_settings
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 
@@ -62,6 +67,34 @@ def mirror_result(record: dict[str, Any], picture: Path | None) -> None:
     wandb.run.summary.update({key: value for key, value in record["metrics"].items() if value is not None})
     if picture is not None:
         wandb.run.log({"curves": wandb.Image(str(picture))})
+
+
+def recorded(place: str) -> list[Compared]:
+    """Runs as wandb's public API gives them.
+
+    Args:
+        place: ENTITY/PROJECT or ENTITY/PROJECT:GROUP.
+
+    Raises:
+        ConfigurationError: There are none, or wandb does not answer.
+    """
+    import wandb
+
+    project, _, group = place.partition(":")
+    try:
+        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
+    except (ValueError, OSError, wandb.Error) as error:
+        raise ConfigurationError(f"wandb cannot list {project}: {str(error).splitlines()[0]}") from error
+    if not runs:
+        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
+    found = []
+    for run in runs:
+        history = run.history(pandas=True)
+        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
+        summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
+        metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
+        found.append(Compared(run.name, flat_settings(dict(run.config)), metrics, curves))
+    return found
 
 
 def how_to_open(folder: Path) -> str:
