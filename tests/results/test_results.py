@@ -116,6 +116,19 @@ def test_run_key_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_key(CONFIG) != base
 
 
+def test_code_hash_is_of_what_a_run_executes(tmp_path: Path) -> None:
+    def hash_with(changed: str | None) -> str:
+        package = tmp_path / str(changed).replace("/", "-")
+        for name in ("privacy/engine.py", "training/run.py", "reproduce/outputs.py", "cli.py"):
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            (package / name).write_text("changed" if name == changed else "", encoding="utf-8")
+        return code_hash(package)
+
+    base = hash_with(None)
+    assert hash_with("reproduce/outputs.py") == hash_with("cli.py") == base
+    assert len({base, hash_with("privacy/engine.py"), hash_with("training/run.py")}) == 3
+
+
 def test_provenance() -> None:
     assert len(code_hash()) == 16
     assert versions()["torch"]
