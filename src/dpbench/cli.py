@@ -65,7 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _guarded(lambda: _train(args[1:]))
     if args[:1] == ["priors"]:
         return _guarded(lambda: _priors(args[1:]))
-    options = _parser().parse_args(args or ["--help"])
+    parser = _parser()
+    options, rest = parser.parse_known_args(args or ["--help"])
+    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # words after options, which argparse does not take by itself
+        options.words = [*options.words, *rest]
     return _guarded(lambda: int(options.run(options)))
 
 

@@ -41,6 +41,13 @@ def test_adapts_to_the_data(model: type[nn.Module], shape: tuple[int, int, int],
     assert x.grad.shape == x.shape
 
 
+def test_mnist_cnn_with_bounded_activations() -> None:
+    kinds = [type(layer).__name__ for layer in MNISTCNN((1, 28, 28), 10, activation="tanh")]
+    assert kinds.count("Tanh") == 3 and "ReLU" not in kinds
+    with pytest.raises(ValueError, match="relu or tanh, not 'gelu'"):
+        MNISTCNN((1, 28, 28), 10, activation="gelu")
+
+
 @pytest.mark.parametrize("model", [MNISTCNN, SmallAlexNet, DenseNet])
 def test_images_that_are_too_small(model: type[nn.Module]) -> None:
     with pytest.raises(ValueError, match=r"needs images of at least .* not 1×3×3"):

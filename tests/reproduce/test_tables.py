@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.command import request
 from dpbench.reproduce.jobs import jobs_of
-from dpbench.reproduce.outputs import cells, differences, latex, markdown, of_other_code, summary, write_outputs
+from dpbench.reproduce.outputs import (
+    cells,
+    differences,
+    latex,
+    learning_curves,
+    markdown,
+    of_other_code,
+    summary,
+    write_outputs,
+)
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.launch import conf_dir
@@ -56,6 +66,31 @@ def edited(path: Path, old: str, new: str) -> str:
     assert old in TABLE
     path.write_text(TABLE.replace(old, new))
     return str(path)
+
+
+def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    job = next(job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long")
+    assert job.steps_made() == 0
+    job.path.mkdir(parents=True)
+    lines = ["step,privacy/epsilon,test/accuracy", "2,0.5,", "2,,0.25", "3,,0.5", "4,0.75,0.625"]
+    (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert job.steps_made() == 4
+    assert learning_curves(table, [job]).empty  # not finished
+    (job.path / "result.json").write_text("{}", encoding="utf-8")
+    assert job.steps_made() == job.steps == 6
+    curves = learning_curves(table, [job])
+    assert curves[["step", "value"]].to_numpy().tolist() == [[2, 0.25], [3, 0.5], [4, 0.625]]
+    assert set(curves["row"]) == {"long"} and set(curves["seed"]) == {0}
+
+
+def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", str(definition), "--status", "--runs", str(tmp_path / "runs"), "rows=short", "seeds=1"]
+    assert main(words) == 0
+    assert "0/2 done" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "--statsu"])
+    assert "unrecognized arguments: rows=short seeds=1 --statsu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", table_names(conf_dir()))
@@ -166,13 +201,19 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
 def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path: Path) -> None:
     table = read_table(str(definition), conf_dir())
     measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
-    write_outputs(table, measured, tmp_path / "out")
-    names = {"runs.csv", "table.md", "table.tex", "figure.png", "figure.pdf", "README.md"}
+    steps = {"row": "short", "column": "private", "seed": 0, "step": [1, 2, 3], "value": [0.2, 0.5, 0.8]}
+    curves = pd.DataFrame(steps)
+    write_outputs(table, measured, curves, tmp_path / "out")
+    names = {"runs.csv", "table.md", "table.tex", "figure.png", "figure.pdf", "README.md", "curves.csv", "curves.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    write_outputs(table, pd.read_csv(tmp_path / "out" / "runs.csv"), tmp_path / "out")
+    again = [pd.read_csv(tmp_path / "out" / name) for name in ("runs.csv", "curves.csv")]
+    write_outputs(table, again[0], again[1], tmp_path / "out")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert of_other_code(tmp_path / "out") == "abc"
+    write_outputs(table, measured, curves.iloc[:0], tmp_path / "out")
+    assert not list((tmp_path / "out").glob("curves.*"))  # nothing stays of another definition
+    assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
@@ -238,8 +279,12 @@ def test_failed_runs_are_listed_and_tried_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
 def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, tmp_path: Path) -> None:
+    if launcher == "ray" and find_spec("hydra_plugins.hydra_ray_launcher") is None:
+        pytest.skip(
+            "the ray launcher is not installed"
+        )  # it wants an environment of its own, see conf/launcher/ray.yaml
     basic, other = tmp_path / "basic", tmp_path / "other"
     for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
         command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]

@@ -19,7 +19,8 @@ from dpbench.results.files import write_json
 from dpbench.results.provenance import code_hash, config_hash
 from dpbench.results.record import RESULT
 
-FAILED, LOG, _LOCK, _CONFIG = "failed.json", "output.log", "lock", "config.yaml"
+FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
+_TAIL = 65536  # bytes, more than one line
 _INTERRUPTED = {130: 2, 143: 15}
 _PROGRAM = """\
 import sys
@@ -68,6 +69,15 @@ class Job:
         if (self.path / FAILED).is_file():
             return "failed"
         return "begun" if (self.path / _CONFIG).is_file() else "new"
+
+    def steps_made(self) -> int:
+        """How far it is, as far as its metrics tell."""
+        if (self.path / RESULT).is_file():
+            return self.steps
+        with suppress(OSError, ValueError), open(self.path / METRICS, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return min(int(file.read().splitlines()[-1].partition(b",")[0]), self.steps)
+        return 0
 
     def result(self) -> dict[str, Any] | None:
         """Its record, if it is finished."""

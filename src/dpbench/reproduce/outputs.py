@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.jobs import METRICS, Job
+from dpbench.reproduce.pictures import draw_curves, draw_table
 from dpbench.reproduce.tables import Table
-from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.files import write_atomically
 from dpbench.results.provenance import code_hash
 
-RUNS = "runs.csv"
+RUNS, CURVES = "runs.csv", "curves.csv"
 _DASH = "–"
 
 
@@ -60,6 +60,29 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def learning_curves(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
+    """The metric of each finished run after each evaluation; empty where runs were only evaluated at their end.
+
+    Args:
+        table: The definition.
+        jobs: Its runs, finished or not.
+
+    Returns:
+        Columns row, column, seed, step, value.
+    """
+    parts = []
+    for job in jobs:
+        if job.result() is None or not (job.path / METRICS).is_file():
+            continue
+        metrics = pd.read_csv(job.path / METRICS)
+        if table.metric in metrics:
+            values = metrics[["step", table.metric]].dropna().rename(columns={table.metric: "value"})
+            parts.append(values.assign(row=job.row, column=job.column, seed=job.seed))
+    if not any(len(part) > 2 for part in parts):
+        return pd.DataFrame()
+    return pd.concat(parts)[["row", "column", "seed", "step", "value"]]
 
 
 def of_other_code(folder: Path) -> str | None:
@@ -181,30 +204,7 @@ def latex(table: Table, runs: pd.DataFrame) -> str:
     )  # fmt: skip
 
 
-def draw(table: Table, runs: pd.DataFrame, folder: Path) -> None:
-    """figure.png and figure.pdf: ours with 95 % intervals of the mean, the paper's figures as crosses."""
-    lines = summary(table, runs)
-    figure = new_figure(max(6.0, 1.6 * len(table.rows) + 2), 4.5)
-    axes = figure.add_subplot()
-    width = 0.7 / len(table.columns)
-    for number, column in enumerate(table.columns):
-        own = lines[lines["column"] == column.name]
-        places = [at + (number - (len(table.columns) - 1) / 2) * width for at in range(len(own))]
-        colour = f"C{number % 10}"
-        axes.errorbar(places, own["mean"], own["half"], fmt="o", color=colour, capsize=4, label=f"{column.label}, ours")
-        if own["paper"].notna().any():
-            printed = own["paper"].astype(float)
-            axes.plot(places, printed, "x", color=colour, markersize=9, label=f"{column.label}, paper")
-    axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
-    axes.set_ylabel(f"{'test' if table.metric.startswith('test') else 'validation'} accuracy (%)")
-    axes.set_title(table.title, fontsize=10)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
-    for suffix in ("png", "pdf"):
-        write_figure(folder / f"figure.{suffix}", figure)
-
-
-def _readme(table: Table, runs: pd.DataFrame) -> Iterator[str]:
+def _readme(table: Table, runs: pd.DataFrame, curves: bool) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.name}`.", "")
     yield from (markdown(table, runs), "")
     yield "Accuracy in percent after the last step: mean ± standard deviation over n seeds" + (
@@ -212,6 +212,7 @@ def _readme(table: Table, runs: pd.DataFrame) -> Iterator[str]:
     )
     yield "ε is for one example added or removed, recomputed from the ledgers; – was not run, or is not private."
     yield from ("", "![figure](figure.png)", "")
+    yield from ("![learning curves](curves.png)", "") if curves else ()
     for what in ("commit", "cpu", "gpu", "torch"):
         values = ", ".join(sorted({str(value) for value in runs[what].dropna()}))
         yield from (f"- {what}: {values}",) if values else ()
@@ -222,17 +223,24 @@ def _readme(table: Table, runs: pd.DataFrame) -> Iterator[str]:
     yield from (f"- {note.strip()}" for note in table.notes)
 
 
-def write_outputs(table: Table, runs: pd.DataFrame, folder: Path) -> None:
+def write_outputs(table: Table, runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
     """Write everything into a results folder.
 
     Args:
         table: The whole definition.
         runs: Finished runs, as in runs.csv.
+        curves: Their learning curves, as in curves.csv; empty if there are none.
         folder: Made if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RUNS, runs.to_csv(index=False))
     write_atomically(folder / "table.md", markdown(table, runs) + "\n")
     write_atomically(folder / "table.tex", latex(table, runs))
-    draw(table, runs, folder)
-    write_atomically(folder / "README.md", "\n".join(_readme(table, runs)).rstrip() + "\n")
+    draw_table(table, summary(table, runs), folder)
+    for name in (CURVES, "curves.png"):  # perhaps of an earlier definition
+        (folder / name).unlink(missing_ok=True)
+    if len(curves):
+        write_atomically(folder / CURVES, curves.to_csv(index=False, float_format="%.6g"))
+        draw_curves(table, curves, folder)
+    text = "\n".join(_readme(table, runs, bool(len(curves))))
+    write_atomically(folder / "README.md", text.rstrip() + "\n")

@@ -75,16 +75,16 @@ def swept_job(cfg: DictConfig) -> None:
 @contextmanager
 def _watching(jobs: Sequence[Job]) -> Iterator[None]:
     """A bar over the steps of all runs, where somebody is there to see it."""
-    done = sum(job.steps for job in jobs if job.state() == "done")
+    begun = sum(job.steps_made() for job in jobs)
     shape = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
-    bar = tqdm(total=sum(job.steps for job in jobs), initial=done, bar_format=shape, disable=None)
+    bar = tqdm(total=sum(job.steps for job in jobs), initial=begun, bar_format=shape, disable=None)
     stop = threading.Event()
 
     def show() -> None:
         while not stop.wait(_REFRESH):
             states = Counter(job.state() for job in jobs)
             bar.set_description_str(f"{_counts(states, len(jobs))}", refresh=False)
-            bar.update(sum(job.steps for job in jobs if job.state() == "done") - bar.n)
+            bar.update(sum(job.steps_made() for job in jobs) - bar.n)
             bar.refresh()
 
     thread = threading.Thread(target=show, daemon=True)

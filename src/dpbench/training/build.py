@@ -22,6 +22,7 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_precision, refuse_uncovered
+from dpbench.training.averaging import moving_average
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -71,6 +72,14 @@ def build_diagnostics(config: dict[str, Any], folder: Path) -> list[pl.Callback]
             "diagnostics read private gradients without noise: never publish nonprivate/... with the model."
         )
     return [_call(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics")]
+
+
+def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
+    """The moving average of the weights, if it was asked for."""
+    decay = config.get("ema_decay")  # older runs know none
+    if isinstance(decay, str):
+        raise ConfigurationError(f"ema_decay must be a number (or null), not {decay!r}.")
+    return [] if decay is None else [moving_average(decay)]
 
 
 def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule:

@@ -78,6 +78,7 @@ def train(
         if config["logger"]["wandb"]:
             loggers.append(wandb_log.wandb_logger(config, folder))
         callbacks = [
+            *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
             strategy,
             *build.build_diagnostics(config, folder),
             RunProgress(watched() if show is None else show),

@@ -1,0 +1,31 @@
+"""The moving average of the weights, which is what is tested and published."""
+
+from __future__ import annotations
+
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+
+
+def moving_average(decay: float) -> WeightAveraging:
+    """Exponential moving average of the weights after every step (De et al. 2022, section 3.4).
+
+    It is computed from released weights alone, so it costs no privacy, and its noise is smaller. After t steps the
+    decay is min(decay, (1 + t) / (10 + t)), so that the first weights are soon forgotten. Lightning's callback
+    validates, tests and publishes the average, and a checkpoint holds both: `state_dict` is the average.
+
+    Args:
+        decay: Weight of the old average, from 0 to below 1.
+
+    Raises:
+        ConfigurationError: It is outside of this range.
+    """
+    if not 0 <= decay < 1:
+        raise ConfigurationError(f"ema_decay must be from 0 to below 1 (or null), not {decay}.")
+
+    def average(old: Tensor, new: Tensor, steps: Tensor | int) -> Tensor:
+        t = float(steps)
+        return old.lerp(new, 1 - min(decay, (1 + t) / (10 + t)))
+
+    return WeightAveraging(avg_fn=average)

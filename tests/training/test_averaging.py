@@ -1,0 +1,61 @@
+"""The moving average of the weights: what it is, that training does not notice it, and that it survives a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbench.errors import ConfigurationError
+from dpbench.strategies import DPSGD
+from dpbench.training.averaging import moving_average
+from dpbench.training.checkpoint import LastCheckpoint
+from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+
+
+def private() -> DPSGD:
+    return DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+
+
+def test_it_is_the_average_of_the_released_weights(tmp_path: Path) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(60, 5, generator=torch.Generator().manual_seed(0)))
+    ends = {}
+    for decay in (0.5, None):
+        module = Known(5)
+        averaging = [] if decay is None else [moving_average(decay)]
+        trainer = trainer_for(tmp_path / str(decay), private(), 12, callbacks=[*averaging, private()])
+        trainer.fit(module, loader_of(data))
+        ends[decay] = module
+    steps = ends[None].history
+    assert torch.equal(torch.stack(ends[0.5].history), torch.stack(steps))  # training does not notice
+    expected = steps[0]
+    for t, weights in enumerate(steps[1:], 1):
+        share = min(0.5, (1 + t) / (10 + t))
+        expected = share * expected + (1 - share) * weights
+    assert torch.allclose(ends[0.5].layer.weight.flatten(), expected, rtol=1e-5)
+    assert not torch.allclose(expected, steps[-1], rtol=1e-2)
+
+
+def test_a_resumed_run_ends_with_the_same_weights_and_average(tmp_path: Path) -> None:
+    ends = []
+    for run, start, steps in (("whole", None, 8), ("parts", None, 6), ("parts", tmp_path / "parts.ckpt", 8)):
+        path = tmp_path / f"{run}.ckpt"
+        torch.manual_seed(3)
+        module = Classifier()
+        callbacks = [moving_average(0.9), private(), LastCheckpoint(path, every_n_steps=4)]
+        trainer = trainer_for(tmp_path / run, private(), steps, callbacks=callbacks, enable_checkpointing=True)
+        trainer.fit(module, loader_of(pictures()), ckpt_path=start, weights_only=False)
+        state = torch.load(path, weights_only=False)
+        average = torch.cat([value.flatten() for value in state["state_dict"].values()])
+        current = torch.cat([value.flatten() for value in state["current_model_state"].values()])
+        assert torch.equal(average, weights_of(module)) and not torch.equal(average, current)
+        ends.append((average, current))
+    assert all(torch.equal(*pair) for pair in zip(ends[0], ends[2], strict=True))
+    assert not torch.equal(ends[0][0], ends[1][0])
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1, 2.0])
+def test_refusals(decay: float) -> None:
+    with pytest.raises(ConfigurationError, match="from 0 to below 1"):
+        moving_average(decay)
