@@ -236,7 +236,7 @@ def write_outputs(table: Table, runs: pd.DataFrame, curves: pd.DataFrame, folder
     write_atomically(folder / RUNS, runs.to_csv(index=False))
     write_atomically(folder / "table.md", markdown(table, runs) + "\n")
     write_atomically(folder / "table.tex", latex(table, runs))
-    draw_table(table, summary(table, runs), folder)
+    draw_table(table, runs, summary(table, runs), folder)
     for name in (CURVES, "curves.png"):  # perhaps of an earlier definition
         (folder / name).unlink(missing_ok=True)
     if len(curves):

@@ -9,6 +9,7 @@ import pandas as pd
 from dpbench.reproduce.tables import Table
 from dpbench.results.figures import new_figure, write_figure
 
+_FEW = 2  # runs
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -16,30 +17,35 @@ def _label(table: Table) -> str:
     return f"{'test' if table.metric.startswith('test') else 'validation'} accuracy (%)"
 
 
-def draw_table(table: Table, lines: pd.DataFrame, folder: Path) -> None:
-    """figure.png and figure.pdf: ours with 95 % intervals of the mean, the paper's figures as crosses.
+def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Path) -> None:
+    """figure.png and figure.pdf: every run as a dot, 95 % intervals of the means, the paper's figures as crosses.
 
     Args:
         table: The definition.
+        runs: Finished runs, as in runs.csv.
         lines: A line for each cell, see `outputs.summary`.
         folder: Where to.
     """
-    figure = new_figure(max(6.0, 1.6 * len(table.rows) + 2), 4.5)
+    figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
     axes = figure.add_subplot()
-    width = 0.7 / len(table.columns)
     for number, column in enumerate(table.columns):
-        own = lines[lines["column"] == column.name]
-        places = [at + (number - (len(table.columns) - 1) / 2) * width for at in range(len(own))]
-        colour = f"C{number % 10}"
-        axes.errorbar(places, own["mean"], own["half"], fmt="o", color=colour, capsize=4, label=f"{column.label}, ours")
-        if own["paper"].notna().any():
-            printed = own["paper"].astype(float)
-            axes.plot(places, printed, "x", color=colour, markersize=9, label=f"{column.label}, paper")
-    axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
-    axes.set_ylabel(_label(table))
+        colour, shift = f"C{number % 10}", (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
+        places = {row.name: at + shift for at, row in enumerate(table.rows)}
+        own = runs[(runs["column"] == column.name) & runs["row"].isin(list(places))]
+        axes.plot(100 * own["value"], own["row"].map(places), ".", color=colour, alpha=0.45, markersize=5)
+        cells = lines[lines["column"] == column.name]
+        half = cells["half"].where(cells["n"] > _FEW)  # two runs say nothing about their spread
+        at = cells["row"].map(places)
+        axes.errorbar(cells["mean"], at, xerr=half, fmt="o", color=colour, capsize=3, label=f"{column.label}, ours")
+        if cells["paper"].notna().any():
+            printed = cells["paper"].astype(float)
+            axes.plot(printed, at, "x", color=colour, markersize=9, label=f"{column.label}, paper")
+    axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(_label(table))
     axes.set_title(table.title, fontsize=10)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for suffix in ("png", "pdf"):
         write_figure(folder / f"figure.{suffix}", figure)
 
