@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
-from benchmarks.plain import Step
+from benchmarks.plain import SGD, MakeOptimizer, Step
 from benchmarks.workloads import Workload
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.mechanism import Mechanism, Merge
@@ -48,13 +48,13 @@ def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mech
     return Mechanism(strategy.pieces, sampling, 1.0, engine.parameters, strategy.groups(engine))
 
 
-def bare(workload: Workload, name: str, device: str) -> Step:
-    """Forward, per-record gradients, clipping, noise, SGD; without Lightning and without a ledger."""
+def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimizer = SGD) -> Step:
+    """Forward, per-record gradients, clipping, noise, SGD (or another); without Lightning and without a ledger."""
     layout = torch.channels_last
     model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
     x, y = (data.to(device) for data in workload.data())
     x = x.contiguous(memory_format=layout)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = make_optimizer(model.parameters())
     engine = PerRecordEngine(model)
     mechanism = mechanism_of(name, workload, engine)
     merge, releases = _merge(workload, device), iter(range(2**62))

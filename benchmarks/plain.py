@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,22 @@ Step = Callable[[], object]
 """Makes one step; the loss before it, where that costs nothing."""
 
 
-def plain(workload: Workload, memory_format: torch.memory_format, device: str, compiled: bool = False) -> Step:
-    """Forward, backward, SGD."""
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01)
+
+
+def plain(
+    workload: Workload,
+    memory_format: torch.memory_format,
+    device: str,
+    compiled: bool = False,
+    make_optimizer: MakeOptimizer = SGD,
+) -> Step:
+    """Forward, backward, SGD (or another optimizer)."""
     model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
     x, y = (data.to(device) for data in workload.data())
     x = x.contiguous(memory_format=memory_format)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = make_optimizer(model.parameters())
 
     def forward() -> torch.Tensor:
         return F.cross_entropy(model(x), y)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from benchmarks.__main__ import main
@@ -18,7 +19,7 @@ from benchmarks.ours import bare
 from benchmarks.plain import plain
 from benchmarks.workloads import WORKLOADS
 
-from benchmarks import growth_report, report, rows
+from benchmarks import growth_report, optimizers, report, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,3 +140,12 @@ def test_a_real_measurement(tmp_path: Path) -> None:
     for one in table:
         assert one["error"] is None and one["wall_ms"] > 0 and one["cpu_ms"] > 0 and one["ratio_to_limit"] > 0
     assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
+
+
+def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimizers.main(["--steps", "1", "--turns", "1", "--out", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "costs.csv")
+    assert len(table) == 10 and (table["ratio"] > 0).all() and set(table["optimizer"]) >= {"SGD", "Adam"}
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| MNIST CNN | RMSprop |" in page and "1.83" in page
+    assert page.strip() in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""`python -m benchmarks.optimizers`: what privacy costs each optimizer (pyvacy_2019, the table of section 5.1).
+
+The paper times `optimizer.step()`, which there holds clipping and noise. Clipping here is a part of the backward pass,
+so whole training steps are compared: forward, backward, update; with and without clipping and noise, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from benchmarks.measure import busy
+from benchmarks.ours import bare
+from benchmarks.plain import MakeOptimizer, Step, plain
+from benchmarks.workloads import WORKLOADS, Workload
+from dpbench.results.files import write_atomically
+from dpbench.results.provenance import commit, hardware, versions
+from dpbench.training.allocator import keep_large_blocks
+from dpbench.training.launch import conf_dir
+
+OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "adagrad": "AdaGrad", "rmsprop": "RMSprop"}
+NETWORKS = {"mlp b256": "MLP 784-1000-10", "mnist_cnn b256": "MNIST CNN"}
+_PAPER = 1.63e-3 / 8.93e-4  # of optimizer.step() alone, without a GPU
+_WARM = 5
+
+
+def optimizer_named(name: str) -> MakeOptimizer:
+    """An optimizer of `conf/optimizer/` with its learning rate there."""
+    make: MakeOptimizer = instantiate(OmegaConf.load(conf_dir() / "optimizer" / f"{name}.yaml"))
+    return make
+
+
+def milliseconds(step: Step, steps: int) -> float:
+    """Of one step, the mean of some."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return 1000 * (time.perf_counter() - start) / steps
+
+
+def costs(workload: Workload, name: str, steps: int, turns: int) -> dict[str, float]:
+    """Medians over turns of both kinds of step, and of the turns' ratios."""
+    make = optimizer_named(name)
+    both = {
+        "plain_ms": plain(workload, torch.channels_last, "cpu", make_optimizer=make),
+        "private_ms": bare(workload, "flat", "cpu", make),
+    }
+    for step in both.values():
+        milliseconds(step, _WARM)
+    times = [{kind: milliseconds(step, steps) for kind, step in both.items()} for _ in range(turns)]
+    ratios = sorted(turn["private_ms"] / turn["plain_ms"] for turn in times)
+    medians = {kind: median(turn[kind] for turn in times) for kind in both}
+    return {**medians, "ratio": median(ratios), "ratio_least": ratios[0], "ratio_most": ratios[-1]}
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The page."""
+    first = table.iloc[0]
+    lines = ["# What privacy costs each optimizer", "", __doc__.partition("\n\n")[2].strip().replace("\n", " "), ""]
+    lines += [
+        "| network, lots of 256 | optimizer | not private (ms) | private (ms) | ratio [least, most of the turns] |"
+    ]
+    lines += ["| --- | --- | ---: | ---: | ---: |"]
+    for row in table.to_dict("records"):
+        spread = f"{row['ratio']:.2f} [{row['ratio_least']:.2f}, {row['ratio_most']:.2f}]"
+        cells = [row["network"], row["optimizer"], f"{row['plain_ms']:.2f}", f"{row['private_ms']:.2f}", spread]
+        lines.append("| " + " | ".join(cells) + " |")
+    load = f"; other processes used {first['busy']:.1f} cores when it began" if first["busy"] > 0.2 else ""
+    lines += ["", f"The paper's ratio, of `optimizer.step()` alone on a CPU: {_PAPER:.2f}."]
+    lines += [f"{first['cpu']}, {first['threads']} threads, torch {first['torch']}, commit {first['commit']}{load}."]
+    return "\n".join([*lines, "Made by `python -m benchmarks.optimizers` in one process, medians of turns.", ""])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and write costs.csv and README.md."""
+    parser = argparse.ArgumentParser("python -m benchmarks.optimizers")
+    parser.add_argument("--steps", type=int, default=50, help="in a turn (default: 50)")
+    parser.add_argument("--turns", type=int, default=9, help="of both kinds (default: 9)")
+    parser.add_argument("--out", type=Path, default=Path("results") / "pyvacy_optimizer_cost")
+    options = parser.parse_args(arguments)
+    keep_large_blocks()
+    machine = hardware()
+    common = {"cpu": machine["cpu"], "threads": machine["threads"], "busy": busy(), "torch": versions()["torch"]}
+    common |= {"commit": commit(), "date": date.today().isoformat()}
+    rows = []
+    for workload, network in NETWORKS.items():
+        for name, label in tqdm(OPTIMIZERS.items(), desc=network, disable=None):
+            measured = costs(WORKLOADS[workload], name, options.steps, options.turns)
+            rows.append({"network": network, "optimizer": label, **measured, **common})
+    table = pd.DataFrame(rows)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out / "costs.csv", table.to_csv(index=False))
+    write_atomically(options.out / "README.md", markdown(table))
+    print(markdown(table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
