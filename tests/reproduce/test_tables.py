@@ -20,11 +20,11 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.command import request
 from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.logged import collect, read_logged, write_logged
 from dpbench.reproduce.outputs import (
     cells,
     differences,
     latex,
-    learning_curves,
     markdown,
     of_other_code,
     summary,
@@ -76,12 +76,35 @@ def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tm
     lines = ["step,privacy/epsilon,test/accuracy", "2,0.5,", "2,,0.25", "3,,0.5", "4,0.75,0.625"]
     (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert job.steps_made() == 4
-    assert learning_curves(table, [job]).empty  # not finished
+    assert collect(table, [job]) == {}  # not finished
     (job.path / "result.json").write_text("{}", encoding="utf-8")
     assert job.steps_made() == job.steps == 6
-    curves = learning_curves(table, [job])
+    curves = collect(table, [job])["curves"]
     assert curves[["step", "value"]].to_numpy().tolist() == [[2, 0.25], [3, 0.5], [4, 0.625]]
     assert set(curves["row"]) == {"long"} and set(curves["seed"]) == {0}
+
+
+def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) -> None:
+    more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}]\nseeds: 2"
+    table = read_table(edited(definition, "seeds: 2", more), conf_dir())
+    jobs = [job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long"]
+    for job in jobs:
+        job.path.mkdir(parents=True)
+        (job.path / "result.json").write_text("{}", encoding="utf-8")
+        lines = ["step,privacy/bound/a,privacy/bound/b.bias,test/accuracy", "1,0.5,2,", "2,0.25,,", "6,,,0.5"]
+        (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        histogram = "log10_from,log10_to,count\n-inf,-9,6\n-9,-8,3\n-8,inf,1\n"
+        (job.path / "nonprivate_gradient_histogram.csv").write_text(histogram, encoding="utf-8")
+    logged = collect(table, jobs)
+    assert set(logged) == {"bounds", "gradient_values"}  # one evaluation is no curve
+    assert set(logged["bounds"]["seed"]) == {0} and len(logged["bounds"]) == 2 * 3
+    own = logged["bounds"][logged["bounds"]["column"] == "private"]
+    assert own[["step", "name", "value"]].to_numpy().tolist() == [[1, "a", 0.5], [2, "a", 0.25], [1, "b.bias", 2]]
+    assert logged["gradient_values"]["count"].sum() == 2 * 10
+    assert write_logged(table, logged, tmp_path) == ["bounds.png", "gradient_values.png"]
+    again = read_logged(table, tmp_path)
+    assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
+    assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
 
 
 def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,15 +226,15 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
     steps = {"row": "short", "column": "private", "seed": 0, "step": [1, 2, 3], "value": [0.2, 0.5, 0.8]}
     curves = pd.DataFrame(steps)
-    write_outputs(table, measured, curves, tmp_path / "out")
+    write_outputs(table, measured, {"curves": curves}, tmp_path / "out")
     names = {"runs.csv", "table.md", "table.tex", "figure.png", "figure.pdf", "README.md", "curves.csv", "curves.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    again = [pd.read_csv(tmp_path / "out" / name) for name in ("runs.csv", "curves.csv")]
-    write_outputs(table, again[0], again[1], tmp_path / "out")
+    read = pd.read_csv(tmp_path / "out" / "runs.csv")
+    write_outputs(table, read, read_logged(table, tmp_path / "out"), tmp_path / "out")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert of_other_code(tmp_path / "out") == "abc"
-    write_outputs(table, measured, curves.iloc[:0], tmp_path / "out")
+    write_outputs(table, measured, {}, tmp_path / "out")
     assert not list((tmp_path / "out").glob("curves.*"))  # nothing stays of another definition
     assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 

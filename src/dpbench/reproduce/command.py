@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import jobs_of
-from dpbench.reproduce.outputs import finished_runs, learning_curves, markdown, of_other_code, write_outputs
+from dpbench.reproduce.logged import collect
+from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.launch import conf_dir
@@ -106,5 +107,5 @@ def reproduce_table(
     if not replace and (commit := of_other_code(folder)) is not None:
         text.append(f"{folder} holds runs of other code ({commit}) and stays as it is: --replace overwrites it.")
         folder = runs / table.folder / "table"
-    write_outputs(table, finished, learning_curves(table, list(known.values())), folder)
+    write_outputs(table, finished, collect(table, list(known.values())), folder)
     return "\n".join([*text, f"written to {folder}"]), good

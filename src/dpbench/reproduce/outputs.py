@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from dpbench.reproduce.jobs import METRICS, Job
-from dpbench.reproduce.pictures import draw_curves, draw_table
+from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.logged import Logged, write_logged
+from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import Table
 from dpbench.results.files import write_atomically
 from dpbench.results.provenance import code_hash
 
-RUNS, CURVES = "runs.csv", "curves.csv"
+RUNS = "runs.csv"
 _DASH = "–"
 
 
@@ -60,29 +61,6 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
-
-
-def learning_curves(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
-    """The metric of each finished run after each evaluation; empty where runs were only evaluated at their end.
-
-    Args:
-        table: The definition.
-        jobs: Its runs, finished or not.
-
-    Returns:
-        Columns row, column, seed, step, value.
-    """
-    parts = []
-    for job in jobs:
-        if job.result() is None or not (job.path / METRICS).is_file():
-            continue
-        metrics = pd.read_csv(job.path / METRICS)
-        if table.metric in metrics:
-            values = metrics[["step", table.metric]].dropna().rename(columns={table.metric: "value"})
-            parts.append(values.assign(row=job.row, column=job.column, seed=job.seed))
-    if not any(len(part) > 2 for part in parts):
-        return pd.DataFrame()
-    return pd.concat(parts)[["row", "column", "seed", "step", "value"]]
 
 
 def of_other_code(folder: Path) -> str | None:
@@ -204,7 +182,7 @@ def latex(table: Table, runs: pd.DataFrame) -> str:
     )  # fmt: skip
 
 
-def _readme(table: Table, runs: pd.DataFrame, curves: bool) -> Iterator[str]:
+def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.name}`.", "")
     yield from (markdown(table, runs), "")
     yield "Accuracy in percent after the last step: mean ± standard deviation over n seeds" + (
@@ -212,7 +190,8 @@ def _readme(table: Table, runs: pd.DataFrame, curves: bool) -> Iterator[str]:
     )
     yield "ε is for one example added or removed, recomputed from the ledgers; – was not run, or is not private."
     yield from ("", "![figure](figure.png)", "")
-    yield from ("![learning curves](curves.png)", "") if curves else ()
+    for picture in pictures:
+        yield from (f"![{Path(picture).stem}]({picture})", "")
     for what in ("commit", "cpu", "gpu", "torch"):
         values = ", ".join(sorted({str(value) for value in runs[what].dropna()}))
         yield from (f"- {what}: {values}",) if values else ()
@@ -223,13 +202,13 @@ def _readme(table: Table, runs: pd.DataFrame, curves: bool) -> Iterator[str]:
     yield from (f"- {note.strip()}" for note in table.notes)
 
 
-def write_outputs(table: Table, runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
+def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
     """Write everything into a results folder.
 
     Args:
         table: The whole definition.
         runs: Finished runs, as in runs.csv.
-        curves: Their learning curves, as in curves.csv; empty if there are none.
+        logged: What they logged on the way, by the name of its file.
         folder: Made if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,10 +216,5 @@ def write_outputs(table: Table, runs: pd.DataFrame, curves: pd.DataFrame, folder
     write_atomically(folder / "table.md", markdown(table, runs) + "\n")
     write_atomically(folder / "table.tex", latex(table, runs))
     draw_table(table, runs, summary(table, runs), folder)
-    for name in (CURVES, "curves.png"):  # perhaps of an earlier definition
-        (folder / name).unlink(missing_ok=True)
-    if len(curves):
-        write_atomically(folder / CURVES, curves.to_csv(index=False, float_format="%.6g"))
-        draw_curves(table, curves, folder)
-    text = "\n".join(_readme(table, runs, bool(len(curves))))
-    write_atomically(folder / "README.md", text.rstrip() + "\n")
+    pictures = write_logged(table, logged, folder)
+    write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures)).rstrip() + "\n")

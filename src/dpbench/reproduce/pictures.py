@@ -1,9 +1,10 @@
-"""The pictures of a table: its cells with intervals, and learning curves."""
+"""The pictures of a table: its cells with intervals, learning curves, and whatever else its runs logged."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from dpbench.reproduce.tables import Table
@@ -50,13 +51,13 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         write_figure(folder / f"figure.{suffix}", figure)
 
 
-def draw_curves(table: Table, curves: pd.DataFrame, folder: Path) -> None:
-    """curves.png: the mean over seeds after each evaluation, and the range of the seeds.
+def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
+    """Learning curves: the mean over seeds after each evaluation, and the range of the seeds.
 
     Args:
         table: The definition; rows have colours, columns line styles.
         curves: Columns row, column, seed, step, value.
-        folder: Where to.
+        path: The picture.
     """
     figure = new_figure(8.0, 4.5)
     axes = figure.add_subplot()
@@ -78,4 +79,65 @@ def draw_curves(table: Table, curves: pd.DataFrame, folder: Path) -> None:
     axes.set_title(table.title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    write_figure(folder / "curves.png", figure)
+    write_figure(path, figure)
+
+
+def draw_series(table: Table, lines: pd.DataFrame, label: str, path: Path) -> None:
+    """Positive values against steps: a panel for each cell, or for each column where a cell has but one line.
+
+    Args:
+        table: The definition.
+        lines: Columns row, column, step, name, value. Names that end in "bias" are dashed.
+        label: Of the axis.
+        path: The picture.
+    """
+    single = lines.groupby(["row", "column"])["name"].nunique().max() == 1
+    panels = []
+    for column in table.columns:
+        own = lines[lines["column"] == column.name]
+        rows = [row for row in table.rows if (own["row"] == row.name).any()]
+        parts = [(row.label, own[own["row"] == row.name]) for row in rows]
+        if single and parts:
+            panels.append((column.label, parts))
+        for row_label, part in () if single else parts:
+            title = row_label if len(table.columns) == 1 else f"{row_label}; {column.label}"
+            panels.append((title, [(str(name), values) for name, values in part.groupby("name", sort=False)]))
+    figure = new_figure(5.5 * len(panels), 4.0)
+    for axes, (title, drawn) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for name, values in drawn:
+            axes.plot(
+                values["step"], values["value"], "--" if name.endswith("bias") else "-", label=name, linewidth=1.1
+            )
+        axes.set(yscale="log", xlabel="step", ylabel=label)
+        axes.set_title(title, fontsize=9)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(table.title, fontsize=10)
+    write_figure(path, figure)
+
+
+def draw_histogram(table: Table, counts: pd.DataFrame, path: Path) -> None:
+    """How large the values of gradients are, all steps and parameters together: a panel for each cell.
+
+    Args:
+        table: The definition.
+        counts: Columns row, column, log10_from, log10_to, count; the first bin holds the zeros.
+        path: The picture.
+    """
+    cells = [(row, column) for row in table.rows for column in table.columns]
+    found = [
+        (row, column, counts[(counts["row"] == row.name) & (counts["column"] == column.name)]) for row, column in cells
+    ]
+    found = [cell for cell in found if len(cell[2])]
+    figure = new_figure(5.0 * len(found), 3.6)
+    for axes, (row, column, own) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+        inner = own[np.isfinite(own["log10_from"]) & np.isfinite(own["log10_to"])]
+        share, width = inner["count"] / own["count"].sum(), inner["log10_to"] - inner["log10_from"]
+        axes.bar(inner["log10_from"], share, width=width, align="edge", color="#3060a8")
+        label = row.label if len(table.columns) == 1 else f"{row.label}; {column.label}"
+        zeros = 100 * own.loc[~np.isfinite(own["log10_from"]), "count"].sum() / own["count"].sum()
+        axes.set_title(f"{label} ({zeros:.0f} % are below 1e-9)", fontsize=9)
+        axes.set(xlabel="log10 |value of a record's gradient|", ylabel="share of values")
+        axes.grid(alpha=0.3)
+    figure.suptitle(table.title, fontsize=10)
+    write_figure(path, figure)

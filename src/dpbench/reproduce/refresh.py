@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpbench.reproduce.outputs import CURVES, RUNS, write_outputs
+from dpbench.reproduce.logged import read_logged
+from dpbench.reproduce.outputs import RUNS, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.results.files import write_atomically
 from dpbench.training.launch import conf_dir
@@ -29,8 +30,7 @@ def refresh(root: Path) -> list[str]:
     tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
     for table in tables:
         folder = root / "results" / table.folder
-        curves = pd.read_csv(folder / CURVES) if (folder / CURVES).is_file() else pd.DataFrame()
-        write_outputs(table, pd.read_csv(folder / RUNS), curves, folder)
+        write_outputs(table, pd.read_csv(folder / RUNS), read_logged(table, folder), folder)
 
     def shown(place: re.Match[str]) -> str:
         text = (root / "results" / place["name"] / "table.md").read_text(encoding="utf-8")

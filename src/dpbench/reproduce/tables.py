@@ -35,6 +35,21 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Series:
+    """A picture of something that runs log, against steps.
+
+    Attributes:
+        name: Of the picture's files.
+        metrics: Prefix of the logged metrics, such as "privacy/bound/".
+        label: Of the axis.
+    """
+
+    name: str
+    metrics: str
+    label: str
+
+
+@dataclass(frozen=True)
 class Table:
     """A definition.
 
@@ -50,6 +65,8 @@ class Table:
         paper: (row, column) → (mean, spread or None) as printed.
         difference: Two columns (A, B) whose paired difference A − B is shown, or None.
         notes: What differs from the paper, and why.
+        series: Pictures of what the runs of the first seed log.
+        histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
     """
 
     name: str
@@ -63,6 +80,8 @@ class Table:
     paper: Mapping[tuple[str, str], tuple[float, float | None]]
     difference: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
+    series: tuple[Series, ...] = ()
+    histogram: bool = False
 
     @property
     def folder(self) -> str:
@@ -129,6 +148,7 @@ def read_table(name: str, conf: Path) -> Table:
 
 _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
+    "series", "histogram",
 }  # fmt: skip
 
 
@@ -154,6 +174,8 @@ def _table(name: str, data: dict[str, Any]) -> Table:
         },
         tuple(data["difference"]) if "difference" in data else None,
         tuple(data.get("notes", ())),
+        tuple(Series(**{str(key): str(value) for key, value in one.items()}) for one in data.get("series", ())),
+        bool(data.get("histogram", False)),
     )
     _check(table)
     return table
