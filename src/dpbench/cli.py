@@ -363,22 +363,20 @@ def _calibrate(options: Any) -> int:
 
 def _reproduce(options: Any) -> int:
     _quiet_accountants()
-    if options.table != "claims":
-        from dpbench.reproduce.command import listing, reproduce_table, request
+    from dpbench.reproduce.command import WITHOUT_RUNS, listing, reproduce_table, request
 
-        if options.table == "list":
-            print(listing())
-            return 0
-
-        asked = request(options.words)
-        text, good = reproduce_table(options.table, asked, options.out, options.runs, options.status, options.replace)
-        print(text)
-        return 0 if good else 1
-    from dpbench.reproduce.claims_report import reproduce_claims
-
-    (options.out / "claims").mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-    print(reproduce_claims(options.out / "claims"))
-    return 0
+    if options.table == "list":
+        print(listing())
+        return 0
+    if options.table in WITHOUT_RUNS:
+        folder = options.out / options.table.replace("/", "_")
+        folder.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
+        print(WITHOUT_RUNS[options.table].make()(folder))
+        return 0
+    asked = request(options.words)
+    text, good = reproduce_table(options.table, asked, options.out, options.runs, options.status, options.replace)
+    print(text)
+    return 0 if good else 1
 
 
 def _table(options: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,37 @@ from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, wr
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.launch import conf_dir
+
+
+@dataclass(frozen=True)
+class WithoutRuns:
+    """What is computed at once, without training.
+
+    Attributes:
+        title: Shown.
+        make: Imports and returns the function that writes into a folder and returns a summary.
+    """
+
+    title: str
+    make: Callable[[], Callable[[Path], str]]
+
+
+def _claims() -> Callable[[Path], str]:
+    from dpbench.reproduce.claims_report import reproduce_claims
+
+    return reproduce_claims
+
+
+def _tracking() -> Callable[[Path], str]:
+    from dpbench.reproduce.tracking import reproduce_tracking
+
+    return reproduce_tracking
+
+
+WITHOUT_RUNS = {
+    "claims": WithoutRuns("every epsilon that the papers print (one minute)", _claims),
+    "adaptive_quantile/figure2": WithoutRuns("Bounds that track quantiles of known data (seconds)", _tracking),
+}
 
 
 @dataclass(frozen=True)
@@ -64,9 +95,10 @@ def request(words: Sequence[str]) -> Request:
 def listing() -> str:
     """Names, titles and hours of all tables."""
     tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
-    width = max(len(table.name) for table in tables)
-    lines = [f"{table.name:<{width}}  {table.title} (about {table.hours:g} hours on two cores)" for table in tables]
-    return "\n".join([f"{'claims':<{width}}  every epsilon that the papers print (one minute)", *lines])
+    lines = {name: one.title for name, one in WITHOUT_RUNS.items()}
+    lines |= {table.name: f"{table.title} (about {table.hours:g} hours on two cores)" for table in tables}
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {title}" for name, title in lines.items())
 
 
 def reproduce_table(

@@ -155,7 +155,11 @@ def _half(half: float) -> str:
 
 def markdown(table: Table, runs: pd.DataFrame) -> str:
     """The table in Markdown."""
-    lines = cells(table, runs)
+    return markdown_rows(cells(table, runs))
+
+
+def markdown_rows(lines: Sequence[Sequence[str]]) -> str:
+    """Rows of text in Markdown, headings first, numbers to the right."""
     rule = ["---", *["---:"] * (len(lines[0]) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
 

@@ -1,0 +1,119 @@
+"""`dpbench reproduce adaptive_quantile/figure2`: bounds that track quantiles of known data, by noisy counts alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from scipy import stats
+
+from dpbench.privacy.adaptive import QuantileBounds, with_bounds
+from dpbench.privacy.clipping import VectorGroup
+from dpbench.reproduce.outputs import markdown_rows
+from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.files import write_atomically
+
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+ROUNDS, RECORDS, FIRST_BOUND = 200, 100, 0.1
+_SETTLED = ROUNDS // 2
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Norms that are the exponential of a normal variable.
+
+    Attributes:
+        label: Shown.
+        mean: Of the normal variable.
+        std: Of the normal variable.
+    """
+
+    label: str
+    mean: float
+    std: float
+
+    def quantile(self, share: float) -> float:
+        """The true value."""
+        return float(stats.lognorm.ppf(share, self.std, scale=torch.tensor(self.mean).exp().item()))
+
+
+SOURCES = (
+    Source("exp N(0, 1)", 0.0, 1.0),
+    Source("exp N(0, 0.1)", 0.0, 0.1),
+    Source("exp N(log 10, 1)", 2.302585, 1.0),
+)
+
+
+def track(source: Source, quantile: float, generator: torch.Generator) -> list[float]:
+    """Bounds round by round, of the very adaptation that training uses, with the paper's settings.
+
+    Args:
+        source: Where norms come from, new ones in every round.
+        quantile: γ.
+        generator: Of data and noise.
+    """
+    adaptation = QuantileBounds(quantile)  # η_C = 0.2, geometric, σ_b = m/20
+    groups: tuple[VectorGroup, ...] = (VectorGroup("all", (0,), FIRST_BOUND),)
+    (statistic,) = adaptation.statistics(groups, RECORDS, 1.0)
+    bounds = []
+    for _ in range(ROUNDS):
+        bounds.append(groups[0].max_grad_norm)
+        norms = (torch.randn(1, RECORDS, generator=generator, dtype=torch.float64) * source.std + source.mean).exp()
+        count = adaptation.measure(norms.square(), groups)
+        released = (count + statistic.noise_std * torch.randn(1, generator=generator, dtype=torch.float64)) / RECORDS
+        groups = with_bounds(groups, adaptation.next_bounds(groups, released.tolist()))
+    return bounds
+
+
+def reproduce_tracking(folder: Path) -> str:
+    """Simulate adaptive_quantile_clipping_2021, Fig. 2, and write bounds.csv, README.md and figure.png.
+
+    Args:
+        folder: Where to; made.
+
+    Returns:
+        A summary for the terminal.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    lines, rows = [], []
+    for source in SOURCES:
+        for quantile in QUANTILES:
+            bounds, true = track(source, quantile, generator), source.quantile(quantile)
+            common = {"data": source.label, "quantile": quantile, "true": true}
+            lines.append(pd.DataFrame({**common, "round": range(ROUNDS), "bound": bounds}))
+            late = pd.Series(bounds[_SETTLED:])
+            near = next((at for at, bound in enumerate(bounds) if abs(bound / true - 1) < 0.1), None)
+            told = [f"{true:.3f}", f"{late.mean():.3f} ± {late.std():.3f}", "–" if near is None else str(near)]
+            rows.append([source.label, f"{quantile:g}", *told])
+    table = pd.concat(lines)
+    folder.mkdir(parents=True, exist_ok=True)
+    _draw(table, folder / "figure.png")
+    write_atomically(folder / "bounds.csv", table.to_csv(index=False, float_format="%.6g"))
+    head = ["norms", "γ", "true quantile", f"bound in rounds {_SETTLED} to {ROUNDS}", "within 10 % since round"]
+    page = "\n".join([_INTRODUCTION, markdown_rows([head, *rows]), "", "![figure](figure.png)", ""])
+    write_atomically(folder / "README.md", page)
+    return f"{page}\nWritten to {folder}: README.md, figure.png, bounds.csv."
+
+
+_INTRODUCTION = f"""\
+# Bounds that track quantiles
+
+adaptive_quantile_clipping_2021, Fig. 2: norms from three log-normal distributions, {RECORDS} new ones in each of
+{ROUNDS} rounds, η_C = 0.2, C0 = {FIRST_BOUND}, σ_b = m/20. Made by `dpbench reproduce adaptive_quantile/figure2`, with
+the code that adapts bounds in training. What these counts cost stands in [claims](../claims/table.md).
+"""
+
+
+def _draw(table: pd.DataFrame, path: Path) -> None:
+    figure = new_figure(13.0, 4.0)
+    for axes, (label, own) in zip(figure.subplots(1, len(SOURCES)), table.groupby("data", sort=False), strict=True):
+        for number, (quantile, line) in enumerate(own.groupby("quantile")):
+            axes.plot(line["round"], line["bound"], color=f"C{number}", label=f"γ = {quantile}", linewidth=1.2)
+            axes.axhline(line["true"].iloc[0], color=f"C{number}", linestyle="--", linewidth=0.9)
+        axes.set(yscale="log", xlabel="round", ylabel="bound (dashed: true quantile)", title=f"norms: {label}")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower right")
+    write_figure(path, figure)
