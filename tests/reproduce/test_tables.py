@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -105,6 +106,17 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     again = read_logged(table, tmp_path)
     assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
     assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
+
+
+def test_a_full_disk_is_told(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpbench.reproduce.command.sweep", full)
+    assert main(["reproduce", str(definition), "--runs", str(tmp_path / "runs")]) == 1
+    assert "Finished runs are kept: free some, and call the same command again" in capsys.readouterr().err
 
 
 def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, write_outputs
 from dpbench.reproduce.sweep import status, sweep
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.reproduce.tables import Table, read_table, table_names
 from dpbench.training.launch import conf_dir
 
 
@@ -121,8 +122,20 @@ def reproduce_table(
         ConfigurationError: There is no such table, row, column or launcher.
         Interrupted: A signal stopped it; finished runs stay.
     """
+    try:
+        return _reproduced(read_table(name, conf_dir()), asked, out, runs, only_status, replace)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigurationError(
+            f"no space is left for {runs} or {out}. Finished runs are kept: free some, and call the same command again."
+        ) from error
+
+
+def _reproduced(
+    table: Table, asked: Request, out: Path, runs: Path, only_status: bool, replace: bool
+) -> tuple[str, bool]:
     conf = conf_dir()
-    table = read_table(name, conf)
     part = table.selected(asked.rows, asked.columns, asked.seeds)
     jobs = jobs_of(part, conf, runs)
     if not only_status:

@@ -65,7 +65,19 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             trainer.should_stop = True
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         if last or trainer.global_step % self._every == 0:
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
+        new = self.path.with_name(f".{self.path.name}")
+        try:
+            trainer.save_checkpoint(new)
+            if trainer.is_global_zero:
+                new.replace(self.path)
+            trainer.strategy.barrier("last.ckpt")  # all processes read it in the end
+        finally:
+            if trainer.is_global_zero:
+                new.unlink(missing_ok=True)
 
     def _asked_to_stop(self, trainer: pl.Trainer) -> bool:
         if trainer.world_size == 1:
@@ -75,7 +87,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
         if trainer.global_step != trainer.max_steps and not trainer.should_stop:
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
