@@ -48,6 +48,7 @@ class PerRecordEngine:
         names: Names of the trainable parameters, tied ones once.
         parameters: The parameters, in the same order.
         verified: Whether a call of `backward` with `verify` could compare, and found all well.
+        recording: Whether forward passes are kept for the next call of `backward`.
 
     Raises:
         UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
@@ -65,7 +66,7 @@ class PerRecordEngine:
         self.parameters = [p for _, p in trainable]
         self._reduction = loss_reduction
         self._uses: list[_Use] = []
-        self._recording = True
+        self.recording = True
         self.verified = False
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(self._hook(name), with_kwargs=True)
@@ -87,15 +88,15 @@ class PerRecordEngine:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Forward passes inside are not recorded."""
-        before, self._recording = self._recording, False
+        before, self.recording = self.recording, False
         try:
             yield
         finally:
-            self._recording = before
+            self.recording = before
 
     def _hook(self, name: str) -> Any:
         def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not (self._recording and torch.is_grad_enabled()):
+            if not (self.recording and torch.is_grad_enabled()):
                 return
             if not isinstance(output, Tensor) or kwargs:
                 raise UnsupportedModuleError(

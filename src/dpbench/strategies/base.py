@@ -19,7 +19,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -37,6 +36,7 @@ from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
 from dpbench.strategies.budget import Budget, check_noise
+from dpbench.strategies.scope import Scope, refuse_private_inputs, watch_inputs
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
@@ -174,21 +174,15 @@ class PrivateStrategy(pl.Callback, ABC):
         if stage != "fit":
             return
         guards.refuse_trainer_settings(trainer, pl_module)
-        for name, value in (
-            ("max_physical_batch_size", self.max_physical_batch_size),
-            ("metrics", self.pieces.metrics),
-        ):
-            if value and not pl_module.automatic_optimization:
-                raise ConfigurationError(
-                    f"{name} needs automatic optimization: in manual optimization training_step makes the update "
-                    "itself. Leave it out, or use automatic optimization."
-                )
+        size, metrics = self.max_physical_batch_size, self.pieces.metrics
+        guards.refuse_in_manual_optimization(pl_module, max_physical_batch_size=size, metrics=metrics)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
-        self._engine = PerRecordEngine(pl_module, self.loss_reduction)
-        guards.refuse_optimizers(trainer, self._engine.parameters, self._engine.names)
-        self._module, self._verified = pl_module, False
+        self._scope, self._verified = Scope(pl_module), False
+        self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
+        self._optimizer = self._scope.optimizer(trainer, self._engine.parameters)
+        guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
             pl_module.__dict__["training_step"] = self._in_pieces(trainer, pl_module, pl_module.training_step)
@@ -197,6 +191,7 @@ class PrivateStrategy(pl.Callback, ABC):
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
         assert self._engine is not None
         self._loader = guards.known_lots(trainer)
+        self._key = trainer.strategy.broadcast(self._key)
         if trainer.global_step and not self._restored:
             guards.refuse_unknown_past(None, self.private)
         lots = self._loader.lots
@@ -252,27 +247,24 @@ class PrivateStrategy(pl.Callback, ABC):
     ) -> None:
         """Open a lot."""
         assert self._engine is not None
-        if isinstance(trainer.strategy, DDPStrategy):
-            assert trainer.strategy.model is not None
-            trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
+        lot_pieces.leave_gradients_alone(trainer)
         if trainer.train_dataloader is not self._loader:
             raise ConfigurationError(
                 "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
                 "those that the ledger counts on; use one LotLoader throughout."
             )
         self._records = guards.count_records(batch)
-        self._microbatch_of = None
-        if self.pieces.microbatch_size > 1:
-            lots = self._loader.lots
-            self._microbatch_of = lots.share(self.releases, trainer.global_rank, trainer.world_size)[1]
-            guards.refuse_other_rows(self._microbatch_of, self._records)
+        self._microbatch_of = lot_pieces.microbatch_of_rows(self._loader.lots, self.releases, trainer, self._records)
         self._row, self._values = 0, {}
         self._absorbed = self._released = False
         self._engine.discard()
-        self._before = {} if self._verified else guards.tensors_of(pl_module)
-        if self.seed is not None:  # dropout and the like: a function of (seed, release, rank), so that replays repeat
-            generator = keyed_generator((self.seed, _MODEL_STREAM, self.releases, trainer.global_rank))
-            guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
+        self._engine.recording = True
+        self._before = {} if self._verified else self._scope.tensors()
+        self._watched = watch_inputs(batch) if self._scope.prefix and not self._verified else []
+        # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
+        rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
+        generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
+        guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
 
     def _in_pieces(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
         """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.
@@ -305,6 +297,10 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """In place of `LightningModule.backward`."""
+        if self._released and self._scope.prefix:  # another network learns from what was released
+            refuse_private_inputs(loss, self._watched)
+            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return
         guards.refuse_second_release(self._released)
         if self._absorbed and self.max_physical_batch_size is None:
             raise ConfigurationError(
@@ -323,7 +319,7 @@ class PrivateStrategy(pl.Callback, ABC):
             gradients = self._engine.backward(loss, records, verify=verify)
             if verify:
                 self._verified = self._engine.verified
-                guards.refuse_changed_tensors(self._module, self._before)
+                guards.refuse_changed_tensors(self._before, self._scope.tensors())
             rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
             merge = lot_pieces.merge_of(self._microbatch_of, rows, size, device)
             if not self._absorbed:
@@ -342,6 +338,9 @@ class PrivateStrategy(pl.Callback, ABC):
     ) -> None:
         """Release the sums of the lot: noise, a line in the ledger, the division, and only then `p.grad`."""
         assert self._engine is not None
+        if optimizer is not self._optimizer:
+            guards.refuse_public_step(self._absorbed, self._released)
+            return
         self._check_release()
         mechanism = self.mechanism
         if not self._absorbed:
@@ -356,7 +355,7 @@ class PrivateStrategy(pl.Callback, ABC):
             self._budget.record(Release(self.releases, mechanism.plan.sampling, mechanism.plan.queries, checksum))
         for parameter, gradient in zip(self._engine.parameters, mechanism.finish(), strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
-        self._released = True
+        self._released, self._engine.recording = True, False
         self.releases += 1
 
     def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:

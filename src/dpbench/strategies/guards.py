@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from dpbench.data.lots import LotLoader
@@ -53,6 +54,16 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
         )
 
 
+def refuse_in_manual_optimization(pl_module: pl.LightningModule, **options: object) -> None:
+    """Raise ConfigurationError for options that need automatic optimization, where the module has none."""
+    for name, value in options.items():
+        if value and not pl_module.automatic_optimization:
+            raise ConfigurationError(
+                f"{name} needs automatic optimization: in manual optimization training_step makes the update "
+                "itself. Leave it out, or use automatic optimization."
+            )
+
+
 def refuse_precision(precision: str | int | None) -> None:
     """Raise ConfigurationError for float16, whose loss scaling would make clipping wrong."""
     if str(precision) not in (*_PRECISIONS, "None", "32", "64", "bf16"):
@@ -61,23 +72,19 @@ def refuse_precision(precision: str | int | None) -> None:
         )
 
 
-def refuse_optimizers(trainer: pl.Trainer, parameters: Sequence[Tensor], names: list[str]) -> None:
-    """Refuse optimizers that would not update exactly what is released.
+def refuse_optimizer(trainer: pl.Trainer, optimizer: Optimizer, parameters: Sequence[Tensor], names: list[str]) -> None:
+    """Refuse an optimizer that would not update exactly what is released.
 
     Raises:
-        ConfigurationError: There is not exactly one optimizer, or it misses a trainable parameter.
+        ConfigurationError: It misses a trainable parameter, or its schedule looks at private data.
     """
-    if len(trainer.optimizers) != 1:
-        raise ConfigurationError(
-            f"the module has {len(trainer.optimizers)} optimizers; a private strategy releases to exactly one."
-        )
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and not str(config.monitor).startswith("val"):
             raise ConfigurationError(
                 f"ReduceLROnPlateau watches {config.monitor}, which no budget covers: watch a metric of validation "
                 "data (val/…), or use a fixed schedule."
             )
-    updated = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
     if missed:
         raise ConfigurationError(
@@ -121,9 +128,8 @@ def tensors_of(pl_module: pl.LightningModule) -> State:
     return {name: (x, x._version) for name, x in [*pl_module.named_buffers(), *pl_module.named_parameters()]}
 
 
-def refuse_changed_tensors(pl_module: pl.LightningModule, before: State) -> None:
+def refuse_changed_tensors(before: State, after: State) -> None:
     """Raise UnsupportedModuleError where a forward pass wrote to the model: statistics of private records, unnoised."""
-    after = tensors_of(pl_module)
     changed = [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
     if changed:
         raise UnsupportedModuleError(
@@ -189,6 +195,15 @@ def refuse_missing_loss(given: bool) -> None:
         raise ConfigurationError(
             "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. "
             "Return the loss always."
+        )
+
+
+def refuse_public_step(absorbed: bool, released: bool) -> None:
+    """Raise ConfigurationError where another network's optimizer steps between the private backward and its release."""
+    if absorbed and not released:
+        raise ConfigurationError(
+            "the first manual_backward of a lot is that of the private network, and its optimizer has to step before "
+            "any other: update the private network first, the others after it."
         )
 
 

@@ -10,12 +10,15 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism import Merge
 from dpbench.privacy.sampling import Sampling
+from dpbench.strategies.guards import refuse_other_rows
 
 
 def microbatches(sampling: Sampling, microbatch_size: int) -> int:
@@ -33,6 +36,22 @@ def microbatches(sampling: Sampling, microbatch_size: int) -> int:
             "a divisor of data.expected_batch_size."
         )
     return round(number)
+
+
+def microbatch_of_rows(lots: Lots, step: int, trainer: pl.Trainer, records: int) -> NDArray[np.int64] | None:
+    """Microbatch of each row of this process's batch, ascending; None where a record is an example."""
+    if not lots.microbatches:
+        return None
+    drawn = lots.share(step, trainer.global_rank, trainer.world_size)[1]
+    refuse_other_rows(drawn, records)
+    return drawn
+
+
+def leave_gradients_alone(trainer: pl.Trainer) -> None:
+    """Keep DDP from averaging gradients among processes: sums are added when they are released."""
+    if isinstance(trainer.strategy, DDPStrategy):
+        assert trainer.strategy.model is not None
+        trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
 
 
 def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> list[int]:
