@@ -54,16 +54,25 @@ class InMemoryImages(Dataset[Batch]):
         return InMemoryImages(self.pixels[index], self.labels[index])
 
 
-def normalise(images: Images, spec: Source, image_size: int | None) -> InMemoryImages:
-    """Scale to [0, 1], resize, subtract the mean, divide by the standard deviation: once for all."""
+SCALES = ("standard", "symmetric")
+
+
+def normalise(images: Images, spec: Source, image_size: int | None, scale: str = "standard") -> InMemoryImages:
+    """Scale to [0, 1], resize, and then to mean 0 and deviation 1 ("standard") or to [−1, 1]: once for all."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
         planes = pixels.permute(0, 3, 1, 2)
         planes = F.interpolate(planes, (image_size, image_size), mode="bilinear", align_corners=False, antialias=True)
         pixels = planes.permute(0, 2, 3, 1).contiguous()
-    pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
-    return InMemoryImages(pixels, images.labels)
+    return InMemoryImages(_scaled(pixels, spec, scale), images.labels)
+
+
+def _scaled(pixels: Tensor, spec: Source, scale: str) -> Tensor:
+    """Pixels in [0, 1] as networks see them, in place."""
+    if scale == "symmetric":
+        return pixels.mul_(2).sub_(1)
+    return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -80,6 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: Side to which images are resized; None keeps the data set's own choice.
         download: Whether torchvision may download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
+        scale: "standard" (mean 0, deviation 1) or "symmetric" ([−1, 1], for generators).
     """
 
     def __init__(
@@ -93,6 +103,7 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: int | None = None,
         download: bool = True,
         seed: int | None = 0,
+        scale: str = "standard",
     ) -> None:
         super().__init__()
         self.spec = source(name)
@@ -105,11 +116,14 @@ class ImageDataModule(pl.LightningDataModule):
         self._train: InMemoryImages | None = None
         self._val: InMemoryImages | None = None
         self._test: InMemoryImages | None = None
+        self.scale = scale
+        if scale not in SCALES:
+            raise ConfigurationError(f"data.scale must be {' or '.join(SCALES)}, not {scale!r}.")
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
     def _load(self, split: Split) -> InMemoryImages:
-        return normalise(self.spec.load(self.root, split, self._download), self.spec, self._image_size)
+        return normalise(self.spec.load(self.root, split, self._download), self.spec, self._image_size, self.scale)
 
     def setup(self, stage: str | None = None) -> None:
         """Load everything once.
@@ -163,7 +177,7 @@ class ImageDataModule(pl.LightningDataModule):
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
         channels, height, width = self.input_shape
         pixels = torch.rand(size, height, width, channels, generator=generator)
-        pixels.sub_(torch.tensor(self.spec.mean)).div_(torch.tensor(self.spec.std))
+        pixels = _scaled(pixels, self.spec, self.scale)
         return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
 
     def train_dataloader(self) -> LotLoader:

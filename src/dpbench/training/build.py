@@ -18,11 +18,14 @@ from torch import Tensor
 
 from dpbench.data.images import ImageDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_precision, refuse_uncovered
 from dpbench.training.averaging import moving_average
+
+_CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule
     return data
 
 
-def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifier:
+def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifier | GAN:
     """The LightningModule around the model, for the data's shape and classes."""
     options = dict(config["model"])
     shape = {"input_shape": data.input_shape, "num_classes": data.num_classes}
@@ -105,12 +108,30 @@ def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifi
     _refuse_words_for_numbers(get_class(config["optimizer"]["_target_"]), words, "optimizer")
     optimizer = _instantiate(config["optimizer"], "optimizer")
     schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
-    module = ImageClassifier(model, optimizer, data.num_classes, data.monitored, schedule)
+    around = dict(config.get("module", _CLASSIFIER))  # older runs know no other
+    cls = get_class(around.pop("_target_"))
+    refuse_other_networks(cls, model, data.scale)
+    if "generator_optimizer" in around:
+        around["generator_optimizer"] = _instantiate(around["generator_optimizer"], "module.generator_optimizer")
+    common = {"model": model, "optimizer": optimizer, "num_classes": data.num_classes, "monitored": data.monitored}
+    module = _call(cls, {**common, "schedule": schedule, **around}, "module")
+    assert isinstance(module, ImageClassifier | GAN)
     try:
         _try_schedule(module.configure_optimizers())
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigurationError(f"optimizer or schedule: {error}.") from error
     return module
+
+
+def refuse_other_networks(cls: type, model: Any, scale: str) -> None:
+    """Raise ConfigurationError where module, model and the scale of the data do not go together."""
+    pair = hasattr(model, "generator")
+    if issubclass(cls, GAN) and not pair:
+        raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
+    if pair and not issubclass(cls, GAN):
+        raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
+    if pair and scale != "symmetric":
+        raise ConfigurationError("a generator's pixels lie in [-1, 1]: leave data.scale=symmetric.")
 
 
 def _try_schedule(configured: Any) -> None:
@@ -157,7 +178,7 @@ def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
 def _refuse_words_for_numbers(cls: type, options: Mapping[str, Any], group: str) -> None:
     hints = get_type_hints(cls.__init__)  # type: ignore[misc]
     for name, value in options.items():
-        kinds = set(get_args(hints.get(name))) or {hints.get(name)}
+        kinds = {kind for kind in get_args(hints.get(name)) if not isinstance(kind, list)} or {hints.get(name)}
         if isinstance(value, str) and kinds <= {int, float, bool, NoneType, Tensor}:
             raise ConfigurationError(f"{group}.{name} must be a number, not {value!r}.")
 

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
+from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.record import RESULT, write_result
@@ -22,6 +23,7 @@ from dpbench.training import build, wandb_log
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.progress import RunProgress, quiet, watched
+from dpbench.training.samples import SAMPLES, SampleGrid
 
 CONFIG, CHECKPOINT = "config.yaml", Path("checkpoints") / "last.ckpt"
 
@@ -82,6 +84,7 @@ def train(
             strategy,
             *build.build_diagnostics(config, folder),
             RunProgress(watched() if show is None else show),
+            *([SampleGrid(folder)] if isinstance(module, GAN) else []),
             last,
         ]
         trainer = build.build_trainer(
@@ -184,7 +187,8 @@ def _finish(
 def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
     """The short table at the end of a run."""
     privacy = record["privacy"]
-    rows = [("test accuracy", f"{100 * record['metrics']['test/accuracy']:.2f} %")]
+    accuracy = record["metrics"].get("test/accuracy")
+    rows = [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
     if privacy["delta"] is None:
         rows.append(("epsilon", "infinite (no privacy)"))
     else:
@@ -200,7 +204,7 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
         ("run folder", str(folder)),
-        ("picture", str(folder / "curves.png")),
+        ("picture", str(folder / (SAMPLES if (folder / SAMPLES).exists() else "curves.png"))),
         ("wandb", opening),
     ]
     return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"

@@ -1,0 +1,194 @@
+"""Pairs of a generator and a discriminator, unconditional or with a class for each image."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpbench.models.shapes import require
+
+_SLOPE = 0.2
+_APPENDIX_EPS = 0.8  # of BatchNorm in the paper's appendix
+
+
+def _with_class(x: Tensor, labels: Tensor | None, classes: int) -> Tensor:
+    """Rows (N, D) with a one-hot class behind them."""
+    if not classes:
+        return x
+    assert labels is not None
+    return torch.cat([x, F.one_hot(labels, classes).to(x.dtype)], 1)
+
+
+class MLPGenerator(nn.Module):
+    """Noise → 128 → 256 → 512 → 1024 → image, LeakyReLU 0.2, BatchNorm from 256 on, tanh (pyvacy_2019, appendix B).
+
+    Args:
+        image_shape: (channels, height, width).
+        classes: Number of classes that condition it; 0 for none.
+        noise_size: Numbers of noise.
+
+    Shape:
+        Noise (N, noise_size) and labels (N,) or None → images (N, *image_shape) in [−1, 1].
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int, noise_size: int) -> None:
+        super().__init__()
+        self.image_shape, self.classes, self.noise_size = image_shape, classes, noise_size
+        layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
+        for n_in, n_out in pairwise((128, 256, 512, 1024)):
+            layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
+        self.layers = nn.Sequential(*layers, nn.Linear(1024, math.prod(image_shape)), nn.Tanh())
+
+    def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Images."""
+        flat: Tensor = self.layers(_with_class(noise, labels, self.classes))
+        return flat.view(len(noise), *self.image_shape)
+
+
+class MLPDiscriminator(nn.Module):
+    """Image → 512 → 256 → logit, LeakyReLU 0.2 (pyvacy_2019, appendix B; the sigmoid is part of the loss).
+
+    Args:
+        image_shape: (channels, height, width).
+        classes: Number of classes that condition it; 0 for none.
+
+    Shape:
+        Images (N, *image_shape) and labels (N,) or None → logits (N,), positive for real.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        layers: list[nn.Module] = []
+        for n_in, n_out in pairwise((math.prod(image_shape) + classes, 512, 256)):
+            layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
+        self.layers = nn.Sequential(*layers, nn.Linear(256, 1))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.layers(_with_class(images.flatten(1), labels, self.classes))
+        return logits.squeeze(1)
+
+
+class ConvGenerator(nn.Module):
+    """Noise → (2·width)×H/4×W/4 → width×H/2×W/2 → image by transposed convolutions (Radford et al. 2016, small).
+
+    Args:
+        image_shape: (channels, height, width); sides are multiples of four.
+        classes: Number of classes that condition it; 0 for none.
+        noise_size: Numbers of noise.
+        width: Channels before the last layer.
+
+    Shape:
+        As `MLPGenerator`.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int, noise_size: int, width: int) -> None:
+        super().__init__()
+        channels, height, side = image_shape
+        self.image_shape, self.classes, self.noise_size = image_shape, classes, noise_size
+        first = (2 * width, height // 4, side // 4)
+        self.layers = nn.Sequential(
+            nn.Linear(noise_size + classes, math.prod(first), bias=False),
+            nn.Unflatten(1, first),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(width, channels, 4, 2, 1),
+            nn.Tanh(),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Images."""
+        images: Tensor = self.layers(_with_class(noise, labels, self.classes))
+        return images
+
+
+class ConvDiscriminator(nn.Module):
+    """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2; the class as constant planes.
+
+    Args:
+        image_shape: (channels, height, width); sides are multiples of four.
+        classes: Number of classes that condition it; 0 for none.
+        width: Channels of the first layer; a multiple of eight.
+
+    Shape:
+        As `MLPDiscriminator`.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int, width: int) -> None:
+        super().__init__()
+        channels, height, side = image_shape
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels + classes, width, 4, 2, 1),
+            nn.LeakyReLU(_SLOPE),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
+            nn.GroupNorm(width // 8, 2 * width),
+            nn.LeakyReLU(_SLOPE),
+            nn.Flatten(),
+            nn.Linear(2 * width * (height // 4) * (side // 4), 1),
+        )
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Logits."""
+        if self.classes:
+            assert labels is not None
+            planes = F.one_hot(labels, self.classes).to(images.dtype)[:, :, None, None]
+            images = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
+        logits: Tensor = self.layers(images)
+        return logits.squeeze(1)
+
+
+class MLPGAN(nn.Module):
+    """The fully connected pair of pyvacy_2019.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_classes: Number of classes.
+        conditional: Whether both networks are told the class.
+        noise_size: Numbers of noise.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], num_classes: int, conditional: bool = False, noise_size: int = 100
+    ) -> None:
+        super().__init__()
+        classes = num_classes if conditional else 0
+        self.generator = MLPGenerator(input_shape, classes, noise_size)
+        self.discriminator = MLPDiscriminator(input_shape, classes)
+
+
+class ConvGAN(nn.Module):
+    """A small convolutional pair; the discriminator has no normalization that mixes records.
+
+    Args:
+        input_shape: (channels, height, width) of an image; sides are multiples of four.
+        num_classes: Number of classes.
+        conditional: Whether both networks are told the class.
+        noise_size: Numbers of noise.
+        width: Channels next to the image; a multiple of eight.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        conditional: bool = True,
+        noise_size: int = 100,
+        width: int = 32,
+    ) -> None:
+        super().__init__()
+        sides = input_shape[1:]
+        require(all(side % 4 == 0 and side >= 4 for side in sides), "conv_gan", input_shape, "sides that 4 divides")
+        if width < 8 or width % 8:
+            raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
+        classes = num_classes if conditional else 0
+        self.generator = ConvGenerator(input_shape, classes, noise_size, width)
+        self.discriminator = ConvDiscriminator(input_shape, classes, width)

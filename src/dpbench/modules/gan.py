@@ -1,0 +1,217 @@
+"""Generative adversarial networks: a discriminator that sees the data, and a generator that sees the discriminator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+
+Loss = Literal["standard", "wasserstein"]
+_BLOCK = 16  # torch.randn fills so many numbers at a time: whole blocks do not depend on how many follow
+
+
+class Pair(Protocol):
+    """What a GAN is made of: see `models.gan`."""
+
+    generator: nn.Module
+    discriminator: nn.Module
+
+
+class GAN(pl.LightningModule):
+    """A GAN in manual optimization; knows nothing of privacy, and is private as soon as its discriminator is.
+
+    A lot makes one step of the discriminator: row i of the lot and image i of the generator give one loss, so that both
+    are clipped together, as one record. Only the discriminator sees records (`private_module`). The generator learns
+    from its weights and noise alone, so that the generator and all that it makes is post-processing. Images for the
+    discriminator's step come from the generator in evaluation mode: in training mode BatchNorm would tie them to one
+    another, and with them a record to the number of other records in its lot, which is private.
+
+    Args:
+        model: The pair. With `classes` > 0 both take labels: the discriminator those of the records (and of images made
+            for them), the generator's own step uniform ones.
+        optimizer: Of the discriminator, called with its parameters.
+        num_classes: Number of classes.
+        monitored: Name of the data that the validation loop sees.
+        schedule: Must be None.
+        generator_optimizer: Called with the generator's parameters.
+        loss: "standard" (logistic; the generator's does not saturate, Goodfellow et al. 2014) or "wasserstein"
+            (Arjovsky et al. 2017, with the weights of the discriminator clamped after each step).
+        weight_bound: Of the clamped weights.
+        discriminator_steps: Lots before a step of the generator, at least.
+        discriminator_accuracy: The generator also waits until the discriminator tells so many of fresh images of
+            the generator apart (Bie et al. 2023: the strongest lever of private GANs); None: it does not wait.
+        longest_wait: Lots after which it waits no longer.
+        generator_batch_size: Images in a step of the generator.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    private_module = "discriminator"
+    same_randomness = True
+    """All processes make the same step of the generator, so that it needs no communication."""
+
+    waited: Tensor
+
+    def __init__(
+        self,
+        model: Pair,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        num_classes: int,
+        monitored: str = "val",
+        schedule: Any = None,
+        *,
+        generator_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        loss: Loss = "standard",
+        weight_bound: float = 0.01,
+        discriminator_steps: int = 1,
+        discriminator_accuracy: float | None = None,
+        longest_wait: int = 200,
+        generator_batch_size: int = 128,
+    ) -> None:
+        super().__init__()
+        if schedule is not None:
+            raise ValueError("a GAN has two learning rates, and no schedule: leave schedule=constant.")
+        if loss not in ("standard", "wasserstein"):
+            raise ValueError(f"loss must be standard or wasserstein, not {loss!r}.")
+        if discriminator_steps != int(discriminator_steps) or discriminator_steps < 1:
+            raise ValueError(f"discriminator_steps must be a whole number from 1 on, not {discriminator_steps}.")
+        if discriminator_accuracy is not None and not 0 < discriminator_accuracy < 1:
+            raise ValueError(f"discriminator_accuracy must lie between 0 and 1, not {discriminator_accuracy}.")
+        if discriminator_accuracy is not None and loss == "wasserstein":
+            raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
+        if longest_wait < discriminator_steps or generator_batch_size < 2 or weight_bound <= 0:
+            raise ValueError(
+                "longest_wait must be at least discriminator_steps, generator_batch_size at least 2, and weight_bound "
+                "positive."
+            )
+        self.automatic_optimization = False
+        self.generator, self.discriminator = model.generator, model.discriminator
+        networks: Any = model.generator
+        self.num_classes, self.classes, self._noise_size = num_classes, networks.classes, networks.noise_size
+        self._make_optimizers = optimizer, generator_optimizer
+        self._loss, self._weight_bound = loss, weight_bound
+        self._steps, self._accuracy, self._longest = discriminator_steps, discriminator_accuracy, longest_wait
+        self._batch_size, self._monitored = generator_batch_size, monitored
+        self.register_buffer("waited", torch.zeros((), dtype=torch.long))  # lots since the generator's last step
+        self.val_told, self.test_told = MeanMetric(), MeanMetric()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """One step of the discriminator, and one of the generator if its turn has come."""
+        records, labels = batch
+        discriminating, generating = self.optimizers()  # type: ignore[attr-defined]
+        noise, classes = self._draw(self._batch_size)  # before what depends on the number of records
+        discriminating.zero_grad()
+        if len(records):
+            labels_or_none = labels if self.classes else None
+            made = self._made_for(labels)
+            told = self.discriminator(records, labels_or_none), self.discriminator(made, labels_or_none)
+            loss = self.discriminator_loss(*told)
+            self.manual_backward(loss)
+            self._tell("nonprivate/discriminator_loss", loss)
+        discriminating.step()
+        if self._loss == "wasserstein":
+            with torch.no_grad():
+                for parameter in self.discriminator.parameters():
+                    parameter.clamp_(-self._weight_bound, self._weight_bound)
+        self.waited += 1
+        if self._due(noise, classes):
+            self._train_generator(generating, noise, classes)
+            self.waited.zero_()
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        """Mean over records of the loss of a record and the image made for it.
+
+        Args:
+            on_records: Logits (R,).
+            on_made: Logits (R,).
+        """
+        if self._loss == "wasserstein":
+            return (on_made - on_records).mean()
+        return (F.softplus(-on_records) + F.softplus(on_made)).mean()
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        """Mean over images; on logits (N,)."""
+        return -on_made.mean() if self._loss == "wasserstein" else F.softplus(-on_made).mean()
+
+    def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
+        """Sees noise, uniform classes and the discriminator."""
+        self.discriminator.requires_grad_(False)
+        loss = self.generator_loss(self.discriminator(self.generator(noise, labels), labels))
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.optimizer.step()  # past Lightning, so that trainer.max_steps and global_step count lots
+        self.discriminator.requires_grad_(True)
+        self._tell("gan/generator_loss", loss)
+
+    def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
+        waited = int(self.waited)
+        if waited < self._steps or self._accuracy is None or waited >= self._longest:
+            return waited >= self._steps
+        with torch.no_grad():
+            logits = self.discriminator(self._generate(noise, labels), labels)
+        accuracy = (logits < 0).double().mean()
+        self._tell("gan/discriminator_accuracy", accuracy)
+        return float(accuracy) >= self._accuracy
+
+    def _tell(self, name: str, value: Tensor) -> None:
+        if (self.trainer.global_step + 1) % max(self.trainer.log_every_n_steps, 1) <= 1:  # type: ignore[attr-defined]
+            self.log(name, value.detach(), batch_size=1)
+
+    def _draw(self, number: int) -> tuple[Tensor, Tensor | None]:
+        noise = torch.randn(number, self._noise_size, device=self.device)
+        return noise, torch.randint(self.classes, (number,), device=self.device) if self.classes else None
+
+    def _made_for(self, labels: Tensor) -> Tensor:
+        """An image for each record of this process's share of the lot; the same whatever the number of processes."""
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        rows = -(-world * (len(labels) + 1) // _BLOCK) * _BLOCK
+        noise = torch.randn(rows, self._noise_size, device=self.device)[rank::world][: len(labels)]
+        return self._generate(noise, labels if self.classes else None)
+
+    @torch.no_grad()
+    def _generate(self, noise: Tensor, labels: Tensor | None) -> Tensor:
+        """Images in [−1, 1], each a function of its own noise alone."""
+        before = self.generator.training
+        self.generator.eval()
+        try:
+            images: Tensor = self.generator(noise, labels)
+            return images
+        finally:
+            self.generator.train(before)
+
+    def sample(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Images (N, C, H, W) in [0, 1].
+
+        Args:
+            labels: Classes (N,); only their number matters to an unconditional GAN.
+            generator: On the CPU, of the noise.
+        """
+        noise = torch.randn(len(labels), self._noise_size, generator=generator).to(self.device)
+        images = self._generate(noise, labels.to(self.device) if self.classes else None)
+        return (images + 1) / 2
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Share of held-out images that the discriminator takes for real."""
+        self.val_told(self._taken_for_real(batch))
+        self.log(f"{self._monitored}/taken_for_real", self.val_told, batch_size=len(batch[1]))
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """The same on test data."""
+        self.test_told(self._taken_for_real(batch))
+        self.log("test/taken_for_real", self.test_told, batch_size=len(batch[1]))
+
+    def _taken_for_real(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        logits: Tensor = self.discriminator(batch[0], batch[1] if self.classes else None)
+        return (logits > 0).float()
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        """Of the discriminator and of the generator."""
+        discriminating, generating = self._make_optimizers
+        return [discriminating(self.discriminator.parameters()), generating(self.generator.parameters())]

@@ -1,0 +1,60 @@
+"""What a generator makes during training: a grid of images, a row for each class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torchvision.utils import make_grid, save_image
+
+from dpbench.modules.gan import GAN
+
+SAMPLES = "samples.png"
+_SEED = 0  # the same noise each time, so that grids can be compared
+_PER_CLASS = 10
+
+
+def grid(module: GAN, per_class: int = _PER_CLASS) -> Tensor:
+    """Images of every class (of none, if the generator knows none), shape (3, height, width), in [0, 1]."""
+    labels = torch.arange(module.num_classes).repeat_interleave(per_class)
+    images = module.sample(labels, torch.Generator().manual_seed(_SEED))
+    drawn: Tensor = make_grid(images.cpu(), nrow=per_class, pad_value=1.0)
+    return drawn
+
+
+def write_grid(images: Tensor, path: Path) -> None:
+    """Write a grid as PNG, atomically."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        save_image(images, temporary, format="png")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class SampleGrid(pl.Callback):
+    """Writes samples.png, and samples/<step>.png, whenever the module is validated, and hands it to loggers of images.
+
+    Generated images are post-processing of what a private discriminator released: they cost nothing.
+
+    Args:
+        folder: The run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw."""
+        if not isinstance(pl_module, GAN) or not trainer.is_global_zero or trainer.sanity_checking:
+            return
+        images = grid(pl_module)
+        (self._folder / "samples").mkdir(exist_ok=True)
+        for path in (self._folder / "samples" / f"{trainer.global_step:07}.png", self._folder / SAMPLES):
+            write_grid(images, path)
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_image"):
+                logger.log_image("samples", [images], step=trainer.global_step)
