@@ -179,9 +179,9 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
-        self._scope, self._verified = Scope(pl_module), False
+        self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
         self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
-        self._optimizer = self._scope.optimizer(trainer, self._engine.parameters)
+        self._optimizer = self._scope.optimizer(self._engine.parameters)
         guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:

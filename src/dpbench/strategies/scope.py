@@ -24,20 +24,28 @@ class Scope:
 
     Args:
         pl_module: Trained.
+        optimizers: All of them.
 
     Attributes:
         part: The private module, `pl_module` itself where it names none.
         prefix: Of its parameters' names in `pl_module`.
 
     Raises:
-        ConfigurationError: There is no such part, or the module uses automatic optimization.
+        ConfigurationError: There is no such part, it is not named though there are several optimizers, or the module
+            uses automatic optimization.
     """
 
-    def __init__(self, pl_module: pl.LightningModule) -> None:
+    def __init__(self, pl_module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         name = getattr(pl_module, "private_module", None)
-        self._whole = pl_module
+        self._whole, self._optimizers = pl_module, optimizers
         self.part: nn.Module = pl_module
         self.prefix = ""
+        if name is None and len(optimizers) != 1:
+            raise ConfigurationError(
+                f"the module has {len(optimizers)} optimizers, and a private strategy releases to one: name the "
+                "submodule that sees private records in the module's attribute private_module (the others see only "
+                "what it says of inputs that are not private)."
+            )
         if name is None:
             return
         try:
@@ -52,20 +60,14 @@ class Scope:
                 "trained, each by its own loss."
             )
 
-    def optimizer(self, trainer: pl.Trainer, parameters: Sequence[Tensor]) -> Optimizer:
+    def optimizer(self, parameters: Sequence[Tensor]) -> Optimizer:
         """The one that updates the private part.
 
         Raises:
             ConfigurationError: The private part belongs to no or to several optimizers, or shares one.
         """
-        if not self.prefix and len(trainer.optimizers) != 1:
-            raise ConfigurationError(
-                f"the module has {len(trainer.optimizers)} optimizers, and a private strategy releases to one: name "
-                "the submodule that sees private records in the module's attribute private_module (the others see "
-                "only what it says of inputs that are not private)."
-            )
         private = {id(p) for p in parameters}
-        held = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in trainer.optimizers]
+        held = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in self._optimizers]
         own = [(o, ids) for o, ids in held if ids & private]
         if len(own) != 1 or (self.prefix and own[0][1] - private):
             raise ConfigurationError(

@@ -1,0 +1,302 @@
+"""GANs under private strategies: the discriminator is private, the generator as without privacy."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.models import MLPGAN, ConvGAN
+from dpbench.modules import GAN
+from dpbench.privacy.ledger import read_ledger
+from dpbench.strategies import (
+    DPSGD,
+    AdaptiveMeanClipping,
+    AdaptiveQuantileClipping,
+    ClipOnly,
+    DiscretizedDPSGD,
+    NonPrivate,
+)
+from dpbench.training.checkpoint import LastCheckpoint
+from tests.strategies.worlds import loader_of, trainer_for
+
+SHAPE, CLASSES = (1, 8, 8), 3
+TWO = {"devices": 2, "strategy": "ddp_spawn"}
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+
+
+def images(size: int = 60) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(CLASSES, (size,), generator=generator)
+    return TensorDataset(torch.rand(size, *SHAPE, generator=generator) * 2 - 1, labels)
+
+
+def gan(cls: type[GAN] = GAN, pair: type[nn.Module] = MLPGAN, conditional: bool = False, **options: Any) -> GAN:
+    torch.manual_seed(3)
+    model: Any = pair(SHAPE, CLASSES, conditional=conditional, noise_size=6)
+    adam = partial(torch.optim.Adam, lr=0.01)
+    return cls(model, adam, CLASSES, generator_optimizer=adam, **{"generator_batch_size": 8, **options})
+
+
+def fit(folder: Path, module: GAN, strategy: pl.Callback | None = None, steps: int = 6, **options: Any) -> pl.Trainer:
+    trainer = trainer_for(folder, strategy or DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), steps, **options)
+    trainer.fit(module, loader_of(images()))
+    return trainer
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([value.detach().double().flatten() for value in module.state_dict().values()])
+
+
+class Watched(GAN):
+    """Keeps what each network saw, and what came of it."""
+
+    def setup(self, stage: str) -> None:
+        self.lots: list[Any] = []
+        self.turns: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.lots.append([batch, copy.deepcopy(self.discriminator), None, None])
+        super().training_step(batch, batch_idx)
+
+    def _made_for(self, labels: Tensor) -> Tensor:
+        self.lots[-1][2] = super()._made_for(labels)
+        return self.lots[-1][2]
+
+    def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
+        self.lots[-1][3] = [parameter.grad.clone() for parameter in self.discriminator.parameters()]
+        return super()._due(noise, labels)
+
+    def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
+        before = copy.deepcopy((self.generator, self.discriminator, optimizer.optimizer.state_dict()))
+        super()._train_generator(optimizer, noise, labels)
+        self.turns.append((before, noise, labels, copy.deepcopy(self.generator.state_dict())))
+
+
+@pytest.mark.parametrize("loss", ["standard", "wasserstein"])
+@pytest.mark.parametrize("pair", [MLPGAN, ConvGAN])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_a_record_and_the_image_made_for_it_are_clipped_as_one(
+    tmp_path: Path, loss: str, pair: type[nn.Module], conditional: bool
+) -> None:
+    """Against autograd of each record's whole GAN loss, in float64."""
+    module = gan(Watched, pair, conditional, loss=loss)
+    bound = 0.05 if loss == "standard" else 0.01
+    fit(tmp_path, module, ClipOnly(noise_multiplier=1.0, seed=0, delta=1e-3, max_grad_norm=bound), steps=2)
+    clipped = 0
+    for (records, labels), network, made, released in module.lots:
+        network, total = network.double(), [0.0] * len(released)
+        for record, label, image in zip(records.double(), labels, made.double(), strict=True):
+            classes = label[None] if conditional else None
+            real, fake = network(record.detach()[None], classes), network(image[None], classes)
+            value = (fake - real) if loss == "wasserstein" else F.softplus(-real) + F.softplus(fake)
+            gradients = torch.autograd.grad(value.sum(), list(network.parameters()))
+            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+            clipped += int(norm > bound)
+            total = [t + g * min(1.0, bound / float(norm)) for t, g in zip(total, gradients, strict=True)]
+        for ours, exact in zip(released, total, strict=True):
+            torch.testing.assert_close(ours.double(), exact / 12, rtol=2e-3, atol=1e-7)
+    assert clipped > 10
+
+
+def test_the_generator_is_trained_as_without_privacy(tmp_path: Path) -> None:
+    """Bit by bit the ordinary step of a generator that is given the released discriminator."""
+    module = gan(Watched, ConvGAN, conditional=True)
+    fit(tmp_path, module)
+    assert len(module.turns) == 6
+    for (generator, discriminator, state), noise, labels, after in module.turns:
+        optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
+        optimizer.load_state_dict(state)
+        optimizer.zero_grad()
+        F.softplus(-discriminator(generator(noise, labels), labels)).mean().backward()
+        optimizer.step()
+        assert all(torch.equal(value, after[name]) for name, value in generator.state_dict().items())
+
+
+def test_images_for_the_discriminator_do_not_depend_on_the_size_of_the_lot(tmp_path: Path) -> None:
+    module = gan(pair=ConvGAN)
+    fit(tmp_path, module, steps=2)
+    noise = torch.randn(20, 6)
+    few, many = module._generate(noise[:3], None), module._generate(noise, None)
+    torch.testing.assert_close(few, many[:3], rtol=1e-5, atol=1e-6)
+    assert module.generator.training
+    made = []
+    for labels in (torch.zeros(5, dtype=torch.long), torch.zeros(9, dtype=torch.long)):
+        torch.manual_seed(0)
+        made.append(module._made_for(labels))
+    torch.testing.assert_close(made[0], made[1][:5], rtol=1e-5, atol=1e-6)
+
+
+STRATEGIES = [
+    DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
+    DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, clipping="per_layer"),
+    AdaptiveQuantileClipping(noise_multiplier=1.0, seed=0, delta=1e-3, count_noise_std=3.0),
+    AdaptiveMeanClipping(noise_multiplier=1.0, seed=0, delta=1e-3, initial_max_grad_norm=1.0),
+    DiscretizedDPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
+    NonPrivate(),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+def test_every_strategy_trains_both_networks_and_counts_lots(tmp_path: Path, strategy: pl.Callback) -> None:
+    module = gan(discriminator_steps=2)
+    before = [flat(network) for network in (module.generator, module.discriminator)]
+    trainer = fit(tmp_path, module, strategy, steps=7)
+    assert trainer.global_step == 7  # lots, not steps of both optimizers
+    for network, weights in zip((module.generator, module.discriminator), before, strict=True):
+        assert not torch.equal(flat(network), weights) and flat(network).isfinite().all()
+    assert int(module.waited) == 1
+    if not isinstance(strategy, NonPrivate):
+        assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 7
+
+
+@pytest.mark.parametrize("expected", [12, 1], ids=["", "empty lots"])
+@pytest.mark.filterwarnings(
+    "ignore:It is recommended to use `self.log", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+def test_two_processes_agree_with_one(tmp_path: Path, expected: float) -> None:
+    ends = []
+    for name, options in (("one", {}), ("two", TWO)):
+        module = gan(pair=ConvGAN, conditional=True, discriminator_steps=2)
+        trainer = trainer_for(tmp_path / name, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 8, **options)
+        trainer.fit(module, loader_of(images(), expected))
+        ends.append((flat(module.generator), flat(module.discriminator)))
+    for one, two in zip(*ends, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-3)
+    books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("one", "two")]
+    assert [len(book.releases) for book in books] == [8, 8]
+
+
+def test_resumed_in_mid_epoch_is_bit_identical(tmp_path: Path) -> None:
+    ends = []
+    for run, start, steps in (("whole", None, 9), ("parts", None, 4), ("parts", tmp_path / "parts.ckpt", 9)):
+        module = gan(pair=ConvGAN, conditional=True, discriminator_steps=3)
+        callbacks = [
+            DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
+            LastCheckpoint(tmp_path / f"{run}.ckpt", every_n_steps=100),
+        ]
+        trainer = trainer_for(tmp_path / run, callbacks[0], steps, callbacks=callbacks, enable_checkpointing=True)
+        trainer.fit(module, loader_of(images()), ckpt_path=start, weights_only=False)
+        ends.append(flat(module))
+    assert torch.equal(ends[0], ends[2]) and not torch.equal(ends[0], ends[1])
+
+
+def test_the_generator_waits_for_the_discriminator(tmp_path: Path) -> None:
+    module = gan(Watched, discriminator_accuracy=0.999, longest_wait=4)
+    fit(tmp_path, module, ClipOnly(noise_multiplier=1.0, seed=0, delta=1e-3, max_grad_norm=1e-6), steps=9)
+    assert len(module.turns) == 2 and int(module.waited) == 1  # it learns nothing, so the longest wait decides
+    module = gan(Watched, discriminator_accuracy=1e-9, discriminator_steps=2)
+    with torch.no_grad():
+        module.discriminator.layers[-1].bias.fill_(-100)  # type: ignore[union-attr, operator]
+    fit(tmp_path / "b", module, steps=6)
+    assert len(module.turns) == 3
+
+
+class Peeks(GAN):
+    """A broken mutant: its generator matches private records."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.records = batch[0]
+        super().training_step(batch, batch_idx)
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        return super().generator_loss(on_made) + self.records.mean()
+
+
+class GeneratorFirst(GAN):
+    """A broken mutant: the generator steps between the private backward and the release."""
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        loss = super().discriminator_loss(on_records, on_made)
+        self.manual_backward(loss)
+        self.optimizers()[1].step()
+        return loss
+
+
+class NoNamedPart(GAN):
+    """A broken mutant."""
+
+    private_module = None  # type: ignore[assignment]
+
+
+class OtherPart(GAN):
+    """A broken mutant."""
+
+    private_module = "critic"
+
+
+class OneOptimizer(GAN):
+    """A broken mutant."""
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "words"),
+    [
+        (Peeks, "depends on the private records"),
+        (GeneratorFirst, "update the private network first"),
+        (NoNamedPart, "has 2 optimizers.*private_module"),
+        (OtherPart, "has no such submodule"),
+        (OneOptimizer, "exactly one optimizer, which updates nothing else"),
+    ],
+)
+def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[GAN], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        fit(tmp_path, gan(mutant))
+
+
+def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:
+    module = gan(pair=ConvGAN)
+    module.discriminator.layers[3] = nn.BatchNorm2d(64)  # type: ignore[operator]
+    with pytest.raises(UnsupportedModuleError, match="BatchNorm2d.*mixes the records"):
+        fit(tmp_path, module)
+
+
+def test_private_statistics_outside_of_the_generator_are_refused(tmp_path: Path) -> None:
+    class Keeps(GAN):
+        def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+            self.waited.fill_(int(on_records.sum() > 0))
+            return super().discriminator_loss(on_records, on_made)
+
+    with pytest.raises(UnsupportedModuleError, match="changes waited"):
+        fit(tmp_path, gan(Keeps))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "hinge"},
+        {"discriminator_steps": 0},
+        {"discriminator_steps": 1.5},
+        {"discriminator_accuracy": 1.0},
+        {"discriminator_accuracy": 0.6, "loss": "wasserstein"},
+        {"longest_wait": 0},
+        {"generator_batch_size": 1},
+        {"weight_bound": 0.0},
+        {"schedule": object()},
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        gan(**options)
+
+
+def test_sampling_is_reproducible_and_knows_classes(tmp_path: Path) -> None:
+    module = gan(pair=ConvGAN, conditional=True)
+    fit(tmp_path, module, steps=2)
+    labels = torch.arange(CLASSES)
+    one, two = (module.sample(labels, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(one, two) and one.shape == (CLASSES, *SHAPE) and one.min() >= 0 and one.max() <= 1
+    assert not torch.equal(one, module.sample(labels.flip(0), torch.Generator().manual_seed(5)))
