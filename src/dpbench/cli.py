@@ -25,6 +25,7 @@ examples:
   dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
   dpbench reproduce claims                          every epsilon that the papers print, recomputed
   dpbench table runs multirun                       finished runs side by side
+  dpbench sample RUN --n 1000 --out runs/synthetic  images of a GAN (dpbench train experiment=digits_gan)
 """
 
 _TRAIN_HELP = """\
@@ -239,6 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
     table.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
     table.set_defaults(run=_table)
+    from dpbench.synthesis import command  # light: imports PyTorch when it runs
+
+    command.add_parsers(commands)
     return parser
 
 

@@ -153,6 +153,13 @@ class ImageDataModule(pl.LightningDataModule):
         return self._train
 
     @property
+    def test_set(self) -> InMemoryImages:
+        """The test records."""
+        self.setup()
+        assert self._test is not None
+        return self._test
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
         height, width, channels = self.train_set.pixels.shape[1:]

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 Loss = Literal["standard", "wasserstein"]
+SHAPE = "dpbench.gan"
+"""Key in a checkpoint: input_shape and num_classes."""
 _BLOCK = 16  # torch.randn fills so many numbers at a time: whole blocks do not depend on how many follow
 
 
@@ -210,6 +212,11 @@ class GAN(pl.LightningModule):
     def _taken_for_real(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         logits: Tensor = self.discriminator(batch[0], batch[1] if self.classes else None)
         return (logits > 0).float()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With what it takes to sample without the data."""
+        networks: Any = self.generator
+        checkpoint[SHAPE] = {"input_shape": tuple(networks.image_shape), "num_classes": self.num_classes}
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Of the discriminator and of the generator."""

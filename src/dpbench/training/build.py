@@ -24,6 +24,7 @@ from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_precision, refuse_uncovered
 from dpbench.training.averaging import moving_average
+from dpbench.training.schema import STRATEGIES, options_of
 
 _CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}
 
@@ -58,6 +59,9 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
             "ledger": str(folder / "ledger.jsonl"),
             "fingerprint": fingerprint,
         }
+    else:  # of an experiment, perhaps: the baseline of a private run is that run with strategy=none
+        known = {name for private in STRATEGIES.values() for name in options_of(private)}
+        options = {name: value for name, value in options.items() if name not in known}
     strategy = _call(cls, options, "strategy")
     assert isinstance(strategy, pl.Callback)
     return strategy
@@ -101,8 +105,15 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule
 
 def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifier | GAN:
     """The LightningModule around the model, for the data's shape and classes."""
+    return module_for(config, data.input_shape, data.num_classes, data.monitored)
+
+
+def module_for(
+    config: dict[str, Any], input_shape: tuple[int, int, int], num_classes: int, monitored: str = "val"
+) -> ImageClassifier | GAN:
+    """The same without the data."""
     options = dict(config["model"])
-    shape = {"input_shape": data.input_shape, "num_classes": data.num_classes}
+    shape = {"input_shape": input_shape, "num_classes": num_classes}
     model = _call(get_class(options.pop("_target_")), options | shape, "model")
     words = {key: value for key, value in config["optimizer"].items() if not key.startswith("_")}
     _refuse_words_for_numbers(get_class(config["optimizer"]["_target_"]), words, "optimizer")
@@ -110,10 +121,10 @@ def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifi
     schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
     around = dict(config.get("module", _CLASSIFIER))  # older runs know no other
     cls = get_class(around.pop("_target_"))
-    refuse_other_networks(cls, model, data.scale)
+    refuse_other_networks(cls, model, config["data"].get("scale", "standard"))
     if "generator_optimizer" in around:
         around["generator_optimizer"] = _instantiate(around["generator_optimizer"], "module.generator_optimizer")
-    common = {"model": model, "optimizer": optimizer, "num_classes": data.num_classes, "monitored": data.monitored}
+    common = {"model": model, "optimizer": optimizer, "num_classes": num_classes, "monitored": monitored}
     module = _call(cls, {**common, "schedule": schedule, **around}, "module")
     assert isinstance(module, ImageClassifier | GAN)
     try:

@@ -49,9 +49,15 @@ class SampleGrid(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw."""
-        if not isinstance(pl_module, GAN) or not trainer.is_global_zero or trainer.sanity_checking:
-            return
-        images = grid(pl_module)
+        if isinstance(pl_module, GAN) and trainer.is_global_zero and not trainer.sanity_checking:
+            self._draw(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw what the run ends with."""
+        self.on_validation_epoch_end(trainer, pl_module)
+
+    def _draw(self, trainer: pl.Trainer, module: GAN) -> None:
+        images = grid(module)
         (self._folder / "samples").mkdir(exist_ok=True)
         for path in (self._folder / "samples" / f"{trainer.global_step:07}.png", self._folder / SAMPLES):
             write_grid(images, path)

@@ -1,0 +1,94 @@
+"""`dpbench evaluate`: what synthetic images of a run are good for, and whether they repeat training images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dpbench.data.images import ImageDataModule, InMemoryImages
+from dpbench.errors import ConfigurationError
+from dpbench.results.files import write_json
+from dpbench.synthesis.checkpoint import load_gan, make
+from dpbench.synthesis.downstream import accuracies
+from dpbench.synthesis.fidelity import fidelity
+from dpbench.synthesis.memorization import memorization
+
+EVALUATION = "evaluation.json"
+_COMPARED = 2000  # images whose neighbours are sought
+
+
+def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "digits") -> dict[str, Any]:
+    """Judge a run's generator on real test data, and write evaluation.json into its folder.
+
+    The last checkpoint is judged. The figures come from test data, and for the memorization check from training data:
+    the run's epsilon does not cover them, and nothing should be chosen by them.
+
+    Args:
+        run: Folder of a trained GAN.
+        number: Images to sample.
+        seed: Of their noise.
+        features: Network of the Fréchet distance, "digits" or "inception".
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigurationError: There is no generator, or too few images were asked for.
+    """
+    if number < 100:
+        raise ConfigurationError(f"--n must be at least 100 for an evaluation, not {number}.")
+    module, config = load_gan(run)
+    options = {key: config["data"][key] for key in ("name", "root", "download", "image_size") if key in config["data"]}
+    data = ImageDataModule(**options, scale="symmetric")
+    data.setup()
+    pixels, labels = make(module, number, seed)
+    images = pixels.float() / 255
+    found: dict[str, Any] = {"images": number, "seed": seed}
+    bar = tqdm(total=3, disable=None, desc="classifiers")
+    train, test = _unit(data.train_set), _unit(data.test_set)
+    if labels is not None:
+        found |= accuracies((images, labels), test, data.num_classes)
+    bar.update()
+    bar.set_description("Fréchet distance")
+    found |= fidelity(images[: len(test[0])], test[0], features)
+    bar.update()
+    bar.set_description("memorization")
+    found |= memorization(images[:_COMPARED], train[0], test[0])
+    bar.update()
+    bar.close()
+    write_json(run / EVALUATION, found)
+    return found
+
+
+def _unit(images: InMemoryImages) -> tuple[Tensor, Tensor]:
+    return (images.pixels.permute(0, 3, 1, 2).contiguous(memory_format=torch.contiguous_format) + 1) / 2, images.labels
+
+
+_LABELS = {
+    "accuracy_cnn": "accuracy on real test images of a CNN trained on synthetic ones",
+    "accuracy_logistic_regression": "the same of logistic regression",
+    "density": "density (1 is as real images)",
+    "coverage": "coverage (1 is as real images)",
+    "share_closer_to_train": "closer to training than to test images (50 % is right)",
+}
+
+
+def summary(found: dict[str, Any]) -> str:
+    """For the terminal."""
+    rows = []
+    if "accuracy_cnn" not in found:
+        rows.append(("accuracy of classifiers", "– (the generator knows no classes: conditional=true)"))
+    for key, value in found.items():
+        if key.startswith("frechet_distance_"):
+            rows.append((f"Fréchet distance ({key.removeprefix('frechet_distance_')} features)", f"{value:.3f}"))
+        elif key in _LABELS:
+            percent = key.startswith(("accuracy", "share"))
+            rows.append((_LABELS[key], f"{100 * value:.2f} %" if percent else f"{value:.3f}"))
+    suspected = found["memorization_suspected"]
+    rows.append(("memorization", "SUSPECTED: do not publish" if suspected else "not found"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,138 @@
+"""`dpbench sample`: a synthetic data set with a card that says how private it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.results.provenance import commit, config_hash
+from dpbench.results.record import privacy_of
+from dpbench.synthesis.checkpoint import load_gan, make
+
+Format = Literal["npz", "folder"]
+IMAGES, CARD = "images.npz", "privacy.json"
+
+
+def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz", force: bool = False) -> str:
+    """Write a synthetic data set.
+
+    Sampling is post-processing of what the discriminator released: it costs nothing, however often it is done.
+
+    Args:
+        run: Folder of a trained GAN.
+        number: Of images.
+        out: Folder, which appears when it is complete.
+        seed: Of the noise.
+        form: "npz" (images.npz: uint8 images (N, H, W, C), labels (N,)) or "folder" (PNGs in a folder for each class,
+            for `torchvision.datasets.ImageFolder`).
+        force: Replace the synthetic data set in `out`.
+
+    Returns:
+        A summary for the terminal.
+
+    Raises:
+        ConfigurationError: There is no generator, or `out` is not empty.
+    """
+    if number < 1:
+        raise ConfigurationError(f"--n must be a positive number of images, not {number}.")
+    _refuse_other_contents(out, force)
+    module, config = load_gan(run)
+    images, labels = make(module, number, seed)
+    card = _card(run, config, number, seed, labels is not None)
+    new = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        (_write_npz if form == "npz" else _write_folder)(new, images, labels)
+        (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
+        if out.is_dir():
+            shutil.rmtree(out)
+        new.replace(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return f"{number} images in {out}: {_guarantee(card)}"
+
+
+def _refuse_other_contents(out: Path, force: bool) -> None:
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists() and not force:
+        raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
+    if out.exists() and not (out / CARD).is_file():
+        raise ConfigurationError(f"{out} holds no synthetic data set, and --force replaces nothing else.")
+
+
+def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
+    arrays: dict[str, Any] = {"images": images.permute(0, 2, 3, 1).numpy()}
+    if labels is not None:
+        arrays["labels"] = labels.numpy()
+    np.savez_compressed(folder / IMAGES, **arrays)
+
+
+def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
+    for number, pixels in enumerate(images.permute(0, 2, 3, 1).numpy()):
+        place = folder / ("unlabelled" if labels is None else str(int(labels[number])))
+        place.mkdir(exist_ok=True)
+        Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(place / f"{number:07}.png")
+
+
+def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: bool) -> dict[str, Any]:
+    private = "delta" in config["strategy"] and (run / "ledger.jsonl").exists()
+    privacy = privacy_of(run / "ledger.jsonl", private)
+    return {
+        "images": number,
+        "labels": "every class as often" if labelled else None,
+        "seed": seed,
+        "training_data": config["data"]["name"],
+        "epsilon": privacy["epsilon"],
+        "delta": privacy["delta"],
+        "unit": privacy["unit"],
+        "neighbouring_relation": privacy["neighbouring_relation"],
+        "population": privacy.get("population"),
+        "sampling": privacy.get("sampling"),
+        "secure_randomness": bool(config["strategy"].get("secure", False)),
+        "run": config["run"]["name"],
+        "config_hash": config_hash(config),
+        "commit": commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+def _guarantee(card: dict[str, Any]) -> str:
+    if card["delta"] is None:
+        return "NOT private, the generator was trained without privacy"
+    epsilons = ", ".join(f"ε = {value:.3f} ({name.upper()})" for name, value in card["epsilon"].items() if value)
+    return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {card['neighbouring_relation']}"
+
+
+def _readme(card: dict[str, Any], form: Format) -> str:
+    what = f"`{IMAGES}` (images, uint8, N×H×W×C; labels)" if form == "npz" else "PNGs, a folder for each class"
+    lines = [
+        "# Synthetic images",
+        "",
+        f"{card['images']} images made by a GAN that was trained on {card['training_data']}: {what}.",
+        "",
+        f"- Guarantee: {_guarantee(card)}.",
+        "- It covers everything in this folder together, and any use of it: sampling is post-processing.",
+        "- It does not cover choices that were made by looking at the training data, such as tuning over several runs.",
+        f"- Labels: {card['labels'] or 'none, the generator knows no classes'}; class frequencies of the training data "
+        "are not reproduced.",
+        f"- Made on {card['date']} by run {card['run']} ({card['config_hash']}, commit {card['commit']}), seed "
+        f"{card['seed']}.",
+    ]
+    if card["delta"] is not None and not card["secure_randomness"]:
+        lines.append(
+            "- The run's noise came from a seed (strategy.secure=false): whoever knows seed and code can subtract it. "
+            "Train with strategy.secure=true before publishing."
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,199 @@
+"""Synthetic data: sampled reproducibly with a card, judged by figures whose right value is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torchvision.datasets import ImageFolder
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.synthesis.checkpoint import load_gan, make
+from dpbench.synthesis.downstream import accuracies
+from dpbench.synthesis.fidelity import density_and_coverage, fidelity
+from dpbench.synthesis.memorization import memorization
+from dpbench.synthesis.sample import sample
+from dpbench.training.build import plain
+from dpbench.training.launch import conf_dir
+from dpbench.training.run import train as run_training
+from dpbench.training.schema import register_schemas
+
+TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.width=8", "model.noise_size=8"]
+
+
+def train(folder: Path, *words: str) -> Path:
+    command = [sys.executable, "-m", "dpbench", "train", *TINY, f"hydra.run.dir='{folder}'", *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private GAN after twelve lots of real digits."""
+    return train(tmp_path_factory.mktemp("gan") / "run")
+
+
+def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A GAN from end to end."""
+    assert (run / "samples.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["sample", str(run), "--n", "40", "--out", str(tmp_path / "out")]) == 0
+    assert "ε = " in capsys.readouterr().out
+    data = np.load(tmp_path / "out" / "images.npz")
+    assert data["images"].shape == (40, 16, 16, 1) and data["images"].dtype == np.uint8
+    assert np.bincount(data["labels"]).tolist() == [4] * 10
+    card = json.loads((tmp_path / "out" / "privacy.json").read_text(encoding="utf-8"))
+    record = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    assert card["epsilon"] == record["privacy"]["epsilon"] and card["delta"] == 1e-4
+    assert card["training_data"] == "digits" and card["unit"] == "example"
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"ε = {card['epsilon']['rdp']:.3f} (RDP)" in page and "strategy.secure=true before publishing" in page
+    assert main(["evaluate", str(run), "--n", "200"]) == 0
+    shown = capsys.readouterr().out
+    assert "Fréchet distance (digits_cnn features)" in shown and "logistic regression" in shown
+    found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200
+
+
+def test_sampling_is_reproducible_and_needs_no_data(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise AssertionError("the training data were read")
+
+    monkeypatch.setattr("dpbench.data.images.ImageDataModule.setup", absent)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        sample(run, 20, tmp_path / name, seed)
+    one, same, other = (np.load(tmp_path / name / "images.npz")["images"] for name in "abc")
+    assert (one == same).all() and (one != other).any()
+    assert (one[:10] == np.load(tmp_path / "a" / "images.npz")["images"][:10]).all()
+
+
+def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
+    sample(run, 20, tmp_path / "out", form="folder")
+    data = ImageFolder(str(tmp_path / "out"))
+    assert len(data) == 20 and data.classes == [str(number) for number in range(10)]
+    module, _ = load_gan(run)
+    pixels, labels = make(module, 20, 0)
+    assert labels is not None
+    image, label = data[0]
+    position = int((labels == label).nonzero()[0])
+    assert (np.asarray(image)[:, :, 0] == pixels[position, 0].numpy()).all()
+
+
+def test_bad_input(run: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "precious").touch()
+    for options, words in (({}, "is not empty.*--force"), ({"force": True}, "holds no synthetic data set")):
+        with pytest.raises(ConfigurationError, match=words):
+            sample(run, 3, full, **options)  # type: ignore[arg-type]
+    assert (full / "precious").exists()
+    sample(run, 3, tmp_path / "own")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        sample(run, 3, tmp_path / "own")
+    sample(run, 4, tmp_path / "own", force=True)
+    assert len(np.load(tmp_path / "own" / "images.npz")["images"]) == 4
+    with pytest.raises(ConfigurationError, match="--n must be a positive"):
+        sample(run, 0, tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        sample(tmp_path / "nowhere", 3, tmp_path / "none")
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    config = (other / "config.yaml").read_text(encoding="utf-8")
+    (other / "config.yaml").write_text(config.replace("width: 8", "width: 16"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="of another architecture than .*config.yaml says"):
+        sample(other, 3, tmp_path / "none")
+    (other / "config.yaml").write_text(config.replace("modules.GAN", "modules.ImageClassifier"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="holds no generator"):
+        sample(other, 3, tmp_path / "none")
+    (other / "config.yaml").write_text(config, encoding="utf-8")
+    (other / "checkpoints" / "last.ckpt").unlink()
+    with pytest.raises(ConfigurationError, match="has no checkpoint"):
+        sample(other, 3, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=mnist_cnn"], "needs a generator and a discriminator"),
+        (["module=classifier"], "add module=gan"),
+        (["data.scale=standard"], "leave data.scale=symmetric"),
+        (["module.discriminator_steps=0"], "discriminator_steps must be a whole number from 1 on"),
+        (["data.image_size=18"], "sides that 4 divides"),
+        (["module.generator_optimizer.lr=-1"], "learning rate"),
+        (["strategy.max_physical_batch_size=8"], "needs automatic optimization"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, words: list[str], message: str) -> None:
+    register_schemas()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = plain(compose("config", ["experiment=digits_gan", "logger=none", "run.group=gan", *words]))
+    with pytest.raises(ConfigurationError, match=message):
+        run_training(config, tmp_path / "run")
+
+
+def test_not_private_says_so(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "strategy=none", "trainer.max_steps=2", "model.conditional=false")
+    assert "NOT private" in sample(folder, 5, tmp_path / "out")
+    assert "NOT private" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "labels" not in np.load(tmp_path / "out" / "images.npz")
+    sample(folder, 5, tmp_path / "pictures", form="folder")
+    assert len(list((tmp_path / "pictures" / "unlabelled").glob("*.png"))) == 5
+
+
+def blobs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images whose class is where they are bright."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (size,), generator=generator)
+    images = torch.rand(size, 1, 16, 16, generator=generator) * 0.5
+    for row, label in enumerate(labels):
+        images[row, 0, 8 * (label // 2) : 8 * (label // 2) + 8, 8 * (label % 2) : 8 * (label % 2) + 8] += 0.4
+    return images, labels
+
+
+def test_classifiers_learn_from_synthetic_images_alone() -> None:
+    found = accuracies(blobs(200, 0), blobs(100, 1), 4)
+    assert min(found.values()) > 0.95
+    images, labels = blobs(200, 2)
+    wrong = accuracies((images, (labels + 1) % 4), blobs(100, 3), 4)
+    assert max(wrong.values()) < 0.05
+
+
+def test_fidelity_of_the_same_and_of_other_images() -> None:
+    one, two = blobs(300, 0)[0], blobs(300, 1)[0]
+    same, other = fidelity(one, two), fidelity(1 - one, two)
+    assert same["features"] == "digits_cnn"
+    assert float(same["frechet_distance_digits_cnn"]) < 0.1 * float(other["frechet_distance_digits_cnn"])
+    assert 0.8 < float(same["density"]) < 1.2 and float(same["coverage"]) > 0.85
+    assert float(other["coverage"]) < 0.1
+    with pytest.raises(ConfigurationError, match="knows grey images only"):
+        fidelity(one.expand(-1, 3, -1, -1), two.expand(-1, 3, -1, -1))
+    with pytest.raises(ConfigurationError, match="digits or inception"):
+        fidelity(one, two, "vgg")
+
+
+def test_coverage_sees_a_mode_that_is_missing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randn(400, 3, generator=generator) + 10 * (torch.arange(400) % 2)[:, None]
+    half = torch.randn(400, 3, generator=generator)
+    density, coverage = density_and_coverage(half, real)
+    assert 0.4 < coverage < 0.5 and density > 0.8
+
+
+def test_memorization_flags_a_generator_that_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, test, fresh = (torch.rand(500, 4, 4, generator=generator) for _ in range(3))
+    honest = memorization(fresh, train, test)
+    assert not honest["memorization_suspected"] and abs(honest["share_closer_to_train"] - 0.5) < 0.08
+    copies = train + 0.02 * torch.randn(500, 4, 4, generator=generator)
+    assert memorization(copies, train, test)["memorization_suspected"]
+    one_in_five = torch.where((torch.arange(500) % 5 == 0)[:, None, None], copies, fresh)
+    assert memorization(one_in_five, train, test)["share_closer_to_train"] > 0.56
+    assert not memorization(test + 0.02, train, test)["memorization_suspected"]
