@@ -40,6 +40,8 @@ FORBIDDEN = {
         "dpbench.modules",
         "dpbench.models",
     },
+    "training": {"dpbench.synthesis", "dpbench.reproduce"},
+    "synthesis": {"wandb", "dpbench.strategies", "dpbench.reproduce"},
     "results": {"hydra", "omegaconf", "wandb", "dpbench.training", "dpbench.strategies"},
 }
 
