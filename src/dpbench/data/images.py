@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.scattering import BLOCK, PER_CHANNEL, scattering
 from dpbench.data.sources import Images, Source, Split, data_root, source
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
@@ -54,22 +55,26 @@ class InMemoryImages(Dataset[Batch]):
         return InMemoryImages(self.pixels[index], self.labels[index])
 
 
-SCALES = ("standard", "symmetric")
+SCALES, FEATURES = ("standard", "symmetric"), (None, "scattering")
 
 
-def normalise(images: Images, spec: Source, image_size: int | None, scale: str = "standard") -> InMemoryImages:
-    """Scale to [0, 1], resize, and then to mean 0 and deviation 1 ("standard") or to [−1, 1]: once for all."""
+def normalise(
+    images: Images, spec: Source, image_size: int | None, scale: str = "standard", features: str | None = None
+) -> InMemoryImages:
+    """Scale to [0, 1], resize, and then to mean 0 and deviation 1, to [−1, 1], or to features: once for all."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
         planes = pixels.permute(0, 3, 1, 2)
         planes = F.interpolate(planes, (image_size, image_size), mode="bilinear", align_corners=False, antialias=True)
         pixels = planes.permute(0, 2, 3, 1).contiguous()
-    return InMemoryImages(_scaled(pixels, spec, scale), images.labels)
+    return InMemoryImages(_prepared(pixels, spec, scale, features), images.labels)
 
 
-def _scaled(pixels: Tensor, spec: Source, scale: str) -> Tensor:
-    """Pixels in [0, 1] as networks see them, in place."""
+def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) -> Tensor:
+    """Pixels in [0, 1] as networks see them; may work in place."""
+    if features == "scattering":
+        return scattering(pixels)
     if scale == "symmetric":
         return pixels.mul_(2).sub_(1)
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
@@ -90,6 +95,7 @@ class ImageDataModule(pl.LightningDataModule):
         download: Whether torchvision may download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
         scale: "standard" (mean 0, deviation 1) or "symmetric" ([−1, 1], for generators).
+        features: "scattering" replaces pixels by wavelet features that know no data, see `data.scattering`.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class ImageDataModule(pl.LightningDataModule):
         download: bool = True,
         seed: int | None = 0,
         scale: str = "standard",
+        features: str | None = None,
     ) -> None:
         super().__init__()
         self.spec = source(name)
@@ -116,14 +123,18 @@ class ImageDataModule(pl.LightningDataModule):
         self._train: InMemoryImages | None = None
         self._val: InMemoryImages | None = None
         self._test: InMemoryImages | None = None
-        self.scale = scale
+        self.scale, self.features = scale, features
+        if features not in FEATURES:
+            raise ConfigurationError(f"data.features must be null or scattering, not {features!r}.")
         if scale not in SCALES:
             raise ConfigurationError(f"data.scale must be {' or '.join(SCALES)}, not {scale!r}.")
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
     def _load(self, split: Split) -> InMemoryImages:
-        return normalise(self.spec.load(self.root, split, self._download), self.spec, self._image_size, self.scale)
+        return normalise(
+            self.spec.load(self.root, split, self._download), self.spec, self._image_size, self.scale, self.features
+        )
 
     def setup(self, stage: str | None = None) -> None:
         """Load everything once.
@@ -183,8 +194,10 @@ class ImageDataModule(pl.LightningDataModule):
     def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
         channels, height, width = self.input_shape
+        if self.features is not None:
+            channels, height, width = channels // PER_CHANNEL, height * BLOCK, width * BLOCK
         pixels = torch.rand(size, height, width, channels, generator=generator)
-        pixels = _scaled(pixels, self.spec, self.scale)
+        pixels = _prepared(pixels, self.spec, self.scale, self.features)
         return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
 
     def train_dataloader(self) -> LotLoader:
