@@ -16,15 +16,19 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from torchvision.utils import make_grid, save_image
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.command import request
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect, read_logged, write_logged
+from dpbench.reproduce.montage import strip, write_montage
 from dpbench.reproduce.outputs import (
     cells,
     differences,
+    finished_runs,
     latex,
     markdown,
     of_other_code,
@@ -106,6 +110,53 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     again = read_logged(table, tmp_path)
     assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
     assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
+
+
+def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Path) -> None:
+    asked = "evaluation/accuracy_cnn\nmore: [evaluation/coverage]"
+    table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
+    job = jobs_of(table, conf_dir(), tmp_path)[0]
+    train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
+    assert job.commands() == [train, ["evaluate", job.folder]] and job.state() == "new"
+    job.path.mkdir(parents=True)
+    (job.path / "config.yaml").touch()
+    assert job.commands() == [["resume", job.folder], ["evaluate", job.folder]] and job.state() == "begun"
+    record = {
+        "metrics": {},
+        "config_hash": job.config_hash,
+        "steps": 3,
+        "seconds": 1.0,
+        "commit": "abc",
+        "versions": {},
+    }
+    record["privacy"] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
+    record["hardware"] = {"cpu": "x", "threads": 2, "gpu": None}
+    (job.path / "result.json").write_text(json.dumps(record), encoding="utf-8")
+    assert job.commands() == [["evaluate", job.folder]] and job.state() == "begun" and job.result() is None
+    found = {"accuracy_cnn": 0.75, "coverage": 0.5}
+    (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
+    assert job.commands() == [] and job.state() == "done"
+    done = finished_runs(table, [job])
+    assert done["value"].tolist() == [0.75] and done["evaluation/coverage"].tolist() == [0.5]
+    write_outputs(table, done, {}, tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Accuracy on real test images of a CNN" in page and "| 3 steps | DP-SGD | 0.5 |" in page
+
+
+def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path) -> None:
+    table = read_table(edited(definition, "seeds: 2", "seeds: 2\nsamples: true"), conf_dir())
+    job = jobs_of(table, conf_dir(), tmp_path)[0]
+    write_montage(table, [job], tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # nothing is finished
+    job.path.mkdir(parents=True)
+    (job.path / "result.json").write_text('{"metrics": {}}', encoding="utf-8")
+    images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
+    save_image(make_grid(images, nrow=10, pad_value=1.0), job.path / "samples.png")
+    shown = strip(job.path / "samples.png")
+    centres = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
+    assert centres == [0, 1, 10, 11, 20, 21]
+    write_montage(table, [job], tmp_path / "out")
+    assert (tmp_path / "out" / "samples.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_full_disk_is_told(

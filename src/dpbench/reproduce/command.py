@@ -10,6 +10,7 @@ from pathlib import Path
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect
+from dpbench.reproduce.montage import write_montage
 from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table, table_names
@@ -152,5 +153,6 @@ def _reproduced(
     if not replace and (commit := of_other_code(folder)) is not None:
         text.append(f"{folder} holds runs of other code ({commit}) and stays as it is: --replace overwrites it.")
         folder = runs / table.folder / "table"
+    write_montage(table, list(known.values()), folder)
     write_outputs(table, finished, collect(table, list(known.values())), folder)
     return "\n".join([*text, f"written to {folder}"]), good

@@ -17,7 +17,7 @@ from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.reproduce.tables import Line, Table
 from dpbench.results.files import write_json
 from dpbench.results.provenance import code_hash, config_hash
-from dpbench.results.record import RESULT
+from dpbench.results.record import EVALUATION, RESULT
 
 FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
 _TAIL = 65536  # bytes, more than one line
@@ -45,6 +45,7 @@ class Job:
         config_hash: Of the resolved configuration.
         steps: How many it makes.
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
+        evaluated: Whether `dpbench evaluate` judges it afterwards.
     """
 
     row: str
@@ -54,6 +55,7 @@ class Job:
     config_hash: str
     steps: int
     folder: str
+    evaluated: bool = False
 
     @property
     def path(self) -> Path:
@@ -62,13 +64,26 @@ class Job:
 
     def state(self) -> State:
         """What its folder says."""
-        if (self.path / RESULT).is_file():
+        if self._complete():
             return "done"
         if _locked(self.path / _LOCK):
             return "running"
         if (self.path / FAILED).is_file():
             return "failed"
         return "begun" if (self.path / _CONFIG).is_file() else "new"
+
+    def _complete(self) -> bool:
+        return (self.path / RESULT).is_file() and (not self.evaluated or (self.path / EVALUATION).is_file())
+
+    def commands(self) -> list[list[str]]:
+        """What is left to do, as words after `dpbench`."""
+        if self._complete():
+            return []
+        judge = [["evaluate", self.folder]] if self.evaluated else []
+        if (self.path / RESULT).is_file():
+            return judge
+        begun = (self.path / _CONFIG).is_file()
+        return [["resume", self.folder] if begun else ["train", *self.words, f"hydra.run.dir='{self.folder}'"], *judge]
 
     def steps_made(self) -> int:
         """How far it is, as far as its metrics tell."""
@@ -80,10 +95,13 @@ class Job:
         return 0
 
     def result(self) -> dict[str, Any] | None:
-        """Its record, if it is finished."""
-        if not (self.path / RESULT).is_file():
+        """Its record, if it is finished; what `dpbench evaluate` found is among the metrics."""
+        if not self._complete():
             return None
         record: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        if self.evaluated:
+            found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
+            record["metrics"] |= {f"evaluation/{name}": value for name, value in found.items()}
         return record
 
     def failure(self) -> str:
@@ -135,7 +153,8 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
         raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
     digest = config_hash(config)
     folder = (root / table.folder / f"{name}-{digest[:8]}-{code_hash()[:8]}").resolve()
-    return Job(row.name, column.name, seed, words, digest, int(config["trainer"]["max_steps"]), str(folder))
+    steps, evaluated = int(config["trainer"]["max_steps"]), table.metric.startswith("evaluation/")
+    return Job(row.name, column.name, seed, words, digest, steps, str(folder), evaluated)
 
 
 def _locked(path: Path) -> bool:
@@ -165,31 +184,33 @@ def run_job(job: Job, threads: int | None) -> None:
     job.path.mkdir(parents=True, exist_ok=True)
     with open(job.path / _LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (job.path / RESULT).is_file():
-            return
-        (job.path / FAILED).unlink(missing_ok=True)
-        if (job.path / _CONFIG).is_file():
-            words = ["resume", job.folder]
-        else:
-            words = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
-        environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-        with open(job.path / LOG, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=[lock.fileno()],
-                start_new_session=True,  # a Ctrl-C reaches it once, through us
-            )
-            status = _wait(process)
-        if status in _INTERRUPTED:
-            raise Interrupted(_INTERRUPTED[status], "the same command")
-        if not (job.path / RESULT).is_file():
+        for words in job.commands():
+            (job.path / FAILED).unlink(missing_ok=True)
+            status = _run(job, words, threads, lock.fileno())
+            if status in _INTERRUPTED:
+                raise Interrupted(_INTERRUPTED[status], "the same command")
+            if status:
+                break
+        if job.commands():
             with suppress(OSError):  # a full disk
                 killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
                 write_json(job.path / FAILED, {"status": status, "message": killed + _last_line(job.path / LOG)})
+
+
+def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
+    """One command in a process of its own, which holds the lock too; its exit status."""
+    environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    with open(job.path / LOG, "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=[lock],
+            start_new_session=True,  # a Ctrl-C reaches it once, through us
+        )
+        return _wait(process)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

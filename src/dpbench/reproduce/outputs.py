@@ -12,6 +12,7 @@ from scipy import stats
 
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
+from dpbench.reproduce.montage import MONTAGE
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import Table
 from dpbench.results.files import write_atomically
@@ -19,6 +20,12 @@ from dpbench.results.provenance import code_hash
 
 RUNS = "runs.csv"
 _DASH = "–"
+_METRICS = {
+    "test/accuracy": "Test accuracy",
+    "val/accuracy": "Validation accuracy",
+    "evaluation/accuracy_cnn": "Accuracy on real test images of a CNN that was trained on synthetic ones",
+    "evaluation/accuracy_logistic_regression": "Accuracy on real test images of logistic regression on synthetic ones",
+}
 
 
 def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
@@ -41,6 +48,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
                 "seed": job.seed,
                 "metric": table.metric,
                 "value": record["metrics"].get(table.metric),
+                **{name: record["metrics"].get(name) for name in table.more},
                 "epsilon_rdp": privacy["epsilon"].get("rdp"),
                 "epsilon_pld": privacy["epsilon"].get("pld"),
                 "epsilon_microbatch_rdp": privacy.get("epsilon_microbatch", {}).get("rdp"),
@@ -186,13 +194,25 @@ def latex(table: Table, runs: pd.DataFrame) -> str:
     )  # fmt: skip
 
 
+def _more(table: Table, runs: pd.DataFrame) -> str:
+    lines = [["", "", *(name.rpartition("/")[2].replace("_", " ") for name in table.more)]]
+    for row in table.rows:
+        for column in table.columns:
+            own = runs[(runs["row"] == row.name) & (runs["column"] == column.name)]
+            means = [pd.to_numeric(own[name], errors="coerce").mean() for name in table.more]
+            lines.append([row.label, column.label, *(_DASH if pd.isna(mean) else f"{mean:.3g}" for mean in means)])
+    return markdown_rows(lines)
+
+
 def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.name}`.", "")
     yield from (markdown(table, runs), "")
-    yield "Accuracy in percent after the last step: mean ± standard deviation over n seeds" + (
+    yield f"{_METRICS[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
         "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
     )
     yield "ε is for one example added or removed, recomputed from the ledgers; – was not run, or is not private."
+    if table.more:
+        yield from ("", "Means of other figures:", "", _more(table, runs))
     yield from ("", "![figure](figure.png)", "")
     for picture in pictures:
         yield from (f"![{Path(picture).stem}]({picture})", "")
@@ -221,4 +241,5 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
     write_atomically(folder / "table.tex", latex(table, runs))
     draw_table(table, runs, summary(table, runs), folder)
     pictures = write_logged(table, logged, folder)
+    pictures += [MONTAGE] if (folder / MONTAGE).is_file() else []
     write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures)).rstrip() + "\n")

@@ -15,7 +15,8 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def _label(table: Table) -> str:
-    return f"{'test' if table.metric.startswith('test') else 'validation'} accuracy (%)"
+    kinds = {"val": "validation accuracy (%)", "evaluation": "accuracy on real test images (%)"}
+    return kinds.get(table.metric.partition("/")[0], "test accuracy (%)")
 
 
 def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Path) -> None:

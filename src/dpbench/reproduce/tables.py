@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError
 
-METRICS = ("test/accuracy", "val/accuracy")
+METRICS = ("test/accuracy", "val/accuracy", "evaluation/accuracy_cnn", "evaluation/accuracy_logistic_regression")
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class Table:
         notes: What differs from the paper, and why.
         series: Pictures of what the runs of the first seed log.
         histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
+        samples: Whether to show images that the generators of the first seed make.
+        more: Further metrics, listed below the table as they are.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Table:
     notes: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     histogram: bool = False
+    samples: bool = False
+    more: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -148,7 +152,7 @@ def read_table(name: str, conf: Path) -> Table:
 
 _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
-    "series", "histogram",
+    "series", "histogram", "samples", "more",
 }  # fmt: skip
 
 
@@ -176,6 +180,8 @@ def _table(name: str, data: dict[str, Any]) -> Table:
         tuple(data.get("notes", ())),
         tuple(Series(**{str(key): str(value) for key, value in one.items()}) for one in data.get("series", ())),
         bool(data.get("histogram", False)),
+        bool(data.get("samples", False)),
+        tuple(map(str, data.get("more", ()))),
     )
     _check(table)
     return table

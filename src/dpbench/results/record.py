@@ -14,7 +14,7 @@ from dpbench.results.files import write_json
 from dpbench.results.provenance import commit, config_hash, hardware, versions
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
-RESULT, PARTIAL = "result.json", "partial_result.json"
+RESULT, PARTIAL, EVALUATION = "result.json", "partial_result.json", "evaluation.json"
 
 
 def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from tqdm import tqdm
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
 from dpbench.results.files import write_json
+from dpbench.results.record import EVALUATION
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import fidelity
 from dpbench.synthesis.memorization import memorization
 
-EVALUATION = "evaluation.json"
 _COMPARED = 2000  # images whose neighbours are sought
 
 
