@@ -284,7 +284,7 @@ def test_private_statistics_outside_of_the_generator_are_refused(tmp_path: Path)
         {"longest_wait": 0},
         {"generator_batch_size": 1},
         {"weight_bound": 0.0},
-        {"schedule": object()},
+        {"schedule": 1},
     ],
     ids=str,
 )
