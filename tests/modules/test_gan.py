@@ -256,6 +256,14 @@ def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[
         fit(tmp_path, gan(mutant))
 
 
+@pytest.mark.parametrize(
+    "options", [{"discriminator_steps": 3}, {"discriminator_accuracy": 0.99, "longest_wait": 4}], ids=str
+)
+def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="depends on the private records"):
+        fit(tmp_path, gan(Peeks, **options))
+
+
 def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:
     module = gan(pair=ConvGAN)
     module.discriminator.layers[3] = nn.BatchNorm2d(64)  # type: ignore[operator]

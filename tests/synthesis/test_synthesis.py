@@ -74,6 +74,19 @@ def test_sampling_is_reproducible_and_needs_no_data(run: Path, tmp_path: Path, m
     assert (one[:10] == np.load(tmp_path / "a" / "images.npz")["images"][:10]).all()
 
 
+def test_a_cut_ledger_is_no_guarantee(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    lines = (other / "ledger.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for kept in (lines[:-2], [*lines[:3], "garbage\n", *lines[4:]]):
+        (other / "ledger.jsonl").write_text("".join(kept), encoding="utf-8")
+        with pytest.raises(ConfigurationError, match="missing, damaged or cut"):
+            sample(other, 3, tmp_path / "none")
+    (other / "ledger.jsonl").unlink()
+    with pytest.raises(ConfigurationError, match="missing, damaged or cut"):
+        sample(other, 3, tmp_path / "none")
+
+
 def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     sample(run, 20, tmp_path / "out", form="folder")
     data = ImageFolder(str(tmp_path / "out"))

@@ -55,6 +55,15 @@ def test_a_resumed_run_ends_with_the_same_weights_and_average(tmp_path: Path) ->
     assert not torch.equal(ends[0][0], ends[1][0])
 
 
+def test_counters_are_taken_over(tmp_path: Path) -> None:
+    module = Known(5)
+    module.register_buffer("count", torch.zeros((), dtype=torch.long))
+    data = torch.utils.data.TensorDataset(torch.randn(60, 5))
+    trainer = trainer_for(tmp_path, private(), 3, callbacks=[moving_average(0.5), private()])
+    trainer.fit(module, loader_of(data))
+    assert module.count.dtype == torch.long  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1, 2.0])
 def test_refusals(decay: float) -> None:
     with pytest.raises(ConfigurationError, match="from 0 to below 1"):

@@ -179,7 +179,7 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
-        self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
+        self._scope, self._verified, self._unchecked = Scope(pl_module, trainer.optimizers), False, True
         self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
         self._optimizer = self._scope.optimizer(self._engine.parameters)
         guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
@@ -260,7 +260,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._engine.discard()
         self._engine.recording = True
         self._before = {} if self._verified else self._scope.tensors()
-        self._watched = watch_inputs(batch) if self._scope.prefix and not self._verified else []
+        self._watched = watch_inputs(batch) if self._scope.prefix and self._unchecked else []
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
@@ -299,6 +299,7 @@ class PrivateStrategy(pl.Callback, ABC):
         """In place of `LightningModule.backward`."""
         if self._released and self._scope.prefix:  # another network learns from what was released
             refuse_private_inputs(loss, self._watched)
+            self._unchecked = not self._watched  # records without floating-point values cannot be watched
             loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
             return
         guards.refuse_second_release(self._released)

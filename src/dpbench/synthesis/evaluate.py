@@ -89,6 +89,6 @@ def summary(found: dict[str, Any]) -> str:
             percent = key.startswith(("accuracy", "share"))
             rows.append((_LABELS[key], f"{100 * value:.2f} %" if percent else f"{value:.3f}"))
     suspected = found["memorization_suspected"]
-    rows.append(("memorization", "SUSPECTED: do not publish" if suspected else "not found"))
+    rows.append(("memorization", "SUSPECTED: look at nearest neighbours" if suspected else "not found"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.ledger import read_ledger
 from dpbench.results.provenance import commit, config_hash
 from dpbench.results.record import privacy_of
 from dpbench.synthesis.checkpoint import load_gan, make
+from dpbench.training.run import CHECKPOINT
 
 Format = Literal["npz", "folder"]
 IMAGES, CARD = "images.npz", "privacy.json"
@@ -44,6 +47,7 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
     """
     if number < 1:
         raise ConfigurationError(f"--n must be a positive number of images, not {number}.")
+    out = out.resolve()
     _refuse_other_contents(out, force)
     module, config = load_gan(run)
     images, labels = make(module, number, seed)
@@ -88,6 +92,7 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 
 def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: bool) -> dict[str, Any]:
     private = "delta" in config["strategy"] and (run / "ledger.jsonl").exists()
+    refuse_incomplete_ledger(run)
     privacy = privacy_of(run / "ledger.jsonl", private)
     return {
         "images": number,
@@ -106,6 +111,21 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
         "commit": commit(),
         "date": date.today().isoformat(),
     }
+
+
+def refuse_incomplete_ledger(run: Path) -> None:
+    """Raise ConfigurationError where the ledger tells of fewer releases than the checkpoint: ε would be too small."""
+    state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False, mmap=True)
+    strategy = state["callbacks"].get("dpbench.PrivateStrategy", {"private": False})
+    if not strategy["private"]:
+        return
+    path = run / "ledger.jsonl"
+    book = read_ledger(path) if path.exists() else None
+    if book is None or book.damage or len(book.releases) < strategy["releases"]:
+        raise ConfigurationError(
+            f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
+            "them no epsilon can be stated; restore the ledger."
+        )
 
 
 def _guarantee(card: dict[str, Any]) -> str:

@@ -25,6 +25,8 @@ def moving_average(decay: float) -> WeightAveraging:
         raise ConfigurationError(f"ema_decay must be from 0 to below 1 (or null), not {decay}.")
 
     def average(old: Tensor, new: Tensor, steps: Tensor | int) -> Tensor:
+        if not old.is_floating_point():  # counters
+            return new
         t = float(steps)
         return old.lerp(new, 1 - min(decay, (1 + t) / (10 + t)))
 
