@@ -27,6 +27,7 @@ PLUGINS = {
 GIVEN = {  # what the harness passes beside the file
     "model": {"input_shape", "num_classes"},
     "data": {"seed"},
+    "module": {"model", "optimizer", "num_classes"},
     "strategy": {"seed", "ledger", "fingerprint"},
     "optimizer": {"params"},
     "schedule": {"optimizer"},
@@ -63,11 +64,12 @@ def test_composes_and_targets_bind(choice: str) -> None:
 
 def test_groups() -> None:
     assert set(GROUPS) == {
-        *("data", "model", "strategy", "optimizer", "schedule", "trainer"),
+        *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
         *("diagnostics", "logger", "launcher", "experiment"),
     }
     assert GROUPS["data"] == ["cifar10", "digits", "fashion_mnist", "mnist", "random_noise"]
-    assert GROUPS["model"] == ["densenet40", "mlp", "mnist_cnn", "small_alexnet"]
+    assert GROUPS["model"] == ["conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "small_alexnet"]
+    assert GROUPS["module"] == ["classifier", "gan"]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -502,6 +502,7 @@ def test_wandb_run_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert wandb_log.wandb_mode("offline") == "offline"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adaptive_quantile", "discretized", "clip_only"])
 def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy: str) -> None:
     words = [f"strategy={strategy}", "strategy.noise_multiplier=1.0", "schedule=cosine", "diagnostics=gradients"]
@@ -517,6 +518,7 @@ def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy
     assert f"| {record['steps']} |" in out and "test accuracy (%)" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
