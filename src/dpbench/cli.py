@@ -367,12 +367,15 @@ def _calibrate(options: Any) -> int:
 
 def _reproduce(options: Any) -> int:
     _quiet_accountants()
+    from dpbench.errors import ConfigurationError
     from dpbench.reproduce.command import WITHOUT_RUNS, listing, reproduce_table, request
 
     if options.table == "list":
         print(listing())
         return 0
     if options.table in WITHOUT_RUNS:
+        if options.words or options.status or options.replace:
+            raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         folder = options.out / options.table.replace("/", "_")
         folder.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         print(WITHOUT_RUNS[options.table].make()(folder))

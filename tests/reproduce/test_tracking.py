@@ -31,3 +31,6 @@ def test_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.Capture
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out
     assert "| exp N(0, 1) | 0.5 | 1.000 |" in page
+    for word in ("rows=a", "--status"):
+        assert main(["reproduce", "adaptive_quantile/figure2", word]) == 1
+        assert "takes no runs: only --out goes with it" in capsys.readouterr().err

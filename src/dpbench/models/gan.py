@@ -146,6 +146,11 @@ class ConvDiscriminator(nn.Module):
         return logits.squeeze(1)
 
 
+def _check_noise(size: int) -> None:
+    if size != int(size) or size < 1:
+        raise ValueError(f"noise_size must be a whole number from 1 on, not {size}.")
+
+
 class MLPGAN(nn.Module):
     """The fully connected pair of pyvacy_2019.
 
@@ -160,6 +165,7 @@ class MLPGAN(nn.Module):
         self, input_shape: tuple[int, int, int], num_classes: int, conditional: bool = False, noise_size: int = 100
     ) -> None:
         super().__init__()
+        _check_noise(noise_size)
         classes = num_classes if conditional else 0
         self.generator = MLPGenerator(input_shape, classes, noise_size)
         self.discriminator = MLPDiscriminator(input_shape, classes)
@@ -185,6 +191,7 @@ class ConvGAN(nn.Module):
         width: int = 32,
     ) -> None:
         super().__init__()
+        _check_noise(noise_size)
         sides = input_shape[1:]
         require(all(side % 4 == 0 and side >= 4 for side in sides), "conv_gan", input_shape, "sides that 4 divides")
         if width < 8 or width % 8:

@@ -88,10 +88,11 @@ class GAN(pl.LightningModule):
             raise ValueError(f"discriminator_accuracy must lie between 0 and 1, not {discriminator_accuracy}.")
         if discriminator_accuracy is not None and loss == "wasserstein":
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
-        if longest_wait < discriminator_steps or generator_batch_size < 2 or weight_bound <= 0:
+        whole = generator_batch_size == int(generator_batch_size)
+        if longest_wait < discriminator_steps or generator_batch_size < 2 or not whole or weight_bound <= 0:
             raise ValueError(
-                "longest_wait must be at least discriminator_steps, generator_batch_size at least 2, and weight_bound "
-                "positive."
+                "longest_wait must be at least discriminator_steps, generator_batch_size a whole number from 2 on, and "
+                "weight_bound positive."
             )
         self.automatic_optimization = False
         self.generator, self.discriminator = model.generator, model.discriminator

@@ -16,6 +16,7 @@ from dpbench.reproduce.montage import MONTAGE
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import Table
 from dpbench.results.files import write_atomically
+from dpbench.results.markdown import markdown_rows
 from dpbench.results.provenance import code_hash
 
 RUNS = "runs.csv"
@@ -164,12 +165,6 @@ def _half(half: float) -> str:
 def markdown(table: Table, runs: pd.DataFrame) -> str:
     """The table in Markdown."""
     return markdown_rows(cells(table, runs))
-
-
-def markdown_rows(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of text in Markdown, headings first, numbers to the right."""
-    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
 
 
 _GREEK = {"σ": "sigma", "ε": "varepsilon", "α": "alpha", "γ": "gamma", "μ": "mu", "ν": "nu", "τ": "tau"}

@@ -11,9 +11,9 @@ from scipy import stats
 
 from dpbench.privacy.adaptive import QuantileBounds, with_bounds
 from dpbench.privacy.clipping import VectorGroup
-from dpbench.reproduce.outputs import markdown_rows
 from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.files import write_atomically
+from dpbench.results.markdown import markdown_rows
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 ROUNDS, RECORDS, FIRST_BOUND = 200, 100, 0.1

@@ -12,6 +12,7 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.markdown import markdown_rows
 from dpbench.results.record import RESULT
 from dpbench.results.table import flat_settings
 
@@ -79,10 +80,10 @@ def compare(runs: Sequence[Compared]) -> str:
     keys = {key: None for run in runs for key in run.settings}
     differing = [key for key in keys if len({str(run.settings.get(key, "–")) for run in runs}) > 1]
     names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
-    lines = [["", *(run.name for run in runs)], ["---", *["---:"] * len(runs)]]
+    lines = [["", *(run.name for run in runs)]]
     lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
     lines += [[key, *(_figure(key, run.metrics.get(key)) for run in runs)] for key in names]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_rows(lines)
 
 
 def _figure(key: str, value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ def load_gan(run: Path) -> tuple[GAN, dict[str, Any]]:
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
     if not (run / CHECKPOINT).is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run / CHECKPOINT} is missing.")
-    state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False)
+    try:
+        state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise ConfigurationError(f"{run / CHECKPOINT} cannot be read: {str(error).splitlines()[0]}") from error
     try:
         module = module_for(config, **state[SHAPE])
         module.load_state_dict(state["state_dict"])

@@ -15,7 +15,7 @@ from dpbench.results.files import write_json
 from dpbench.results.record import EVALUATION
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
-from dpbench.synthesis.fidelity import fidelity
+from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 
 _COMPARED = 2000  # images whose neighbours are sought
@@ -47,6 +47,7 @@ def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "di
     data.setup()
     pixels, labels = make(module, number, seed)
     images = pixels.float() / 255
+    network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     found: dict[str, Any] = {"images": number, "seed": seed}
     bar = tqdm(total=3, disable=None, desc="classifiers")
     train, test = _unit(data.train_set), _unit(data.test_set)
@@ -54,7 +55,7 @@ def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "di
         found |= accuracies((images, labels), test, data.num_classes)
     bar.update()
     bar.set_description("Fréchet distance")
-    found |= fidelity(images[: len(test[0])], test[0], features)
+    found |= fidelity(images[: len(test[0])], test[0], network)
     bar.update()
     bar.set_description("memorization")
     found |= memorization(images[:_COMPARED], train[0], test[0])

@@ -44,9 +44,10 @@ class DigitsFeatures(nn.Module):
         return features
 
 
-def feature_network(
-    shape: tuple[int, int, int], name: str
-) -> tuple[str, Callable[[Tensor], Tensor], FrechetInceptionDistance]:
+Network = tuple[str, Callable[[Tensor], Tensor], FrechetInceptionDistance]
+
+
+def feature_network(shape: tuple[int, int, int], name: str) -> Network:
     """Name, feature function and an empty Fréchet distance.
 
     Args:
@@ -78,16 +79,15 @@ def feature_network(
     return "inception", features, distance
 
 
-def fidelity(synthetic: Tensor, real: Tensor, features: str = "digits") -> dict[str, float | str]:
+def fidelity(synthetic: Tensor, real: Tensor, features: Network) -> dict[str, float | str]:
     """Fréchet distance (torchmetrics), density and coverage (Naeem et al. 2020) of images in [0, 1].
 
     Args:
         synthetic: (N, C, H, W).
         real: (M, C, H, W), test data.
-        features: See `feature_network`.
+        features: A new one of `feature_network`.
     """
-    channels, height, width = real.shape[1:]
-    name, network, distance = feature_network((channels, height, width), features)
+    name, network, distance = features
     with torch.no_grad():
         for images, is_real in ((synthetic, False), (real, True)):
             for part in torch.split(images, 500):

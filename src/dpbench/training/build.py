@@ -121,7 +121,7 @@ def module_for(
     schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
     around = dict(config.get("module", _CLASSIFIER))  # older runs know no other
     cls = get_class(around.pop("_target_"))
-    refuse_other_networks(cls, model, config["data"].get("scale", "standard"))
+    refuse_other_networks(cls, model, config["data"])
     if "generator_optimizer" in around:
         around["generator_optimizer"] = _instantiate(around["generator_optimizer"], "module.generator_optimizer")
     common = {"model": model, "optimizer": optimizer, "num_classes": num_classes, "monitored": monitored}
@@ -134,15 +134,17 @@ def module_for(
     return module
 
 
-def refuse_other_networks(cls: type, model: Any, scale: str) -> None:
-    """Raise ConfigurationError where module, model and the scale of the data do not go together."""
+def refuse_other_networks(cls: type, model: Any, data: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where module, model and the pixels of the data do not go together."""
     pair = hasattr(model, "generator")
     if issubclass(cls, GAN) and not pair:
         raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
     if pair and not issubclass(cls, GAN):
         raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
-    if pair and scale != "symmetric":
+    if pair and data.get("scale") != "symmetric":
         raise ConfigurationError("a generator's pixels lie in [-1, 1]: leave data.scale=symmetric.")
+    if pair and data.get("features") is not None:
+        raise ConfigurationError("a generator makes pixels: leave data.features=null.")
 
 
 def _try_schedule(configured: Any) -> None:
