@@ -222,6 +222,43 @@ class GeneratorFirst(GAN):
         return loss
 
 
+class RawStep(GAN):
+    """A broken mutant: updates the discriminator past Lightning, and so past the mechanism."""
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        self.optimizers()[0].optimizer.step()
+        return super().discriminator_loss(on_records, on_made)
+
+
+class DetachedPeeks(Peeks):
+    """A broken mutant: the generator matches private records that autograd does not follow."""
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        return super(Peeks, self).generator_loss(on_made) * self.records.detach().mean()
+
+
+class PeeksAtLabels(GAN):
+    """A broken mutant: the generator learns the classes of private records."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.labels = batch[1]
+        super().training_step(batch, batch_idx)
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        return super().generator_loss(on_made) * F.one_hot(self.labels, CLASSES).float().mean()
+
+
+class Encodes(GAN):
+    """A broken mutant: private records pass through a network that is not private, and keeps statistics."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.encoder = nn.Sequential(nn.BatchNorm2d(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step([self.encoder(batch[0]), batch[1]], batch_idx)
+
+
 class NoNamedPart(GAN):
     """A broken mutant."""
 
@@ -245,7 +282,10 @@ class OneOptimizer(GAN):
     ("mutant", "words"),
     [
         (Peeks, "depends on the private records"),
-        (GeneratorFirst, "update the private network first"),
+        (DetachedPeeks, "not finite.*hidden"),
+        (Encodes, "private records enter Sequential"),
+        (GeneratorFirst, "before the release of the lot"),
+        (RawStep, "before the release of the lot"),
         (NoNamedPart, "has 2 optimizers.*private_module"),
         (OtherPart, "has no such submodule"),
         (OneOptimizer, "exactly one optimizer, which updates nothing else"),
@@ -262,6 +302,20 @@ def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[
 def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="depends on the private records"):
         fit(tmp_path, gan(Peeks, **options))
+
+
+def test_labels_are_out_of_reach_after_the_release(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="Class values"):
+        fit(tmp_path, gan(PeeksAtLabels))
+
+
+def test_a_batch_is_as_it_was_after_its_lot(tmp_path: Path) -> None:
+    module, data = gan(Watched), images()
+    fit(tmp_path, module, steps=4)
+    for (records, labels), *_ in module.lots:
+        for record, label in zip(records, labels, strict=True):
+            same = (data.tensors[0] == record).flatten(1).all(1)
+            assert same.sum() == 1 and data.tensors[1][same] == label
 
 
 def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:

@@ -416,7 +416,7 @@ class WithBatchNorm(Classifier):
         (Statistics, "forward pass changes mean"),
         (ReassignedBuffer, "forward pass changes mean"),
         (DataDependentStart, "forward pass changes net.0.bias"),
-        (lambda: PastLightning(manual=True), "no private update was made for this lot"),
+        (lambda: PastLightning(manual=True), "stepped before the release of the lot"),
         (lambda: SkipsSome(manual=True), "no private update was made for this lot"),
         (Plateau, "ReduceLROnPlateau watches train_loss"),
         (WithBatchNorm, r"net.1 \(BatchNorm2d\) mixes the records.*GroupNorm"),

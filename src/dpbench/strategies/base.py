@@ -36,7 +36,7 @@ from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
 from dpbench.strategies.budget import Budget, check_noise
-from dpbench.strategies.scope import Scope, refuse_private_inputs, watch_inputs
+from dpbench.strategies.scope import Scope
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
@@ -179,10 +179,11 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
-        self._scope, self._verified, self._unchecked = Scope(pl_module, trainer.optimizers), False, True
+        self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
         self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
         self._optimizer = self._scope.optimizer(self._engine.parameters)
         guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
+        self._scope.watch()
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
             pl_module.__dict__["training_step"] = self._in_pieces(trainer, pl_module, pl_module.training_step)
@@ -234,6 +235,7 @@ class PrivateStrategy(pl.Callback, ABC):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+            self._scope.close()
         self._budget.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -260,7 +262,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._engine.discard()
         self._engine.recording = True
         self._before = {} if self._verified else self._scope.tensors()
-        self._watched = watch_inputs(batch) if self._scope.prefix and self._unchecked else []
+        self._scope.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
@@ -298,8 +300,7 @@ class PrivateStrategy(pl.Callback, ABC):
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """In place of `LightningModule.backward`."""
         if self._released and self._scope.prefix:  # another network learns from what was released
-            refuse_private_inputs(loss, self._watched)
-            self._unchecked = not self._watched  # records without floating-point values cannot be watched
+            self._scope.refuse_dependence(loss)
             loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
             return
         guards.refuse_second_release(self._released)
@@ -340,7 +341,6 @@ class PrivateStrategy(pl.Callback, ABC):
         """Release the sums of the lot: noise, a line in the ledger, the division, and only then `p.grad`."""
         assert self._engine is not None
         if optimizer is not self._optimizer:
-            guards.refuse_public_step(self._absorbed, self._released)
             return
         self._check_release()
         mechanism = self.mechanism
@@ -358,6 +358,7 @@ class PrivateStrategy(pl.Callback, ABC):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self._released, self._engine.recording = True, False
         self.releases += 1
+        self._scope.release_lot()
 
     def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
         mechanism.add_noise(generator)  # a reference leaves it out
@@ -376,6 +377,7 @@ class PrivateStrategy(pl.Callback, ABC):
                 "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
                 "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
             )
+        self._scope.close_lot()
         last = self._budget.exhausted
         if last:
             trainer.should_stop = True

@@ -198,12 +198,13 @@ def refuse_missing_loss(given: bool) -> None:
         )
 
 
-def refuse_public_step(absorbed: bool, released: bool) -> None:
-    """Raise ConfigurationError where another network's optimizer steps between the private backward and its release."""
-    if absorbed and not released:
+def refuse_early_step(unreleased: bool) -> None:
+    """Raise ConfigurationError where an optimizer has stepped before the lot was released."""
+    if unreleased:
         raise ConfigurationError(
-            "the first manual_backward of a lot is that of the private network, and its optimizer has to step before "
-            "any other: update the private network first, the others after it."
+            "an optimizer has stepped before the release of the lot: the first manual_backward of a lot is that of the "
+            "private network and the first step its optimizer's, self.optimizers()….step() (past Lightning, as in "
+            "optimizer.optimizer.step(), nothing is made private); update other networks after it."
         )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError
-from dpbench.strategies.guards import State, tensors_of
+from dpbench.strategies.guards import State, refuse_early_step, tensors_of
+from dpbench.strategies.lot_records import LotRecords
 
 
 class Scope:
@@ -38,6 +38,8 @@ class Scope:
     def __init__(self, pl_module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         name = getattr(pl_module, "private_module", None)
         self._whole, self._optimizers = pl_module, optimizers
+        self._unchecked, self._unreleased = True, False
+        self._hooks: list[RemovableHandle] = []
         self.part: nn.Module = pl_module
         self.prefix = ""
         if name is None and len(optimizers) != 1:
@@ -60,6 +62,10 @@ class Scope:
                 "trained, each by its own loss."
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Scope:
+        """Itself: a copy of a watched network or optimizer is watched by the same."""
+        return self
+
     def optimizer(self, parameters: Sequence[Tensor]) -> Optimizer:
         """The one that updates the private part.
 
@@ -79,33 +85,53 @@ class Scope:
         """What the forward pass must not write to: everything but networks that see no private record."""
         if not self.prefix:
             return tensors_of(self._whole)
-        public = {child for child, module in self._whole.named_children() if not self._holds(module)}
+        public = self._public()
         return {name: one for name, one in tensors_of(self._whole).items() if name.partition(".")[0] not in public}
+
+    def watch(self) -> None:
+        """Notice optimizers that step too early, and records that enter a network that is not private."""
+        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+        if self.prefix:
+            public = [module for child in self._public().values() for module in child.modules()]
+            self._hooks += [module.register_forward_pre_hook(self._before_public) for module in public]
+
+    def close(self) -> None:
+        """Notice no longer."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def open_lot(self, batch: Any) -> None:
+        """Private records come in sight."""
+        self._lot = LotRecords(batch, watched=bool(self.prefix) and self._unchecked)
+        self._unreleased = True
+
+    def release_lot(self) -> None:
+        """They go out of sight of the other networks."""
+        self._unreleased = False
+        if self.prefix:
+            self._lot.hide()
+
+    def close_lot(self) -> None:
+        """The batch is as it was."""
+        self._lot.show()
+
+    def refuse_dependence(self, loss: Tensor) -> None:
+        """Raise ConfigurationError where the first loss after a release depends on the records."""
+        if self._unchecked:
+            self._lot.refuse_dependence(loss)
+            self._unchecked = False
+
+    def _after_step(self, *_: Any) -> None:
+        refuse_early_step(self._unreleased)
+
+    def _before_public(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._unreleased:
+            self._lot.refuse_passage(module, inputs)
+
+    def _public(self) -> dict[str, nn.Module]:
+        return {name: module for name, module in self._whole.named_children() if not self._holds(module)}
 
     def _holds(self, module: nn.Module) -> bool:
         """Whether the private part lies in a module, or the module has nothing to train."""
         inside = any(one is self.part for one in module.modules())
         return inside or not any(p.requires_grad for p in module.parameters())
-
-
-def watch_inputs(batch: Any) -> list[Tensor]:
-    """Make the private records visible to autograd, and return them."""
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return [leaf.requires_grad_() for leaf in leaves]
-
-
-def refuse_private_inputs(loss: Tensor, watched: Sequence[Tensor]) -> None:
-    """Raise ConfigurationError where a loss after the release depends on the private records.
-
-    Args:
-        loss: Of a network that is not private.
-        watched: From `watch_inputs`.
-    """
-    if not watched or not loss.requires_grad:
-        return
-    found = torch.autograd.grad(loss, list(watched), torch.ones_like(loss), retain_graph=True, allow_unused=True)
-    if any(gradient is not None for gradient in found):
-        raise ConfigurationError(
-            "the loss of a network that is not private depends on the private records: compute it from noise and the "
-            "released network alone (no feature matching against real records)."
-        )
