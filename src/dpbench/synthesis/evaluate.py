@@ -18,7 +18,8 @@ from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 
-_COMPARED = 2000  # images whose neighbours are sought
+
+_OF_DATA = "name", "root", "download", "image_size", "val_size"  # what was trained on
 
 
 def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "digits") -> dict[str, Any]:
@@ -42,7 +43,7 @@ def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "di
     if number < 100:
         raise ConfigurationError(f"--n must be at least 100 for an evaluation, not {number}.")
     module, config = load_gan(run)
-    options = {key: config["data"][key] for key in ("name", "root", "download", "image_size") if key in config["data"]}
+    options = {key: config["data"][key] for key in _OF_DATA if key in config["data"]}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
     pixels, labels = make(module, number, seed)
@@ -58,7 +59,7 @@ def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "di
     found |= fidelity(images[: len(test[0])], test[0], network)
     bar.update()
     bar.set_description("memorization")
-    found |= memorization(images[:_COMPARED], train[0], test[0])
+    found |= memorization(images, train[0], test[0])
     bar.update()
     bar.close()
     write_json(run / EVALUATION, found)
@@ -74,7 +75,7 @@ _LABELS = {
     "accuracy_logistic_regression": "the same of logistic regression",
     "density": "density (1 is as real images)",
     "coverage": "coverage (1 is as real images)",
-    "share_closer_to_train": "closer to training than to test images (50 % is right)",
+    "unusually_close": "unusually close to a training image (1 % is right)",
 }
 
 
@@ -87,7 +88,7 @@ def summary(found: dict[str, Any]) -> str:
         if key.startswith("frechet_distance_"):
             rows.append((f"Fréchet distance ({key.removeprefix('frechet_distance_')} features)", f"{value:.3f}"))
         elif key in _LABELS:
-            percent = key.startswith(("accuracy", "share"))
+            percent = key.startswith(("accuracy", "unusually"))
             rows.append((_LABELS[key], f"{100 * value:.2f} %" if percent else f"{value:.3f}"))
     suspected = found["memorization_suspected"]
     rows.append(("memorization", "SUSPECTED: look at nearest neighbours" if suspected else "not found"))
