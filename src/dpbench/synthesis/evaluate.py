@@ -18,7 +18,6 @@ from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 
-
 _OF_DATA = "name", "root", "download", "image_size", "val_size"  # what was trained on
 
 
