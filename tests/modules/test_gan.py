@@ -54,7 +54,7 @@ def fit(folder: Path, module: GAN, strategy: pl.Callback | None = None, steps: i
 
 
 def flat(module: nn.Module) -> Tensor:
-    return torch.cat([value.detach().double().flatten() for value in module.state_dict().values()])
+    return torch.cat([value.detach().double().flatten() for value in module.state_dict().values()]).nan_to_num()
 
 
 class Watched(GAN):
@@ -302,6 +302,20 @@ def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[
 def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="depends on the private records"):
         fit(tmp_path, gan(Peeks, **options))
+
+
+class BothThroughLightning(GAN):
+    """Its generator steps through Lightning's optimizer too, which Lightning counts."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        self.optimizers()[1].step()
+
+
+def test_the_ledger_counts_releases_and_not_steps(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, gan(BothThroughLightning), steps=12)
+    assert trainer.global_step == 12
+    assert len(read_ledger(next(tmp_path.rglob("ledger.jsonl"))).releases) == 6
 
 
 def test_labels_are_out_of_reach_after_the_release(tmp_path: Path) -> None:

@@ -117,10 +117,11 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
     job = jobs_of(table, conf_dir(), tmp_path)[0]
     train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
-    assert job.commands() == [train, ["evaluate", job.folder]] and job.state() == "new"
+    judge = ["evaluate", job.folder, "--n", "60000"]
+    assert job.commands() == [train, judge] and job.state() == "new"
     job.path.mkdir(parents=True)
     (job.path / "config.yaml").touch()
-    assert job.commands() == [["resume", job.folder], ["evaluate", job.folder]] and job.state() == "begun"
+    assert job.commands() == [["resume", job.folder], judge] and job.state() == "begun"
     record = {
         "metrics": {},
         "config_hash": job.config_hash,
@@ -132,8 +133,11 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     record["privacy"] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
     record["hardware"] = {"cpu": "x", "threads": 2, "gpu": None}
     (job.path / "result.json").write_text(json.dumps(record), encoding="utf-8")
-    assert job.commands() == [["evaluate", job.folder]] and job.state() == "begun" and job.result() is None
-    found = {"accuracy_cnn": 0.75, "coverage": 0.5}
+    assert job.commands() == [judge] and job.state() == "begun" and job.result() is None
+    found = {"images": 200, "seed": 0, "features": "digits_cnn", "accuracy_cnn": 0.75, "coverage": 0.5}
+    (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
+    assert job.commands() == [judge]  # somebody looked at fewer images
+    found["images"] = 60_000
     (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     assert job.commands() == [] and job.state() == "done"
     done = finished_runs(table, [job])

@@ -98,6 +98,19 @@ def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     assert (np.asarray(image)[:, :, 0] == pixels[position, 0].numpy()).all()
 
 
+def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(run, tmp_path / "broken")
+    (broken / "config.yaml").write_text("a: [b", encoding="utf-8")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ConfigurationError, match="config.yaml is damaged"):
+        sample(broken, 5, tmp_path / "out")
+    with pytest.raises(ConfigurationError, match="loop"):
+        sample(run, 5, loop)
+    with pytest.raises(ConfigurationError, match="--seed must lie between"):
+        sample(run, 5, tmp_path / "out", seed=10**20)
+
+
 def test_bad_input(run: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

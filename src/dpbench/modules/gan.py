@@ -60,6 +60,7 @@ class GAN(pl.LightningModule):
     """All processes make the same step of the generator, so that it needs no communication."""
 
     waited: Tensor
+    told: Tensor
 
     def __init__(
         self,
@@ -82,17 +83,17 @@ class GAN(pl.LightningModule):
             raise ValueError("a GAN has two learning rates, and no schedule: leave schedule=constant.")
         if loss not in ("standard", "wasserstein"):
             raise ValueError(f"loss must be standard or wasserstein, not {loss!r}.")
-        if discriminator_steps != int(discriminator_steps) or discriminator_steps < 1:
+        if not isinstance(discriminator_steps, int) or discriminator_steps < 1:
             raise ValueError(f"discriminator_steps must be a whole number from 1 on, not {discriminator_steps}.")
         if discriminator_accuracy is not None and not 0 < discriminator_accuracy < 1:
             raise ValueError(f"discriminator_accuracy must lie between 0 and 1, not {discriminator_accuracy}.")
         if discriminator_accuracy is not None and loss == "wasserstein":
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
-        whole = generator_batch_size == int(generator_batch_size)
-        if longest_wait < discriminator_steps or generator_batch_size < 2 or not whole or weight_bound <= 0:
+        whole = isinstance(generator_batch_size, int) and isinstance(longest_wait, int)
+        if not whole or longest_wait < discriminator_steps or generator_batch_size < 2 or weight_bound <= 0:
             raise ValueError(
-                "longest_wait must be at least discriminator_steps, generator_batch_size a whole number from 2 on, and "
-                "weight_bound positive."
+                "longest_wait must be a whole number from discriminator_steps on, generator_batch_size one from 2 on, "
+                "and weight_bound positive."
             )
         self.automatic_optimization = False
         self.generator, self.discriminator = model.generator, model.discriminator
@@ -103,6 +104,7 @@ class GAN(pl.LightningModule):
         self._steps, self._accuracy, self._longest = discriminator_steps, discriminator_accuracy, longest_wait
         self._batch_size, self._monitored = generator_batch_size, monitored
         self.register_buffer("waited", torch.zeros((), dtype=torch.long))  # lots since the generator's last step
+        self.register_buffer("told", torch.full((2,), torch.nan))  # last loss of the generator, accuracy it waited for
         self.val_told, self.test_told = MeanMetric(), MeanMetric()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -127,6 +129,9 @@ class GAN(pl.LightningModule):
         if self._due(noise, classes):
             self._train_generator(generating, noise, classes)
             self.waited.zero_()
+        for name, value in zip(("gan/generator_loss", "gan/discriminator_accuracy"), self.told.clone(), strict=True):
+            if not value.isnan():
+                self._tell(name, value)
 
     def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
         """Mean over records of the loss of a record and the image made for it.
@@ -151,7 +156,7 @@ class GAN(pl.LightningModule):
         self.manual_backward(loss)
         optimizer.optimizer.step()  # past Lightning, so that trainer.max_steps and global_step count lots
         self.discriminator.requires_grad_(True)
-        self._tell("gan/generator_loss", loss)
+        self.told[0] = loss.detach()
 
     def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
         waited = int(self.waited)
@@ -159,9 +164,8 @@ class GAN(pl.LightningModule):
             return waited >= self._steps
         with torch.no_grad():
             logits = self.discriminator(self._generate(noise, labels), labels)
-        accuracy = (logits < 0).double().mean()
-        self._tell("gan/discriminator_accuracy", accuracy)
-        return float(accuracy) >= self._accuracy
+        self.told[1] = (logits < 0).float().mean()
+        return float(self.told[1]) >= self._accuracy
 
     def _tell(self, name: str, value: Tensor) -> None:
         if (self.trainer.global_step + 1) % max(self.trainer.log_every_n_steps, 1) <= 1:  # type: ignore[attr-defined]

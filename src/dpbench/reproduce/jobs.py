@@ -20,6 +20,7 @@ from dpbench.results.provenance import code_hash, config_hash
 from dpbench.results.record import EVALUATION, RESULT
 
 FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
+_IMAGES = 60_000  # made for an evaluation
 _TAIL = 65536  # bytes, more than one line
 _INTERRUPTED = {130: 2, 143: 15}
 _PROGRAM = """\
@@ -73,13 +74,20 @@ class Job:
         return "begun" if (self.path / _CONFIG).is_file() else "new"
 
     def _complete(self) -> bool:
-        return (self.path / RESULT).is_file() and (not self.evaluated or (self.path / EVALUATION).is_file())
+        return (self.path / RESULT).is_file() and (not self.evaluated or self._judged())
+
+    def _judged(self) -> bool:
+        """As `commands` has it judged, not with other options."""
+        with suppress(OSError, ValueError):
+            found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
+            return (found["images"], found["seed"], found["features"]) == (_IMAGES, 0, "digits_cnn")
+        return False
 
     def commands(self) -> list[list[str]]:
         """What is left to do, as words after `dpbench`."""
         if self._complete():
             return []
-        judge = [["evaluate", self.folder]] if self.evaluated else []
+        judge = [["evaluate", self.folder, "--n", str(_IMAGES)]] if self.evaluated else []
         if (self.path / RESULT).is_file():
             return judge
         begun = (self.path / _CONFIG).is_file()

@@ -37,14 +37,17 @@ def strip(grid: Path) -> np.ndarray:
 
 
 def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> None:
-    """samples.png of the first seed's finished runs, if the table asks for it and there are any.
+    """samples.png of each cell's first finished run, if the table asks for it and there are any.
 
     Args:
         table: The definition.
         jobs: Its runs.
         folder: Made if need be.
     """
-    first = {(job.row, job.column): job.path / MONTAGE for job in jobs if job.seed == table.seeds[0] and job.result()}
+    first: dict[tuple[str, str], Path] = {}
+    for job in jobs:
+        if job.result():
+            first.setdefault((job.row, job.column), job.path / MONTAGE)
     cells = [(row, column) for row in table.rows for column in table.columns]
     found = [(row, column) for row, column in cells if (path := first.get((row.name, column.name))) and path.is_file()]
     if not table.samples or not found:

@@ -1,4 +1,4 @@
-"""curves.png: accuracy and epsilon against steps."""
+"""curves.png: accuracy (of a GAN: losses) and epsilon against steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from dpbench.results.figures import new_figure, write_figure
 
 _BOUND = "privacy/bound/"
+_LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
 _BLUE, _RED, _GREY = "#3060a8", "#c04030", "#808080"
 
 
@@ -32,7 +33,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
     rows = 1 + private + bool(bounds)
     figure = new_figure(7, 1.6 + 1.8 * rows)
     axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
-    _draw_accuracy(axes[0], table)
+    (_draw_losses if _LOSSES.keys() & set(table) else _draw_accuracy)(axes[0], table)
     if private:
         epsilon = table["privacy/epsilon"].dropna()
         axes[1].plot(epsilon.index, epsilon, color=_RED, marker="." if len(epsilon) < 5 else None)
@@ -63,6 +64,15 @@ def _draw_bounds(ax: Axes, table: pd.DataFrame) -> None:
     ax.set_yscale("log")
     ax.set_ylabel("clipping bound")
     ax.legend(frameon=False, fontsize=7, ncols=3)
+
+
+def _draw_losses(ax: Axes, table: pd.DataFrame) -> None:
+    for column, label in _LOSSES.items():
+        if column in table:
+            loss = table[column].dropna()
+            ax.plot(loss.index, loss, label=label, linewidth=1.2, marker="." if len(loss) < 5 else None)
+    ax.set_ylabel("loss")
+    ax.legend(frameon=False)
 
 
 def _draw_accuracy(ax: Axes, table: pd.DataFrame) -> None:

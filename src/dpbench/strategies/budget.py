@@ -13,6 +13,7 @@ from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_re
 from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
 from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
 
+_LEAST = 1e-6  # noise multiplier, ε
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
@@ -144,6 +145,6 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
     if noise_multiplier is None and target_epsilon is None:
         raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
     for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and not _LEAST <= value < float("inf"):
             hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")
+            raise ConfigurationError(f"{name} must be a positive number from {_LEAST:g} on, not {value}{hint}.")

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from hydra.utils import get_class
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
+from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError
 from dpbench.modules.gan import GAN, SHAPE
@@ -30,8 +32,11 @@ def load_gan(run: Path) -> tuple[GAN, dict[str, Any]]:
     """
     if not (run / CONFIG).is_file():
         raise ConfigurationError(f"{run} holds no run of dpbench ({run / CONFIG} is missing).")
-    config: Any = OmegaConf.to_container(OmegaConf.load(run / CONFIG), resolve=True)
-    target = config.get("module", {}).get("_target_")
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(run / CONFIG), resolve=True)
+        target = config.get("module", {}).get("_target_")
+    except (YAMLError, OmegaConfBaseException, AttributeError) as error:
+        raise ConfigurationError(f"{run / CONFIG} is damaged: {str(error).splitlines()[0]}") from error
     if target is None or not issubclass(get_class(target), GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
     if not (run / CHECKPOINT).is_file():
@@ -61,7 +66,12 @@ def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
 
     Returns:
         uint8 (N, C, H, W), and labels (N,) where the generator knows classes.
+
+    Raises:
+        ConfigurationError: The seed is out of range.
     """
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % module.num_classes
     parts = [(255 * module.sample(part, generator)).round().byte().cpu() for part in torch.split(labels, _PIECE)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import read_ledger
 from dpbench.results.provenance import commit, config_hash
-from dpbench.results.record import privacy_of
+from dpbench.results.record import RESULT, privacy_of
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.training.run import CHECKPOINT
 
@@ -47,7 +47,10 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
     """
     if number < 1:
         raise ConfigurationError(f"--n must be a positive number of images, not {number}.")
-    out = out.resolve()
+    try:
+        out = out.resolve()
+    except (RuntimeError, OSError) as error:  # a loop of links
+        raise ConfigurationError(f"{out} cannot be written: {error}.") from error
     _refuse_other_contents(out, force)
     module, config = load_gan(run)
     images, labels = make(module, number, seed)
@@ -108,9 +111,19 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
         "secure_randomness": bool(config["strategy"].get("secure", False)),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
-        "commit": commit(),
+        "commit": _training_commit(run),
+        "sampling_commit": commit(),
         "date": date.today().isoformat(),
     }
+
+
+def _training_commit(run: Path) -> str | None:
+    """Of the code that trained; None while a run is not finished."""
+    path = run / RESULT
+    if not path.exists():
+        return None
+    trained: str | None = json.loads(path.read_text(encoding="utf-8")).get("commit")
+    return trained
 
 
 def refuse_incomplete_ledger(run: Path) -> None:
@@ -147,8 +160,9 @@ def _readme(card: dict[str, Any], form: Format) -> str:
         "- It does not cover choices that were made by looking at the training data, such as tuning over several runs.",
         f"- Labels: {card['labels'] or 'none, the generator knows no classes'}; class frequencies of the training data "
         "are not reproduced.",
-        f"- Made on {card['date']} by run {card['run']} ({card['config_hash']}, commit {card['commit']}), seed "
-        f"{card['seed']}.",
+        f"- Made on {card['date']} by run {card['run']} (configuration {card['config_hash']}, trained by commit "
+        f"{card['commit']}, sampled by {card['sampling_commit']}), seed {card['seed']}.",
+        f"- {CARD} also tells how many records the training data had, and how lots were drawn.",
     ]
     if card["delta"] is not None and not card["secure_randomness"]:
         lines.append(
