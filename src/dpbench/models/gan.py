@@ -111,7 +111,9 @@ class ConvGenerator(nn.Module):
 
 
 class ConvDiscriminator(nn.Module):
-    """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2; the class as constant planes.
+    """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
+
+    The class adds to each channel of the first layer: what constant planes beside the image would, for a tenth of the work.
 
     Args:
         image_shape: (channels, height, width); sides are multiples of four.
@@ -126,8 +128,9 @@ class ConvDiscriminator(nn.Module):
         super().__init__()
         channels, height, side = image_shape
         self.classes = classes
+        self.first = nn.Conv2d(channels, width, 4, 2, 1)
+        self.of_class = nn.Linear(classes, width, bias=False) if classes else None
         self.layers = nn.Sequential(
-            nn.Conv2d(channels + classes, width, 4, 2, 1),
             nn.LeakyReLU(_SLOPE),
             nn.Conv2d(width, 2 * width, 4, 2, 1),
             nn.GroupNorm(width // 8, 2 * width),
@@ -138,11 +141,11 @@ class ConvDiscriminator(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits."""
-        if self.classes:
+        features = self.first(images)
+        if self.of_class is not None:
             assert labels is not None
-            planes = F.one_hot(labels, self.classes).to(images.dtype)[:, :, None, None]
-            images = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
-        logits: Tensor = self.layers(images)
+            features = features + self.of_class(F.one_hot(labels, self.classes).to(images.dtype))[:, :, None, None]
+        logits: Tensor = self.layers(features)
         return logits.squeeze(1)
 
 

@@ -219,7 +219,7 @@ class EmbeddingGradients(ParameterGradients):
 class SummedGradients(InstantiatedGradients):
     """A parameter used more than once (a module called twice, tied weights): the uses add up, record by record.
 
-    Norms do not add, so the gradients are built.
+    Norms do not add, so the gradients are built; `add_up` knows when they need not be.
     """
 
     def __init__(self, uses: Sequence[ParameterGradients]) -> None:
@@ -230,6 +230,19 @@ class SummedGradients(InstantiatedGradients):
             return total
 
         super().__init__(compute)
+
+
+def add_up(uses: Sequence[ParameterGradients]) -> ParameterGradients:
+    """The gradients of a parameter used more than once: of linear layers as so many positions, so that none is built.
+
+    Args:
+        uses: Two or more, over the same records.
+    """
+    outer = [use for use in uses if isinstance(use, OuterProductGradients)]
+    if len(outer) == len(uses):
+        outputs, inputs = torch.cat([use.outputs for use in outer], 1), torch.cat([use.inputs for use in outer], 1)
+        return OuterProductGradients(outputs, inputs)
+    return SummedGradients(uses)
 
 
 def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
