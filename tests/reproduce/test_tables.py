@@ -117,7 +117,7 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
     job = jobs_of(table, conf_dir(), tmp_path)[0]
     train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
-    judge = ["evaluate", job.folder, "--n", "60000"]
+    judge = ["evaluate", job.folder, "--n", "60000", "--on", "test"]
     assert job.commands() == [train, judge] and job.state() == "new"
     job.path.mkdir(parents=True)
     (job.path / "config.yaml").touch()
@@ -134,7 +134,8 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     record["hardware"] = {"cpu": "x", "threads": 2, "gpu": None}
     (job.path / "result.json").write_text(json.dumps(record), encoding="utf-8")
     assert job.commands() == [judge] and job.state() == "begun" and job.result() is None
-    found = {"images": 200, "seed": 0, "features": "digits_cnn", "accuracy_cnn": 0.75, "coverage": 0.5}
+    found = {"images": 200, "seed": 0, "features": "digits_cnn", "judged_on": "test"}
+    found |= {"accuracy_cnn": 0.75, "coverage": 0.5}
     (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     assert job.commands() == [judge]  # somebody looked at fewer images
     found["images"] = 60_000
@@ -144,7 +145,7 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     assert done["value"].tolist() == [0.75] and done["evaluation/coverage"].tolist() == [0.5]
     write_outputs(table, done, {}, tmp_path / "out")
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "Accuracy on real test images of a CNN" in page and "| 3 steps | DP-SGD | 0.5 |" in page
+    assert "Accuracy on real images of a CNN" in page and "| 3 steps | DP-SGD | 0.5 |" in page
 
 
 def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "Fréchet distance (digits_cnn features)" in shown and "logistic regression" in shown
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200
+    assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200 and found["judged_on"] == "test"
+    assert main(["evaluate", str(run), "--n", "200", "--on", "val"]) == 1
+    assert "held no records out" in capsys.readouterr().err
 
 
 def test_sampling_is_reproducible_and_needs_no_data(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

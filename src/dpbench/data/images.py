@@ -164,6 +164,12 @@ class ImageDataModule(pl.LightningDataModule):
         return self._train
 
     @property
+    def val_set(self) -> InMemoryImages | None:
+        """The records held out of the training data, if any were."""
+        self.setup()
+        return self._val
+
+    @property
     def test_set(self) -> InMemoryImages:
         """The test records."""
         self.setup()

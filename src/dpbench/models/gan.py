@@ -113,7 +113,7 @@ class ConvGenerator(nn.Module):
 class ConvDiscriminator(nn.Module):
     """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
 
-    The class adds to each channel of the first layer: what constant planes beside the image would, for a tenth of the work.
+    The class adds to each channel of the first layer, as constant planes beside the image would for ten times the work.
 
     Args:
         image_shape: (channels, height, width); sides are multiples of four.

@@ -46,7 +46,7 @@ class Job:
         config_hash: Of the resolved configuration.
         steps: How many it makes.
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
-        evaluated: Whether `dpbench evaluate` judges it afterwards.
+        evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
     """
 
     row: str
@@ -56,7 +56,7 @@ class Job:
     config_hash: str
     steps: int
     folder: str
-    evaluated: bool = False
+    evaluated: Literal["test", "val"] | None = None
 
     @property
     def path(self) -> Path:
@@ -80,14 +80,15 @@ class Job:
         """As `commands` has it judged, not with other options."""
         with suppress(OSError, ValueError):
             found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
-            return (found["images"], found["seed"], found["features"]) == (_IMAGES, 0, "digits_cnn")
+            told = [found[name] for name in ("images", "seed", "features", "judged_on")]
+            return told == [_IMAGES, 0, "digits_cnn", self.evaluated]
         return False
 
     def commands(self) -> list[list[str]]:
         """What is left to do, as words after `dpbench`."""
         if self._complete():
             return []
-        judge = [["evaluate", self.folder, "--n", str(_IMAGES)]] if self.evaluated else []
+        judge = [["evaluate", self.folder, "--n", str(_IMAGES), "--on", self.evaluated]] if self.evaluated else []
         if (self.path / RESULT).is_file():
             return judge
         begun = (self.path / _CONFIG).is_file()
@@ -161,8 +162,9 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
         raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
     digest = config_hash(config)
     folder = (root / table.folder / f"{name}-{digest[:8]}-{code_hash()[:8]}").resolve()
-    steps, evaluated = int(config["trainer"]["max_steps"]), table.metric.startswith("evaluation/")
-    return Job(row.name, column.name, seed, words, digest, steps, str(folder), evaluated)
+    judged_on: Literal["val", "test"] = "val" if config["data"]["val_size"] else "test"
+    evaluated = judged_on if table.metric.startswith("evaluation/") else None
+    return Job(row.name, column.name, seed, words, digest, int(config["trainer"]["max_steps"]), str(folder), evaluated)
 
 
 def _locked(path: Path) -> bool:

@@ -24,8 +24,8 @@ _DASH = "–"
 _METRICS = {
     "test/accuracy": "Test accuracy",
     "val/accuracy": "Validation accuracy",
-    "evaluation/accuracy_cnn": "Accuracy on real test images of a CNN that was trained on synthetic ones",
-    "evaluation/accuracy_logistic_regression": "Accuracy on real test images of logistic regression on synthetic ones",
+    "evaluation/accuracy_cnn": "Accuracy on real images of a CNN that was trained on synthetic ones",
+    "evaluation/accuracy_logistic_regression": "Accuracy on real images of logistic regression on synthetic ones",
 }
 
 

@@ -15,7 +15,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def _label(table: Table) -> str:
-    kinds = {"val": "validation accuracy (%)", "evaluation": "accuracy on real test images (%)"}
+    kinds = {"val": "validation accuracy (%)", "evaluation": "accuracy on real images (%)"}
     return kinds.get(table.metric.partition("/")[0], "test accuracy (%)")
 
 

@@ -45,6 +45,8 @@ def add_parsers(commands: Any) -> None:
     evaluate.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
     networks = "of the Fréchet distance: digits (default) or inception"
     evaluate.add_argument("--features", default="digits", metavar="NETWORK", help=networks)
+    judged = "real data to judge on: test (default), or val: records that the run held out (data.val_size)"
+    evaluate.add_argument("--on", choices=["test", "val"], default="test", help=judged)
     evaluate.set_defaults(run=_evaluate)
 
 
@@ -59,5 +61,5 @@ def _sample(options: Any) -> int:
 def _evaluate(options: Any) -> int:
     from dpbench.synthesis.evaluate import evaluate, summary
 
-    print(summary(evaluate(options.folder, options.n, options.seed, options.features)))
+    print(summary(evaluate(options.folder, options.n, options.seed, options.features, options.on)))
     return 0

@@ -21,23 +21,27 @@ from dpbench.synthesis.memorization import memorization
 _OF_DATA = "name", "root", "download", "image_size", "val_size"  # what was trained on
 
 
-def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "digits") -> dict[str, Any]:
-    """Judge a run's generator on real test data, and write evaluation.json into its folder.
+def evaluate(
+    run: Path, number: int = 60_000, seed: int = 0, features: str = "digits", on: str = "test"
+) -> dict[str, Any]:
+    """Judge a run's generator on real data that it did not see, and write evaluation.json into its folder.
 
     The last checkpoint is judged. The figures come from test data, and for the memorization check from training data:
-    the run's epsilon does not cover them, and nothing should be chosen by them.
+    the run's epsilon does not cover them, and nothing should be chosen by them. To choose settings, train with
+    data.val_size and judge on the records held out.
 
     Args:
         run: Folder of a trained GAN.
         number: Images to sample.
         seed: Of their noise.
         features: Network of the Fréchet distance, "digits" or "inception".
+        on: "test", or "val" for training records that the run held out.
 
     Returns:
         What was written.
 
     Raises:
-        ConfigurationError: There is no generator, or too few images were asked for.
+        ConfigurationError: There is no generator, too few images were asked for, or no records were held out.
     """
     if number < 100:
         raise ConfigurationError(f"--n must be at least 100 for an evaluation, not {number}.")
@@ -45,20 +49,23 @@ def evaluate(run: Path, number: int = 60_000, seed: int = 0, features: str = "di
     options = {key: config["data"][key] for key in _OF_DATA if key in config["data"]}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
+    real = data.test_set if on == "test" else data.val_set
+    if real is None:
+        raise ConfigurationError(f"{run} held no records out to judge on: train with data.val_size.")
     pixels, labels = make(module, number, seed)
     images = pixels.float() / 255
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
-    found: dict[str, Any] = {"images": number, "seed": seed}
+    found: dict[str, Any] = {"images": number, "seed": seed, "judged_on": on}
     bar = tqdm(total=3, disable=None, desc="classifiers")
-    train, test = _unit(data.train_set), _unit(data.test_set)
+    train, unseen = _unit(data.train_set), _unit(real)
     if labels is not None:
-        found |= accuracies((images, labels), test, data.num_classes)
+        found |= accuracies((images, labels), unseen, data.num_classes)
     bar.update()
     bar.set_description("Fréchet distance")
-    found |= fidelity(images[: len(test[0])], test[0], network)
+    found |= fidelity(images[: len(unseen[0])], unseen[0], network)
     bar.update()
     bar.set_description("memorization")
-    found |= memorization(images, train[0], test[0])
+    found |= memorization(images, train[0], unseen[0])
     bar.update()
     bar.close()
     write_json(run / EVALUATION, found)
@@ -70,7 +77,7 @@ def _unit(images: InMemoryImages) -> tuple[Tensor, Tensor]:
 
 
 _LABELS = {
-    "accuracy_cnn": "accuracy on real test images of a CNN trained on synthetic ones",
+    "accuracy_cnn": "accuracy on real images of a CNN trained on synthetic ones",
     "accuracy_logistic_regression": "the same of logistic regression",
     "density": "density (1 is as real images)",
     "coverage": "coverage (1 is as real images)",
@@ -80,7 +87,7 @@ _LABELS = {
 
 def summary(found: dict[str, Any]) -> str:
     """For the terminal."""
-    rows = []
+    rows = [("judged on", "test data" if found["judged_on"] == "test" else "training records that were held out")]
     if "accuracy_cnn" not in found:
         rows.append(("accuracy of classifiers", "– (the generator knows no classes: conditional=true)"))
     for key, value in found.items():
