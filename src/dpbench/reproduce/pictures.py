@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from dpbench.reproduce.tables import Table
 from dpbench.results.figures import new_figure, write_figure
 
 _FEW = 2  # runs
 _STYLES = ("-", "--", ":", "-.")
+_TOGETHER = 12  # curves in one panel
 
 
 def _label(table: Table) -> str:
@@ -56,31 +58,40 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
     """Learning curves: the mean over seeds after each evaluation, and the range of the seeds.
 
     Args:
-        table: The definition; rows have colours, columns line styles.
+        table: The definition; rows have colours. Columns have line styles, or panels where that were too many lines.
         curves: Columns row, column, seed, step, value.
         path: The picture.
     """
-    figure = new_figure(8.0, 4.5)
-    axes = figure.add_subplot()
-    for number, row in enumerate(table.rows):
-        for column, style in zip(table.columns, _STYLES * len(table.columns), strict=False):
-            own = curves[(curves["row"] == row.name) & (curves["column"] == column.name)]
-            if own.empty:
-                continue
-            steps = 100 * own.groupby("step")["value"].agg(["mean", "min", "max"])
-            label = row.label if len(table.columns) == 1 else f"{row.label}; {column.label}"
-            axes.plot(steps.index, steps["mean"], style, color=f"C{number % 10}", label=label, linewidth=1.3)
-            axes.fill_between(steps.index, steps["min"], steps["max"], color=f"C{number % 10}", alpha=0.15, linewidth=0)
+    lines = len(curves.groupby(["row", "column"]))
+    panels = [[column] for column in table.columns] if lines > _TOGETHER else [list(table.columns)]
+    figure = new_figure(8.0 if len(panels) == 1 else 2.0 + 3.5 * len(panels), 4.5)
+    every = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, columns in zip(every, panels, strict=True):
+        for number, row in enumerate(table.rows):
+            for column, style in zip(columns, _STYLES * len(columns), strict=False):
+                own = curves[(curves["row"] == row.name) & (curves["column"] == column.name)]
+                label = row.label if len(columns) == 1 else f"{row.label}; {column.label}"
+                if not own.empty:
+                    _draw_curve(axes, own, style, f"C{number % 10}", label)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if len(panels) > 1:
+            axes.set_title(columns[0].label, fontsize=9)
     shown = 100 * curves["value"]
-    axes.set_ylim(
-        max(0.0, float(shown.quantile(0.03)) - 2), min(100.0, float(shown.max()) + 0.5)
-    )  # the first steps may be cut
-    axes.set_xlabel("step")
-    axes.set_ylabel(_label(table))
-    axes.set_title(table.title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    last = 100 * curves.sort_values("step").groupby(["row", "column", "seed"])["value"].last()
+    lowest = min(float(shown.quantile(0.03)), float(last.min()))  # the first steps may be cut
+    every[0].set_ylim(max(0.0, lowest - 2), min(100.0, float(shown.max()) + 0.5))
+    every[0].set_ylabel(_label(table))
+    every[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.suptitle(table.title, fontsize=10)
     write_figure(path, figure)
+
+
+def _draw_curve(axes: Axes, own: pd.DataFrame, style: str, color: str, label: str) -> None:
+    steps = 100 * own.groupby("step")["value"].agg(["mean", "min", "max"])
+    point = "o" if len(steps) == 1 else None
+    axes.plot(steps.index, steps["mean"], style, color=color, label=label, linewidth=1.3, marker=point)
+    axes.fill_between(steps.index, steps["min"], steps["max"], color=color, alpha=0.15, linewidth=0)
 
 
 def draw_series(table: Table, lines: pd.DataFrame, label: str, path: Path) -> None:
