@@ -15,12 +15,20 @@ _SLOPE = 0.2
 _APPENDIX_EPS = 0.8  # of BatchNorm in the paper's appendix
 
 
-def _with_class(x: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """Rows (N, D) with a one-hot class behind them."""
+def _with_class(noise: Tensor, labels: Tensor | None, classes: int) -> Tensor:
+    """Rows (N, D) of noise with a class behind them, as one number of the length of the noise."""
     if not classes:
-        return x
+        return noise
     assert labels is not None
-    return torch.cat([x, F.one_hot(labels, classes).to(x.dtype)], 1)
+    return torch.cat([noise, noise.shape[1] ** 0.5 * F.one_hot(labels, classes).to(noise.dtype)], 1)
+
+
+def _verdict(rows: Tensor, labels: Tensor | None) -> Tensor:
+    """Logits (N,): a number for all classes and one for the class itself, from rows (N, 1 + classes).
+
+    So ends the projection discriminator of Miyato and Koyama (2018), which cannot overlook the class.
+    """
+    return rows[:, 0] if labels is None else rows[:, 0] + rows.gather(1, labels[:, None] + 1)[:, 0]
 
 
 class MLPGenerator(nn.Module):
@@ -64,14 +72,13 @@ class MLPDiscriminator(nn.Module):
         super().__init__()
         self.classes = classes
         layers: list[nn.Module] = []
-        for n_in, n_out in pairwise((math.prod(image_shape) + classes, 512, 256)):
+        for n_in, n_out in pairwise((math.prod(image_shape), 512, 256)):
             layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
-        self.layers = nn.Sequential(*layers, nn.Linear(256, 1))
+        self.layers = nn.Sequential(*layers, nn.Linear(256, 1 + classes))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits."""
-        logits: Tensor = self.layers(_with_class(images.flatten(1), labels, self.classes))
-        return logits.squeeze(1)
+        return _verdict(self.layers(images.flatten(1)), labels)
 
 
 class ConvGenerator(nn.Module):
@@ -113,8 +120,6 @@ class ConvGenerator(nn.Module):
 class ConvDiscriminator(nn.Module):
     """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
 
-    The class adds to each channel of the first layer, as constant planes beside the image would for ten times the work.
-
     Args:
         image_shape: (channels, height, width); sides are multiples of four.
         classes: Number of classes that condition it; 0 for none.
@@ -128,25 +133,19 @@ class ConvDiscriminator(nn.Module):
         super().__init__()
         channels, height, side = image_shape
         self.classes = classes
-        self.first = nn.Conv2d(channels, width, 4, 2, 1)
-        self.of_class = nn.Linear(classes, width, bias=False) if classes else None
         self.layers = nn.Sequential(
+            nn.Conv2d(channels, width, 4, 2, 1),
             nn.LeakyReLU(_SLOPE),
             nn.Conv2d(width, 2 * width, 4, 2, 1),
             nn.GroupNorm(width // 8, 2 * width),
             nn.LeakyReLU(_SLOPE),
             nn.Flatten(),
-            nn.Linear(2 * width * (height // 4) * (side // 4), 1),
+            nn.Linear(2 * width * (height // 4) * (side // 4), 1 + classes),
         )
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits."""
-        features = self.first(images)
-        if self.of_class is not None:
-            assert labels is not None
-            features = features + self.of_class(F.one_hot(labels, self.classes).to(images.dtype))[:, :, None, None]
-        logits: Tensor = self.layers(features)
-        return logits.squeeze(1)
+        return _verdict(self.layers(images), labels)
 
 
 def _check_noise(size: int) -> None:
