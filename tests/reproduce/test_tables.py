@@ -21,7 +21,7 @@ from torchvision.utils import make_grid, save_image
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.command import request
+from dpbench.reproduce.command import WITHOUT_RUNS, request
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect, read_logged, write_logged
 from dpbench.reproduce.montage import strip, write_montage
@@ -36,7 +36,7 @@ from dpbench.reproduce.outputs import (
     write_outputs,
 )
 from dpbench.reproduce.refresh import refresh
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.reproduce.tables import OTHERS, read_table, table_names
 from dpbench.training.launch import conf_dir
 
 TABLE = """
@@ -229,7 +229,7 @@ def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere/table9"], "there is no table 'nowhere/table9'.*Known: claims"),
+        (["nowhere/table9"], "there is no table 'nowhere/table9'.*Known: adaptive_quantile/figure2,.*claims"),
         (["gradient_compression/table2x"], "Did you mean gradient_compression/table"),
         (["gradient_compression/table1", "rows=sigma_9"], "has no row 'sigma_9'; known: sigma_0.7"),
         (["gradient_compression/table1", "columns=x"], "has no column 'x'"),
@@ -384,3 +384,7 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
     assert set(one) == set(two) and len(one) == 2
     for name in one:
         assert one[name]["metrics"]["test/accuracy"] == pytest.approx(two[name]["metrics"]["test/accuracy"], abs=0.01)
+
+
+def test_what_is_made_without_runs_is_known_too() -> None:
+    assert set(OTHERS) == set(WITHOUT_RUNS)

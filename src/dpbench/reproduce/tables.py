@@ -121,6 +121,10 @@ def _chosen(lines: tuple[Line, ...], names: Sequence[str], what: str) -> tuple[L
     return tuple(line for line in lines if not names or line.name in names)
 
 
+OTHERS = ("claims", "adaptive_quantile/figure2")
+"""What `dpbench reproduce` makes without runs, see `command.WITHOUT_RUNS`."""
+
+
 def table_names(conf: Path) -> list[str]:
     """Every table of the project, as PAPER/TABLE."""
     folder = conf / "table"
@@ -135,10 +139,10 @@ def read_table(name: str, conf: Path) -> Table:
     """
     path = Path(name) if name.endswith(".yaml") else conf / "table" / f"{name}.yaml"
     if not path.is_file():
-        names = table_names(conf)
+        names = sorted([*OTHERS, *table_names(conf)])
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no table {name!r}.{hint} Known: claims, {', '.join(names)}.")
+        raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
     own = f"{path.parent.name}/{path.stem}"
     try:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
