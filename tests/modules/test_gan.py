@@ -199,6 +199,9 @@ def test_the_generator_waits_for_the_discriminator(tmp_path: Path) -> None:
         module.discriminator.layers[-1].bias.fill_(-100)  # type: ignore[union-attr, operator]
     fit(tmp_path / "b", module, steps=6)
     assert len(module.turns) == 3
+    module = gan(Watched, generator_steps=4)
+    fit(tmp_path / "c", module, steps=3)
+    assert len(module.turns) == 12 and len({float(noise.sum()) for _, noise, *_ in module.turns}) == 12
 
 
 class Peeks(GAN):
@@ -359,6 +362,7 @@ def test_private_statistics_outside_of_the_generator_are_refused(tmp_path: Path)
         {"discriminator_accuracy": 0.6, "loss": "wasserstein"},
         {"longest_wait": 0},
         {"generator_batch_size": 1},
+        {"generator_steps": 0},
         {"weight_bound": 0.0},
         {"schedule": 1},
     ],
