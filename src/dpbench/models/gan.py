@@ -16,11 +16,11 @@ _APPENDIX_EPS = 0.8  # of BatchNorm in the paper's appendix
 
 
 def _with_class(noise: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """Rows (N, D) of noise with a class behind them, as one number of the length of the noise."""
+    """Rows (N, D) of noise with a one-hot class behind them (a larger number, and the generator overlooks the noise)."""
     if not classes:
         return noise
     assert labels is not None
-    return torch.cat([noise, noise.shape[1] ** 0.5 * F.one_hot(labels, classes).to(noise.dtype)], 1)
+    return torch.cat([noise, F.one_hot(labels, classes).to(noise.dtype)], 1)
 
 
 def _verdict(rows: Tensor, labels: Tensor | None) -> Tensor:
