@@ -337,7 +337,7 @@ def test_a_batch_is_as_it_was_after_its_lot(tmp_path: Path) -> None:
 
 def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:
     module = gan(pair=ConvGAN)
-    module.discriminator.layers[3] = nn.BatchNorm2d(64)  # type: ignore[operator]
+    module.discriminator.layers[3] = nn.BatchNorm2d(32)  # type: ignore[operator]
     with pytest.raises(UnsupportedModuleError, match="BatchNorm2d.*mixes the records"):
         fit(tmp_path, module)
 

@@ -16,7 +16,7 @@ _APPENDIX_EPS = 0.8  # of BatchNorm in the paper's appendix
 
 
 def _with_class(noise: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """Rows (N, D) of noise with a one-hot class behind them (a larger number, and the generator overlooks the noise)."""
+    """Rows (N, D) of noise with a one-hot class behind them; with a larger number the generator overlooks the noise."""
     if not classes:
         return noise
     assert labels is not None
@@ -190,7 +190,7 @@ class ConvGAN(nn.Module):
         num_classes: int,
         conditional: bool = True,
         noise_size: int = 100,
-        width: int = 32,
+        width: int = 16,
     ) -> None:
         super().__init__()
         _check_noise(noise_size)
