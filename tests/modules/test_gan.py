@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
@@ -321,9 +321,131 @@ def test_the_ledger_counts_releases_and_not_steps(tmp_path: Path) -> None:
     assert len(read_ledger(next(tmp_path.rglob("ledger.jsonl"))).releases) == 6
 
 
-def test_labels_are_out_of_reach_after_the_release(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="Class values"):
-        fit(tmp_path, gan(PeeksAtLabels))
+class PeeksAtViews(GAN):
+    """A broken mutant: the generator learns from a view of the records that was made before, from the second lot on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.view = batch[0].flatten(1)
+        super().training_step(batch, batch_idx)
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        loss = super().generator_loss(on_made)
+        return loss + self.view.mean() if int(self.trainer.global_step) > 2 else loss
+
+
+class PeeksAtSize(GAN):
+    """A broken mutant: the generator makes as many images as there are records."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.records = batch[0]
+        super().training_step(batch, batch_idx)
+
+    def generator_loss(self, on_made: Tensor) -> Tensor:
+        return super().generator_loss(on_made[: self.records.size(0)])
+
+
+class EarlyBackward(GAN):
+    """A broken mutant: the generator's gradients are computed from records before the release."""
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        loss = super().discriminator_loss(on_records, on_made)
+        if int(self.trainer.global_step) > 1:
+            weight = next(self.generator.parameters())
+            (weight.sum() * loss.detach()).backward()
+        return loss
+
+
+class LateStatistics(GAN):
+    """A broken mutant: a public BatchNorm sees records, without autograd, from the third lot on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.encoder = nn.Sequential(nn.BatchNorm2d(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        if int(self.trainer.global_step) > 1:
+            with torch.no_grad():
+                self.encoder(batch[0])
+        super().training_step(batch, batch_idx)
+
+
+class KeywordEncodes(Encodes):
+    """A broken mutant: the same by keyword."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        GAN.training_step(self, [self.encoder(input=batch[0]), batch[1]], batch_idx)
+
+
+class TrainModeGenerator(GAN):
+    """A broken mutant: BatchNorm of the generator counts the records."""
+
+    def _made_for(self, labels: Tensor) -> Tensor:
+        return self.generator(torch.randn(len(labels), 6), None).detach()
+
+
+class OwnOptimizer(GAN):
+    """A broken mutant: an optimizer that Lightning does not know."""
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        torch.optim.SGD(self.generator.parameters(), lr=0.1).step()
+        return super().discriminator_loss(on_records, on_made)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "words"),
+    [
+        (PeeksAtLabels, "not finite.*hidden"),
+        (PeeksAtViews, "depends on|not finite.*hidden"),
+        (PeeksAtSize, "not finite.*hidden"),
+        (EarlyBackward, "gradients of generator.*before the release"),
+        (LateStatistics, "changes encoder"),
+        (KeywordEncodes, "private records enter Sequential"),
+        (TrainModeGenerator, "changes generator.*evaluation mode"),
+        (OwnOptimizer, "before the release of the lot"),
+    ],
+)
+def test_records_are_out_of_reach_of_other_networks(tmp_path: Path, mutant: type[GAN], words: str) -> None:
+    with pytest.raises((ConfigurationError, UnsupportedModuleError), match=words):
+        fit(tmp_path, gan(mutant))
+
+
+def test_a_network_that_is_saved_in_mid_run_takes_no_record_with_it(tmp_path: Path) -> None:
+    class Keeps(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen = batch[0].clone()
+            torch.save(module.generator, tmp_path / "generator.pt")
+            self.copied = copy.deepcopy(module.generator)
+
+    keeps, strategy = Keeps(), DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    trainer = trainer_for(tmp_path, strategy, 3, callbacks=[keeps, strategy])
+    trainer.fit(gan(), loader_of(images()))
+    assert len(keeps.seen) and keeps.seen.isfinite().all()  # other callbacks see the batch as it was
+    assert not keeps.seen.requires_grad
+    size = (tmp_path / "generator.pt").stat().st_size
+    loaded = torch.load(tmp_path / "generator.pt", weights_only=False)
+    assert size < 4 * sum(p.numel() for p in loaded.parameters()) + 50_000
+    for network in (loaded, keeps.copied):
+        torch.save(network, tmp_path / "again.pt")
+        assert (tmp_path / "again.pt").stat().st_size < size + 1000
+        assert network.eval()(torch.randn(2, 6)).shape == (2, *SHAPE)
+
+
+def test_a_batch_with_more_than_tensors_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 2)
+    loader = loader_of(images())
+    loader.collate_fn = lambda rows: [*default_collate(rows), 0.5]
+    with pytest.raises(ConfigurationError, match="the batch holds a float"):
+        trainer.fit(gan(), loader)
+
+
+def test_the_turns_of_a_generator_do_not_depend_on_the_size_of_the_lot(tmp_path: Path) -> None:
+    drawn = []
+    for size in (60, 30):
+        module = gan(Watched, generator_steps=3)
+        strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+        trainer_for(tmp_path / str(size), strategy, 2).fit(module, loader_of(images(size)))
+        drawn.append(torch.stack([noise for _, noise, *_ in module.turns]))
+    assert torch.equal(*drawn)
 
 
 def test_a_batch_is_as_it_was_after_its_lot(tmp_path: Path) -> None:

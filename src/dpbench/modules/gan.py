@@ -116,7 +116,8 @@ class GAN(pl.LightningModule):
         """One step of the discriminator, and a turn of the generator if it is due."""
         records, labels = batch
         discriminating, generating = self.optimizers()  # type: ignore[attr-defined]
-        noise, classes = self._draw(self._batch_size)  # before what depends on the number of records
+        # before what depends on the number of records
+        turn = [self._draw(self._batch_size) for _ in range(self._generator_steps)]
         discriminating.zero_grad()
         if len(records):
             labels_or_none = labels if self.classes else None
@@ -131,10 +132,9 @@ class GAN(pl.LightningModule):
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self._weight_bound, self._weight_bound)
         self.waited += 1
-        if self._due(noise, classes):
-            self._train_generator(generating, noise, classes)
-            for _ in range(self._generator_steps - 1):
-                self._train_generator(generating, *self._draw(self._batch_size))
+        if self._due(*turn[0]):
+            for noise, classes in turn:
+                self._train_generator(generating, noise, classes)
             self.waited.zero_()
         for name, value in zip(("gan/generator_loss", "gan/discriminator_accuracy"), self.told.clone(), strict=True):
             if not value.isnan():

@@ -78,7 +78,7 @@ class Job:
 
     def _judged(self) -> bool:
         """As `commands` has it judged, not with other options."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
             told = [found[name] for name in ("images", "seed", "features", "judged_on")]
             return told == [_IMAGES, 0, "digits_cnn", self.evaluated]

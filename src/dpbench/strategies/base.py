@@ -187,6 +187,8 @@ class PrivateStrategy(pl.Callback, ABC):
         pl_module.__dict__["backward"] = self._backward
         if pl_module.automatic_optimization:
             pl_module.__dict__["training_step"] = self._in_pieces(trainer, pl_module, pl_module.training_step)
+        else:
+            pl_module.__dict__["training_step"] = self._scope.in_lot(pl_module.training_step)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""

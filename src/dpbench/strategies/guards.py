@@ -134,7 +134,18 @@ def refuse_changed_tensors(before: State, after: State) -> None:
     if changed:
         raise UnsupportedModuleError(
             f"the forward pass changes {', '.join(changed)}, which would be saved with the model without noise: keep "
-            "statistics of private records out of the model."
+            "statistics of private records out of the model (a generator makes images for a private discriminator in "
+            "evaluation mode: BatchNorm would tell how many records there were)."
+        )
+
+
+def refuse_early_gradients(before: State, after: State) -> None:
+    """Raise UnsupportedModuleError where networks that are not private got gradients before the release."""
+    early = [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
+    if early:
+        raise UnsupportedModuleError(
+            f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its records: "
+            "call backward for other networks after the private optimizer's step."
         )
 
 

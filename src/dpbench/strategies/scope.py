@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError
-from dpbench.strategies.guards import State, refuse_early_step, tensors_of
+from dpbench.strategies.guards import (
+    State,
+    refuse_changed_tensors,
+    refuse_early_gradients,
+    refuse_early_step,
+    tensors_of,
+)
 from dpbench.strategies.lot_records import LotRecords
 
 
@@ -40,6 +48,7 @@ class Scope:
         self._whole, self._optimizers = pl_module, optimizers
         self._unchecked, self._unreleased = True, False
         self._hooks: list[RemovableHandle] = []
+        self._lot: LotRecords | None = None
         self.part: nn.Module = pl_module
         self.prefix = ""
         if name is None and len(optimizers) != 1:
@@ -63,8 +72,12 @@ class Scope:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Scope:
-        """Itself: a copy of a watched network or optimizer is watched by the same."""
+        """Itself: a copy of a watched network is watched by the same."""
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: a network that is saved while it is watched takes no record with it."""
+        return {"_unreleased": False, "_lot": None, "_hooks": []}
 
     def optimizer(self, parameters: Sequence[Tensor]) -> Optimizer:
         """The one that updates the private part.
@@ -89,44 +102,74 @@ class Scope:
         return {name: one for name, one in tensors_of(self._whole).items() if name.partition(".")[0] not in public}
 
     def watch(self) -> None:
-        """Notice optimizers that step too early, and records that enter a network that is not private."""
-        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
-        if self.prefix:
-            public = [module for child in self._public().values() for module in child.modules()]
-            self._hooks += [module.register_forward_pre_hook(self._before_public) for module in public]
+        """Notice any optimizer that steps too early, and records that enter a network that is not private."""
+        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
+        public = [module for child in self._public().values() for module in child.modules()] if self.prefix else []
+        self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
 
     def close(self) -> None:
         """Notice no longer."""
+        self.close_lot()
         while self._hooks:
             self._hooks.pop().remove()
 
     def open_lot(self, batch: Any) -> None:
         """Private records come in sight."""
-        self._lot = LotRecords(batch, watched=bool(self.prefix) and self._unchecked)
         self._unreleased = True
+        if self.prefix:
+            self._lot = LotRecords(batch, watched=self._unchecked)
+            self._before = tensors_of(self._whole)
+            self._gradients = self._public_gradients()
 
     def release_lot(self) -> None:
-        """They go out of sight of the other networks."""
+        """They go out of sight of the other networks, which must not have kept anything of them.
+
+        Raises:
+            UnsupportedModuleError: A buffer or a gradient of another network has changed since the lot was opened.
+        """
         self._unreleased = False
-        if self.prefix:
+        if self._lot is not None:
+            refuse_changed_tensors(self._before, tensors_of(self._whole))
+            refuse_early_gradients(self._gradients, self._public_gradients())
             self._lot.hide()
 
     def close_lot(self) -> None:
         """The batch is as it was."""
-        self._lot.show()
+        if self._lot is not None:
+            self._lot.show()
+            self._lot = None
+        self._unreleased = False
+
+    def in_lot(self, training_step: Any) -> Any:
+        """A training step whose batch is as it was when others see it."""
+
+        @functools.wraps(training_step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return training_step(*args, **kwargs)
+            finally:
+                if not self._unreleased:  # else it is refused: no release was made
+                    self.close_lot()
+
+        return step
 
     def refuse_dependence(self, loss: Tensor) -> None:
-        """Raise ConfigurationError where the first loss after a release depends on the records."""
-        if self._unchecked:
+        """Raise ConfigurationError where a loss after a release depends on the records."""
+        if self._lot is not None:
             self._lot.refuse_dependence(loss)
             self._unchecked = False
+
+    def _public_gradients(self) -> State:
+        """Of networks that see no private record."""
+        named = [(f"{child}.{name}", p) for child, m in self._public().items() for name, p in m.named_parameters()]
+        return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
 
     def _after_step(self, *_: Any) -> None:
         refuse_early_step(self._unreleased)
 
-    def _before_public(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._unreleased:
-            self._lot.refuse_passage(module, inputs)
+    def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._unreleased and self._lot is not None:
+            self._lot.refuse_passage(module, (args, kwargs))
 
     def _public(self) -> dict[str, nn.Module]:
         return {name: module for name, module in self._whole.named_children() if not self._holds(module)}

@@ -18,6 +18,7 @@ from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 
+_LEAST = 100  # images
 _OF_DATA = "name", "root", "download", "image_size", "val_size"  # what was trained on
 
 
@@ -43,15 +44,16 @@ def evaluate(
     Raises:
         ConfigurationError: There is no generator, too few images were asked for, or no records were held out.
     """
-    if number < 100:
-        raise ConfigurationError(f"--n must be at least 100 for an evaluation, not {number}.")
+    if number < _LEAST:
+        raise ConfigurationError(f"--n must be at least {_LEAST} for an evaluation, not {number}.")
     module, config = load_gan(run)
     options = {key: config["data"][key] for key in _OF_DATA if key in config["data"]}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
     real = data.test_set if on == "test" else data.val_set
-    if real is None:
-        raise ConfigurationError(f"{run} held no records out to judge on: train with data.val_size.")
+    if real is None or len(real) < _LEAST:
+        kept = "no" if real is None else str(len(real))
+        raise ConfigurationError(f"{run} held {kept} records out to judge on: train with data.val_size=1000, say.")
     pixels, labels = make(module, number, seed)
     images = pixels.float() / 255
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute

@@ -30,7 +30,8 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
     images are close to both. The test images are parted: one half is what distances are taken to, the other says which
     ratios are usual. An image is *unusually close* to a training image where its ratio is below those of 99 % of them.
     Without memorization their number is beta-binomial. It is counted over distinct training neighbours, because images
-    of a collapsed generator share theirs and are no independent witnesses.
+    of a collapsed generator share theirs and are no independent witnesses. All this supposes that training and test
+    images are alike, and that synthetic ones are of the same classes in about the same shares.
 
     Args:
         synthetic: (N, ...), in the scale of the others; the first 2,000 are compared.
@@ -55,6 +56,7 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
         return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny), to_train, to_test, neighbours
 
     usually = ratios(usual[:_COMPARED])[0]
+    usually = usually[usually > 0]  # duplicates of training images among the test images say nothing
     rank = max(round(EXPECTED * len(usually)), 1)
     threshold = usually.kthvalue(rank).values
     ratio, to_train, to_test, neighbours = ratios(synthetic)
