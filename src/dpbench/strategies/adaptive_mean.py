@@ -85,7 +85,7 @@ class AdaptiveMeanClipping(PrivateStrategy):
         if maker is None or not module.automatic_optimization:
             raise ConfigurationError(
                 "adaptive mean clipping starts from a step on random noise: give the data module (or the module) a "
-                "method noise_batch(size, generator), or set strategy.initial_max_grad_norm (the only way in manual "
+                "method noise_batch(size, generator), or set initial_max_grad_norm (the only way in manual "
                 "optimization, and so for a GAN)."
             )
         key = secrets.randbits(128) if self.seed is None else self.seed

@@ -185,10 +185,9 @@ class PrivateStrategy(pl.Callback, ABC):
         guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
         self._scope.watch()
         pl_module.__dict__["backward"] = self._backward
-        if pl_module.automatic_optimization:
-            pl_module.__dict__["training_step"] = self._in_pieces(trainer, pl_module, pl_module.training_step)
-        else:
-            pl_module.__dict__["training_step"] = self._scope.in_lot(pl_module.training_step)
+        step, whole = pl_module.training_step, pl_module.automatic_optimization
+        step = self._in_pieces(trainer, pl_module, step) if whole else self._scope.in_lot(step)
+        pl_module.__dict__["training_step"] = step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
@@ -344,7 +343,9 @@ class PrivateStrategy(pl.Callback, ABC):
         assert self._engine is not None
         if optimizer is not self._optimizer:
             return
-        self._check_release()
+        guards.refuse_second_release(self._released)
+        guards.refuse_missing_loss(self._absorbed or not self._records)
+        self._budget.refuse_overdraft()
         mechanism = self.mechanism
         if not self._absorbed:
             mechanism.clear()
@@ -365,11 +366,6 @@ class PrivateStrategy(pl.Callback, ABC):
     def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
         mechanism.add_noise(generator)  # a reference leaves it out
 
-    def _check_release(self) -> None:
-        guards.refuse_second_release(self._released)
-        guards.refuse_missing_loss(self._absorbed or not self._records)
-        self._budget.refuse_overdraft()
-
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -379,7 +375,6 @@ class PrivateStrategy(pl.Callback, ABC):
                 "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
                 "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
             )
-        self._scope.close_lot()
         last = self._budget.exhausted
         if last:
             trainer.should_stop = True

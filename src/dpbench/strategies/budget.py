@@ -13,7 +13,7 @@ from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_re
 from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
 from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
 
-_LEAST = 1e-6  # noise multiplier, ε
+_LEAST = 1e-12  # noise multiplier and ε below are taken for zero
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
@@ -147,4 +147,4 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
     for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
         if value is not None and not _LEAST <= value < float("inf"):
             hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(f"{name} must be a positive number from {_LEAST:g} on, not {value}{hint}.")
+            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")
