@@ -149,7 +149,7 @@ class ConvDiscriminator(nn.Module):
 
 
 def _check_noise(size: int) -> None:
-    if size != int(size) or size < 1:
+    if not isinstance(size, int) or size < 1:
         raise ValueError(f"noise_size must be a whole number from 1 on, not {size}.")
 
 
@@ -196,7 +196,7 @@ class ConvGAN(nn.Module):
         _check_noise(noise_size)
         sides = input_shape[1:]
         require(all(side % 4 == 0 and side >= 4 for side in sides), "conv_gan", input_shape, "sides that 4 divides")
-        if width < 8 or width % 8:
+        if not isinstance(width, int) or width < 8 or width % 8:
             raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
         classes = num_classes if conditional else 0
         self.generator = ConvGenerator(input_shape, classes, noise_size, width)

@@ -94,11 +94,14 @@ class GAN(pl.LightningModule):
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
         if not isinstance(generator_steps, int) or generator_steps < 1:
             raise ValueError(f"generator_steps must be a whole number from 1 on, not {generator_steps}.")
+        if not callable(generator_optimizer):
+            raise ValueError("generator_optimizer is missing: such as torch.optim.Adam with _partial_: true.")
+        if not isinstance(weight_bound, int | float) or weight_bound <= 0:
+            raise ValueError(f"weight_bound must be a positive number, not {weight_bound}.")
         whole = isinstance(generator_batch_size, int) and isinstance(longest_wait, int)
-        if not whole or longest_wait < discriminator_steps or generator_batch_size < 2 or weight_bound <= 0:
+        if not whole or longest_wait < discriminator_steps or generator_batch_size < 2:
             raise ValueError(
-                "longest_wait must be a whole number from discriminator_steps on, generator_batch_size one from 2 on, "
-                "and weight_bound positive."
+                "longest_wait must be a whole number from discriminator_steps on, generator_batch_size one from 2 on."
             )
         self.automatic_optimization = False
         self.generator, self.discriminator = model.generator, model.discriminator

@@ -73,6 +73,8 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
 def _refuse_other_contents(out: Path, force: bool) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
+    if out.is_file():
+        raise ConfigurationError(f"{out} is a file: --out takes a folder.")
     if out.exists() and not force:
         raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
     if out.exists() and not (out / CARD).is_file():
