@@ -262,8 +262,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._absorbed = self._released = False
         self._engine.discard()
         self._engine.recording = True
-        self._before = {} if self._verified else self._scope.tensors()
-        self._scope.open_lot(batch)
+        self._scope.open_lot(batch, watched=not self._verified)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
@@ -322,7 +321,6 @@ class PrivateStrategy(pl.Callback, ABC):
             gradients = self._engine.backward(loss, records, verify=verify)
             if verify:
                 self._verified = self._engine.verified
-                guards.refuse_changed_tensors(self._before, self._scope.tensors())
             rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
             merge = lot_pieces.merge_of(self._microbatch_of, rows, size, device)
             if not self._absorbed:
@@ -346,6 +344,7 @@ class PrivateStrategy(pl.Callback, ABC):
         guards.refuse_second_release(self._released)
         guards.refuse_missing_loss(self._absorbed or not self._records)
         self._budget.refuse_overdraft()
+        self._scope.release_lot()
         mechanism = self.mechanism
         if not self._absorbed:
             mechanism.clear()
@@ -361,7 +360,6 @@ class PrivateStrategy(pl.Callback, ABC):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self._released, self._engine.recording = True, False
         self.releases += 1
-        self._scope.release_lot()
 
     def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
         mechanism.add_noise(generator)  # a reference leaves it out

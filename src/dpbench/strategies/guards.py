@@ -128,9 +128,13 @@ def tensors_of(pl_module: pl.LightningModule) -> State:
     return {name: (x, x._version) for name, x in [*pl_module.named_buffers(), *pl_module.named_parameters()]}
 
 
+def _changed(before: State, after: State) -> list[str]:
+    return [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
+
+
 def refuse_changed_tensors(before: State, after: State) -> None:
     """Raise UnsupportedModuleError where a forward pass wrote to the model: statistics of private records, unnoised."""
-    changed = [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
+    changed = _changed(before, after)
     if changed:
         raise UnsupportedModuleError(
             f"the forward pass changes {', '.join(changed)}, which would be saved with the model without noise: keep "
@@ -141,7 +145,7 @@ def refuse_changed_tensors(before: State, after: State) -> None:
 
 def refuse_early_gradients(before: State, after: State) -> None:
     """Raise UnsupportedModuleError where networks that are not private got gradients before the release."""
-    early = [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
+    early = _changed(before, after)
     if early:
         raise UnsupportedModuleError(
             f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its records: "

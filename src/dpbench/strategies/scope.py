@@ -49,6 +49,7 @@ class Scope:
         self._unchecked, self._unreleased = True, False
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
+        self._before: tuple[State, State] | None = None
         self.part: nn.Module = pl_module
         self.prefix = ""
         if name is None and len(optimizers) != 1:
@@ -94,13 +95,6 @@ class Scope:
             )
         return own[0][0]
 
-    def tensors(self) -> State:
-        """What the forward pass must not write to: everything but networks that see no private record."""
-        if not self.prefix:
-            return tensors_of(self._whole)
-        public = self._public()
-        return {name: one for name, one in tensors_of(self._whole).items() if name.partition(".")[0] not in public}
-
     def watch(self) -> None:
         """Notice any optimizer that steps too early, and records that enter a network that is not private."""
         self._hooks = [register_optimizer_step_post_hook(self._after_step)]
@@ -113,24 +107,29 @@ class Scope:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def open_lot(self, batch: Any) -> None:
-        """Private records come in sight."""
+    def open_lot(self, batch: Any, watched: bool) -> None:
+        """Private records come in sight.
+
+        Args:
+            batch: The lot.
+            watched: Whether the module must not change before the release; always so with a `private_module`.
+        """
         self._unreleased = True
+        self._before = (tensors_of(self._whole), self._public_gradients()) if watched or self.prefix else None
         if self.prefix:
             self._lot = LotRecords(batch, watched=self._unchecked)
-            self._before = tensors_of(self._whole)
-            self._gradients = self._public_gradients()
 
     def release_lot(self) -> None:
-        """They go out of sight of the other networks, which must not have kept anything of them.
+        """They go out of sight of other networks; nothing of the module may have kept anything of them.
 
         Raises:
-            UnsupportedModuleError: A buffer or a gradient of another network has changed since the lot was opened.
+            UnsupportedModuleError: A tensor, or a gradient of another network, has changed since the lot was opened.
         """
         self._unreleased = False
+        if self._before is not None:
+            refuse_changed_tensors(self._before[0], tensors_of(self._whole))
+            refuse_early_gradients(self._before[1], self._public_gradients())
         if self._lot is not None:
-            refuse_changed_tensors(self._before, tensors_of(self._whole))
-            refuse_early_gradients(self._gradients, self._public_gradients())
             self._lot.hide()
 
     def close_lot(self) -> None:
@@ -160,7 +159,9 @@ class Scope:
             self._unchecked = False
 
     def _public_gradients(self) -> State:
-        """Of networks that see no private record."""
+        """Of networks that see no private record; none without a `private_module`."""
+        if not self.prefix:
+            return {}
         named = [(f"{child}.{name}", p) for child, m in self._public().items() for name, p in m.named_parameters()]
         return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
 
