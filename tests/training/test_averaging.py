@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from PIL import Image
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.transforms.functional import to_tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.models import ConvGAN
+from dpbench.modules import GAN
 from dpbench.strategies import DPSGD
 from dpbench.training.averaging import moving_average
 from dpbench.training.checkpoint import LastCheckpoint
+from dpbench.training.samples import SampleGrid, grid
+from tests.modules.test_gan import gan, images
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
 
 
@@ -62,6 +72,39 @@ def test_counters_are_taken_over(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, private(), 3, callbacks=[moving_average(0.5), private()])
     trainer.fit(module, loader_of(data))
     assert module.count.dtype == torch.long  # type: ignore[union-attr]
+
+
+class Averages(pl.Callback):
+    """Keeps the pictures of the average and of the weights that are trained, whenever these were validated."""
+
+    def __init__(self, averaging: WeightAveraging) -> None:
+        self._averaging = averaging
+        self.seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        average = self._averaging._average_model
+        assert average is not None and isinstance(average.module, GAN) and isinstance(pl_module, GAN)
+        self.seen[trainer.global_step] = grid(average.module), grid(pl_module)
+
+
+def test_a_gan_shows_and_saves_its_average(tmp_path: Path) -> None:
+    averaging, path = moving_average(0.9), tmp_path / "last.ckpt"
+    averages = Averages(averaging)
+    module = gan(pair=ConvGAN, conditional=True)
+    callbacks = [averaging, private(), SampleGrid(tmp_path), averages, LastCheckpoint(path, every_n_steps=100)]
+    trainer = trainer_for(
+        tmp_path, private(), 7, callbacks=callbacks, enable_checkpointing=True, num_sanity_val_steps=0
+    )
+    trainer.fit(module, loader_of(images()), DataLoader(images(), batch_size=10))
+    assert list(averages.seen) == [5]
+    average, current = averages.seen[5]
+    shown = to_tensor(Image.open(tmp_path / "samples" / "0000005.png"))
+    assert (shown - average).abs().max() < 0.01 < (shown - current).abs().max()
+    last = gan(pair=ConvGAN, conditional=True)
+    last.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
+    shown = to_tensor(Image.open(tmp_path / "samples.png"))
+    assert (shown - grid(last)).abs().max() < 0.01
+    assert (shown - average).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1, 2.0])

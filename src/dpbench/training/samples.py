@@ -37,7 +37,8 @@ def write_grid(images: Tensor, path: Path) -> None:
 class SampleGrid(pl.Callback):
     """Writes samples.png, and samples/<step>.png, whenever the module is validated, and hands it to loggers of images.
 
-    Generated images are post-processing of what a private discriminator released: they cost nothing.
+    Generated images are post-processing of what a private discriminator released: they cost nothing. They are those of
+    the weights that are validated: with a moving average, of the average.
 
     Args:
         folder: The run's.
@@ -47,14 +48,14 @@ class SampleGrid(pl.Callback):
         super().__init__()
         self._folder = folder
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw."""
         if isinstance(pl_module, GAN) and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw what the run ends with."""
-        self.on_validation_epoch_end(trainer, pl_module)
+        self.on_validation_epoch_start(trainer, pl_module)
 
     def _draw(self, trainer: pl.Trainer, module: GAN) -> None:
         images = grid(module)
