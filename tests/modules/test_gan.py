@@ -27,6 +27,7 @@ from dpbench.strategies import (
     NonPrivate,
 )
 from dpbench.training.checkpoint import LastCheckpoint
+from dpbench.training.samples import SampleGrid
 from tests.strategies.worlds import loader_of, trainer_for
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -106,6 +107,16 @@ def test_a_record_and_the_image_made_for_it_are_clipped_as_one(
         for ours, exact in zip(released, total, strict=True):
             torch.testing.assert_close(ours.double(), exact / 12, rtol=2e-3, atol=1e-7)
     assert clipped > 10
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_precisions(tmp_path: Path, precision: Any) -> None:
+    """The gradients are computed inside the step, where the precision is the default of new tensors."""
+    private, showing = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), SampleGrid(tmp_path)
+    module = gan(pair=ConvGAN, conditional=True)
+    trainer = trainer_for(tmp_path, private, 4, precision=precision, more=[showing])
+    trainer.fit(module, loader_of(images(600), 200))
+    assert (tmp_path / "samples.png").exists() and flat(module).isfinite().all()
 
 
 def test_the_generator_is_trained_as_without_privacy(tmp_path: Path) -> None:

@@ -224,6 +224,19 @@ def test_module_used_twice_and_tied_weights_are_exact(records: int) -> None:
 
 
 @pytest.mark.parametrize("records", LOTS)
+def test_a_convolution_used_thrice_is_exact(records: int) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.conv(self.conv(x).tanh()) + self.conv(x.flip(3))).tanh()
+
+    check(Again(), torch.randn(records, 2, 5, 4))
+
+
+@pytest.mark.parametrize("records", LOTS)
 def test_tied_embedding(records: int) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

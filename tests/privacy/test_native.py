@@ -88,6 +88,11 @@ def test_convolution_of_every_width(
     assert relative_error(got.weighted_sum(weights), torch.einsum("r,roihw->oihw", weights.double(), want)) < 1e-6
     assert isinstance(got, kernels.ConvolutionGradients)
     assert relative_error(got.bias(), g.double().sum((2, 3))) < 1e-6
+    for a_last, g_last in ((True, False), (False, True), (True, True)):
+        pair = (
+            x.contiguous(memory_format=torch.channels_last) if last else x for x, last in ((a, a_last), (g, g_last))
+        )
+        assert torch.equal(kernels.convolution_weights(layer, *pair, (padding, padding)).per_record(), got.per_record())
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
@@ -120,6 +125,58 @@ def test_microbatches_are_sums_of_rows() -> None:
     assert torch.equal(merged.select(keep).per_record(), merged.per_record()[keep])
     signs = kernels.ConvolutionGradients.discretize(merged, 0.3)  # type: ignore[arg-type]
     assert relative_error(signs.per_record(), torch.sign(want.per_record()) * (want.per_record().abs() > 0.3)) < 1e-6
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_kernels_are_in_float32_whatever_the_default(default: torch.dtype) -> None:
+    """Lightning sets another default inside a step with precision=bf16-true; the kernels write float32."""
+    layer, a, g = convolution(300, 3, 20)
+    x, outer = torch.randn(300, 4, 5, 5), (torch.randn(300, 6), torch.randn(300, 7))
+
+    def everything() -> list[Tensor]:
+        gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+        sums = [gradients.squared_norms(), gradients.weighted_sum(weights), kernels.sum_outer(*outer, weights, 0.5)]
+        return [*sums, *kernels.group_norm(nn.GroupNorm(2, 4), x, x), kernels.count_outer(*outer, 0.5)]
+
+    weights, before = torch.rand(300), torch.get_default_dtype()
+    want = everything()
+    try:
+        torch.set_default_dtype(default)
+        assert all(torch.equal(one, other) for one, other in zip(everything(), want, strict=True))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_other_numbers_are_refused_rather_than_read_past_their_end() -> None:
+    layer, a, g = convolution(5, 3, 20)
+    with pytest.raises(TypeError, match="float32 on the CPU, not torch.bfloat16"):
+        kernels.convolution_weights(layer, a, g, (0, 0)).weighted_sum(torch.ones(5, dtype=torch.bfloat16))
+
+
+def test_uses_of_a_layer_add_up_record_by_record() -> None:
+    layer, *first = convolution(5, 3, 20)
+    other, *second = convolution(5, 3, 20)
+    one, two = (kernels.convolution_weights(layer, a, g, (0, 0)) for a, g in (first, second))
+    both, want = one.plus([two]), truth(layer, *first) + truth(layer, *second)
+    assert isinstance(both, kernels.ConvolutionGradients)
+    assert relative_error(both.per_record(), want) < 1e-6
+    assert relative_error(both.squared_norms(), want.flatten(1).square().sum(1)) < 1e-6
+    assert torch.equal(both.select(torch.tensor([3, 0])).per_record(), both.per_record()[[3, 0]])
+    signs = both.discretize(0.3)
+    assert relative_error(signs.per_record(), torch.sign(want) * (want.abs() > 0.3)) < 1e-6
+    members = torch.tensor([2, 0, 2, 2, 0])
+    merged = torch.zeros(3, *want.shape[1:], dtype=want.dtype).index_add_(0, members, want, alpha=0.5)
+    assert relative_error(both.merge(members, 3, 0.5).per_record(), merged) < 1e-6
+    assert (
+        relative_error(
+            both.merge(members, 3, 0.5).merge(torch.tensor([1, 0, 1]), 2, 3.0).per_record()[1],
+            3 * (merged[0] + merged[2]),
+        )
+        < 1e-6
+    )
+    tied = one.plus([kernels.convolution_weights(other, *second, (0, 0))])  # of another layer, perhaps of other strides
+    assert not isinstance(tied, kernels.ConvolutionGradients)
+    assert relative_error(tied.per_record(), want) < 1e-6
 
 
 def pure_signs(gradients: ParameterGradients, threshold: float, records: int) -> DiscretizedGradients:

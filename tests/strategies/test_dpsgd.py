@@ -84,6 +84,20 @@ def test_chunks_change_nothing(tmp_path: Path, size: int) -> None:
     assert events(tmp_path / "a") == events(tmp_path / "b")
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed", "64-true"])
+def test_gradients_inside_a_step_are_those_outside(tmp_path: Path, precision: Any) -> None:
+    """In pieces and by hand they are computed where Lightning has made the precision the default of new tensors."""
+    ends = []
+    for name, manual, size in (("whole", False, None), ("pieces", False, 90), ("manual", True, None)):
+        module = make_classifier(manual=manual)
+        module.net[4] = nn.Identity()
+        private = DPSGD(noise_multiplier=0.1, seed=0, delta=1e-3, max_physical_batch_size=size)
+        trainer_for(tmp_path / name, private, 3, precision=precision).fit(module, loader_of(pictures(600), 200))
+        ends.append(weights_of(module).float())
+    tolerance = (0.05 if precision.startswith("bf16") else 1e-4) * ends[0].norm()
+    assert all((end - ends[0]).norm() < tolerance for end in ends[1:])
+
+
 def events(folder: Path) -> list[Any]:
     return [(r.number, r.sampling, r.queries) for _, r in read_ledger(folder / "ledger.jsonl").releases]
 

@@ -65,6 +65,24 @@ def test_a_resumed_run_ends_with_the_same_weights_and_average(tmp_path: Path) ->
     assert not torch.equal(ends[0][0], ends[1][0])
 
 
+def test_an_end_by_epochs_keeps_the_weights_that_were_trained(tmp_path: Path) -> None:
+    """An extended run ends as a whole one, and the module is its average, also where nothing was left to train."""
+    ends = []
+    for run, start, epochs in (("whole", None, 2), ("parts", None, 1), ("parts", "parts", 2), ("parts", "parts", 2)):
+        path = tmp_path / f"{run}.ckpt"
+        torch.manual_seed(3)
+        module = Classifier()
+        callbacks = [moving_average(0.9), private(), LastCheckpoint(path, every_n_steps=100)]
+        limits = {"max_epochs": epochs, "enable_checkpointing": True}
+        trainer = trainer_for(tmp_path / run, private(), -1, callbacks=callbacks, **limits)
+        trainer.fit(module, loader_of(pictures()), ckpt_path=start and path, weights_only=False)
+        state = torch.load(path, weights_only=False)
+        assert torch.equal(torch.cat([value.flatten() for value in state["state_dict"].values()]), weights_of(module))
+        ends.append(torch.cat([value.flatten() for value in state["current_model_state"].values()]))
+        assert not torch.equal(ends[-1], weights_of(module))
+    assert torch.equal(ends[0], ends[2]) and torch.equal(ends[2], ends[3]) and not torch.equal(ends[0], ends[1])
+
+
 def test_counters_are_taken_over(tmp_path: Path) -> None:
     module = Known(5)
     module.register_buffer("count", torch.zeros((), dtype=torch.long))

@@ -210,9 +210,10 @@ class GAN(pl.LightningModule):
             labels: Classes (N,); only their number matters to an unconditional GAN.
             generator: On the CPU, of the noise.
         """
-        noise = torch.randn(len(labels), self._noise_size, generator=generator).to(self.device)
-        images = self._generate(noise, labels.to(self.device) if self.classes else None)
-        return (images + 1) / 2
+        noise = torch.randn(len(labels), self._noise_size, generator=generator, dtype=torch.float32)
+        own = next(self.generator.parameters())  # of another precision, perhaps
+        images = self._generate(noise.to(own), labels.to(own.device) if self.classes else None)
+        return (images.float() + 1) / 2
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Share of held-out images that the discriminator takes for real."""

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.privacy.gradients import ParameterGradients, add_up, zero_gradients
+from dpbench.privacy.gradients import ParameterGradients, zero_gradients
 from dpbench.privacy.layers import RULES, LayerGradients, fallback
 from dpbench.privacy.validation import refuse_unsupported
 
@@ -200,4 +200,4 @@ def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
 def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
     if not parts:
         return zero_gradients(parameter, records)
-    return parts[0] if len(parts) == 1 else add_up(parts)
+    return parts[0] if len(parts) == 1 else parts[0].plus(parts[1:])

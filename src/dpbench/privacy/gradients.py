@@ -52,6 +52,20 @@ class ParameterGradients(ABC):
 
         return InstantiatedGradients(compute)
 
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Of a parameter that is used more than once (a module called twice, tied weights): the uses, record by record.
+
+        Norms do not add up, so the sums are built, unless a layer knows better.
+
+        Args:
+            others: Further uses, over the same records.
+        """
+
+        def compute() -> Tensor:
+            return sum((use.per_record() for use in others), self.per_record())
+
+        return InstantiatedGradients(compute)
+
 
 class InstantiatedGradients(ParameterGradients):
     """Gradients that are computed record by record, on first use.
@@ -145,6 +159,15 @@ class OuterProductGradients(ParameterGradients):
         outputs = _side_by_side(self.outputs * factor, record_of, records)
         return OuterProductGradients(outputs, _side_by_side(self.inputs, record_of, records))
 
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Uses are so many more positions."""
+        outer = [self, *(use for use in others if isinstance(use, OuterProductGradients))]
+        if len(outer) <= len(others):
+            return super().plus(others)
+        return OuterProductGradients(
+            torch.cat([use.outputs for use in outer], 1), torch.cat([use.inputs for use in outer], 1)
+        )
+
 
 class OutputGradients(InstantiatedGradients):
     """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
@@ -214,35 +237,6 @@ class EmbeddingGradients(ParameterGradients):
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         outputs = _side_by_side(self._outputs * factor, record_of, records)
         return EmbeddingGradients(outputs, _side_by_side(self._tokens, record_of, records), self._size)
-
-
-class SummedGradients(InstantiatedGradients):
-    """A parameter used more than once (a module called twice, tied weights): the uses add up, record by record.
-
-    Norms do not add, so the gradients are built; `add_up` knows when they need not be.
-    """
-
-    def __init__(self, uses: Sequence[ParameterGradients]) -> None:
-        def compute() -> Tensor:
-            total = uses[0].per_record()
-            for use in uses[1:]:
-                total = total + use.per_record()
-            return total
-
-        super().__init__(compute)
-
-
-def add_up(uses: Sequence[ParameterGradients]) -> ParameterGradients:
-    """The gradients of a parameter used more than once: of linear layers as so many positions, so that none is built.
-
-    Args:
-        uses: Two or more, over the same records.
-    """
-    outer = [use for use in uses if isinstance(use, OuterProductGradients)]
-    if len(outer) == len(uses):
-        outputs, inputs = torch.cat([use.outputs for use in outer], 1), torch.cat([use.inputs for use in outer], 1)
-        return OuterProductGradients(outputs, inputs)
-    return SummedGradients(uses)
 
 
 def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.privacy import native
@@ -16,8 +18,16 @@ _ORDER = (3, 2, 0, 1)
 """From a kernel's (height, width, inputs, outputs) to the parameter's (outputs, inputs, height, width)."""
 
 
-def _at(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _at(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
+    """Address of what a kernel reads or writes, which trusts it."""
+    if tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise TypeError(f"a kernel needs {dtype} on the CPU, not {tensor.dtype} on {tensor.device}.")
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory that a kernel fills; whatever the default precision and device are (Lightning sets them in a step)."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _threads() -> ctypes.c_int64:
@@ -47,11 +57,28 @@ def _rows(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).contiguous()
 
 
+def _dense(image: Tensor) -> Tensor:
+    """(R, C, H, W) without gaps, channels first or last."""
+    return image if image.is_contiguous(memory_format=torch.channels_last) else image.contiguous()
+
+
 @lru_cache(256)  # lots differ in size
 def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
     """Order and starts of records that are one row each."""
-    starts = torch.arange(rows + 1)
+    starts = torch.arange(rows + 1, device="cpu")
     return starts[:-1], starts
+
+
+def _grouped(rows: Tensor, record_of: Tensor, records: int) -> tuple[Tensor, Tensor]:
+    """Order and starts of records that are made of several rows.
+
+    Args:
+        rows: Their positions.
+        record_of: Record of each of `rows`.
+        records: Number of records.
+    """
+    starts = F.pad(torch.bincount(record_of, minlength=records).cumsum(0), (1, 0))
+    return rows[torch.argsort(record_of, stable=True)], starts
 
 
 class ConvolutionGradients(InstantiatedGradients):
@@ -59,8 +86,8 @@ class ConvolutionGradients(InstantiatedGradients):
 
     Args:
         layer: The convolution.
-        inputs: a, shape (R, height, width, in).
-        outputs: Gradients of its output g, shape (R, height', width', out).
+        inputs: a, shape (R, in, height, width).
+        outputs: Gradients of its output g, shape (R, out, height', width').
         padding: Zeros on each side, (vertical, horizontal).
         members: Rows of each record as (their order, where each record starts in it), or None for one row each.
         factor: Multiplies the sum over a record's rows.
@@ -81,7 +108,7 @@ class ConvolutionGradients(InstantiatedGradients):
         self._layer, self._inputs, self._outputs, self._padding = layer, inputs, outputs, padding
         self._members = _each_alone(len(inputs)) if members is None else members
         self._factor, self._threshold = factor, threshold
-        self._norms = torch.empty(0)  # filled with the gradients
+        self._norms = _new(0)  # filled with the gradients
         self._bias: list[Tensor] = []  # also
 
     def _with(self, members: tuple[Tensor, Tensor], factor: float, threshold: float | None) -> ConvolutionGradients:
@@ -90,16 +117,18 @@ class ConvolutionGradients(InstantiatedGradients):
     @cached_property
     def _stored(self) -> Tensor:  # not handed to the base class as a bound method: the cycle would hold its memory
         layer, (order, starts) = self._layer, self._members
-        a, g, records = self._inputs, self._outputs, len(starts) - 1
-        shape = (*a.shape[1:], *g.shape[1:], *layer.kernel_size, *layer.stride, *self._padding, *layer.dilation)
-        geometry = (ctypes.c_int64 * 16)(records, *shape, torch.get_num_threads())
+        a, g, records = _dense(self._inputs), _dense(self._outputs), len(starts) - 1
+        (_, inputs, *size), (_, outputs, *out_size) = a.shape, g.shape
+        shape = (*size, inputs, *out_size, outputs, *layer.kernel_size, *layer.stride, *self._padding, *layer.dilation)
+        first = a.is_contiguous(), g.is_contiguous()
+        geometry = (ctypes.c_int64 * 18)(records, *shape, *first, torch.get_num_threads())
         dtype = torch.float32 if self._threshold is None else torch.int8
-        weights = torch.empty(records, *layer.kernel_size, a.shape[3], g.shape[3], dtype=dtype)
-        self._norms, bias = torch.empty(records), torch.empty(records, g.shape[3])
+        weights = _new(records, *layer.kernel_size, inputs, outputs, dtype=dtype)
+        self._norms, bias = _new(records), _new(records, outputs)
         scalars = ctypes.c_float(self._factor), ctypes.c_float(-1 if self._threshold is None else self._threshold)
-        _kernel("dpbench_convolution")(
-            geometry, *map(_at, (a, g, order, starts)), *scalars, *map(_at, (weights, self._norms, bias))
-        )
+        rows = _at(order, torch.int64), _at(starts, torch.int64)
+        results = _at(weights, dtype), _at(self._norms), _at(bias)
+        _kernel("dpbench_convolution")(geometry, _at(a), _at(g), *rows, *scalars, *results)
         self._bias.append(bias)
         return weights
 
@@ -109,14 +138,14 @@ class ConvolutionGradients(InstantiatedGradients):
 
     def bias(self) -> Tensor:
         """Gradients of the bias for each row, shape (R, out): a by-product of the weight's, where these are there."""
-        return self._bias[0] if self._bias else self._outputs.sum((1, 2))
+        return self._bias[0] if self._bias else self._outputs.sum((2, 3))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         name = "dpbench_weighted_sum" if self._threshold is None else "dpbench_weighted_signs"
         rows, weights = self._stored, weights.contiguous()
-        total = torch.empty(rows.shape[1:])
+        total = _new(*rows.shape[1:])
         sizes = ctypes.c_int64(len(rows)), ctypes.c_int64(total.numel())
-        _kernel(name)(*map(_at, (rows, weights, total)), *sizes, _threads())
+        _kernel(name)(_at(rows, rows.dtype), _at(weights), _at(total), *sizes, _threads())
         summed: Tensor = total.permute(_ORDER)
         return summed
 
@@ -132,9 +161,24 @@ class ConvolutionGradients(InstantiatedGradients):
         return self._with(members, self._factor, self._threshold)
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
-        order = torch.argsort(record_of, stable=True)
-        counts = torch.bincount(record_of, minlength=records)
-        return self._with((order, torch.cat([counts[:0], counts.new_zeros(1), counts.cumsum(0)])), factor, None)
+        order, starts = self._members
+        members = _grouped(order, record_of[torch.repeat_interleave(starts.diff())], records)
+        return self._with(members, self._factor * factor, None)
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Uses are so many more rows of each record."""
+        uses = [self, *(use for use in others if isinstance(use, ConvolutionGradients) and self._goes_with(use))]
+        if len(uses) <= len(others):
+            return super().plus(others)
+        inputs, outputs = torch.cat([use._inputs for use in uses]), torch.cat([use._outputs for use in uses])
+        order = torch.cat([use._members[0] + k * len(self._inputs) for k, use in enumerate(uses)])
+        record_of = torch.cat([torch.repeat_interleave(use._members[1].diff()) for use in uses])
+        members = _grouped(order, record_of, len(self._members[1]) - 1)
+        return ConvolutionGradients(self._layer, inputs, outputs, self._padding, members, self._factor, self._threshold)
+
+    def _goes_with(self, use: ConvolutionGradients) -> bool:
+        alike = self._inputs.shape == use._inputs.shape and self._padding == use._padding
+        return alike and self._layer is use._layer and (self._factor, self._threshold) == (use._factor, use._threshold)
 
     def discretize(self, threshold: float) -> ConvolutionGradients:
         """The same after discretization, a byte a number."""
@@ -145,14 +189,14 @@ class ConvolutionGradients(InstantiatedGradients):
 
 def convolution_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: tuple[int, int]) -> ParameterGradients:
     """Per-record gradients of the weight; a (R, in, H, W), g (R, out, H', W'), padded with zeros."""
-    return ConvolutionGradients(layer, _rows(a), _rows(g), padding)
+    return ConvolutionGradients(layer, a, g, padding)
 
 
 def group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Per-row gradients of scale and shift, (R, C) each; x and g (R, C, H, W)."""
     x, g = _rows(x), _rows(g)
     records, height, width, channels = x.shape
-    scale, shift = torch.empty(2, records, channels).unbind()
+    scale, shift = _new(2, records, channels).unbind()
     sizes = (ctypes.c_int64(n) for n in (records, height * width, channels, layer.num_groups))
     _kernel("dpbench_group_norm")(
         _at(x), _at(g), _at(scale), _at(shift), *sizes, ctypes.c_double(layer.eps), _threads()
@@ -162,14 +206,14 @@ def group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 def count_outer(g: Tensor, a: Tensor, threshold: float) -> Tensor:
     """How many coordinates of each g_r a_rᵀ are beyond ±τ, shape (R,), from g (R, out) and a (R, in)."""
-    counts = torch.empty(len(g))
+    counts = _new(len(g))
     _outer("dpbench_count_outer", g, a, threshold, counts)
     return counts
 
 
 def sum_outer(g: Tensor, a: Tensor, weights: Tensor, threshold: float) -> Tensor:
     """Sum over records of `weights` (R,) times the signs of what is beyond ±τ in g_r a_rᵀ, shape (out, in)."""
-    total = torch.empty(g.shape[1], a.shape[1])
+    total = _new(g.shape[1], a.shape[1])
     _outer("dpbench_sum_outer", g, a, threshold, weights, total)
     return total
 

@@ -93,7 +93,7 @@ class PrivateMetrics:
         parts = []
         for name, bound in self.bounds.items():
             if not records:
-                parts.append(torch.zeros(sizes[name]))
+                parts.append(torch.zeros(sizes[name], dtype=torch.float32))
                 continue
             value = values.get(name)
             given = value() if callable(value) else value

@@ -1,7 +1,8 @@
 // Per-record gradients on the CPU in one pass; the pure PyTorch rules of layers.py are the reference for every function.
 //
-// Images are channels-last float32: input a (rows, height, width, inputs), output gradients g (rows, height, width,
-// outputs). A record is one or several rows: those at order[starts[r]] ... order[starts[r + 1] - 1].
+// Images are float32: input a (rows, height, width, inputs), output gradients g (rows, height, width, outputs), stored
+// channels-last or, for convolutions, also channels-first. A record is one or several rows: those at order[starts[r]] ...
+// order[starts[r + 1] - 1].
 // A plain C interface without torch's headers: compiles in seconds, works with any version of torch. No -ffast-math: NaN
 // and infinity must reach the squared norms, where clipping looks for them.
 #include <algorithm>
@@ -73,6 +74,7 @@ static inline int64_t to_signs(const float* values, int64_t n, float threshold, 
 struct Convolution {
   int64_t records, height, width, inputs, out_height, out_width, outputs;
   int64_t kernel_height, kernel_width, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
+  int64_t a_first, g_first;  // whether channels come first
   int64_t threads;
 };
 
@@ -147,15 +149,30 @@ static void add_row(const Convolution& c, const float* a, const float* g, float*
     }
 }
 
+// Pixels of one line of an image, channels-last and `step` numbers apart.
+static void copy_line(const float* from, bool channels_first, int64_t plane, int64_t width, int64_t channels, float* to,
+                      int64_t step) {
+  if (channels_first && channels > 1)
+    for (int64_t c = 0; c < channels; c++)
+      for (int64_t x = 0; x < width; x++) to[x * step + c] = from[c * plane + x];
+  else if (step == channels)
+    memcpy(to, from, width * channels * 4);
+  else
+    for (int64_t x = 0; x < width; x++) memcpy(to + x * step, from + x * channels, channels * 4);
+}
+
 static void copy_padded(const Convolution& c, const float* a, float* to) {  // the border of `to` stays zero
-  const int64_t across = c.width + 2 * c.pad_x;
+  const int64_t across = c.width + 2 * c.pad_x, line = c.width * (c.a_first ? 1 : c.inputs);
   for (int64_t y = 0; y < c.height; y++)
-    memcpy(to + ((y + c.pad_y) * across + c.pad_x) * c.inputs, a + y * c.width * c.inputs, c.width * c.inputs * 4);
+    copy_line(a + y * line, c.a_first, c.height * c.width, c.width, c.inputs,
+              to + ((y + c.pad_y) * across + c.pad_x) * c.inputs, c.inputs);
 }
 
 static void widen(const Convolution& c, const float* g, float* to) {  // lanes past `outputs` stay zero
-  const int64_t wide = padded(c.outputs), pixels = c.out_height * c.out_width;
-  for (int64_t p = 0; p < pixels; p++) memcpy(to + p * wide, g + p * c.outputs, c.outputs * 4);
+  const int64_t wide = padded(c.outputs), line = c.out_width * (c.g_first ? 1 : c.outputs);
+  for (int64_t y = 0; y < c.out_height; y++)
+    copy_line(g + y * line, c.g_first, c.out_height * c.out_width, c.out_width, c.outputs, to + y * c.out_width * wide,
+              wide);
 }
 
 // to[o] += sum of g[position][o], for o up to `outputs` padded to lanes.
@@ -181,10 +198,10 @@ extern "C" void dpbench_convolution(const Convolution* shape, const float* a, co
   const int64_t wide = padded(c.outputs), taps = c.kernel_height * c.kernel_width * c.inputs;
   const int64_t a_size = c.height * c.width * c.inputs, g_size = c.out_height * c.out_width * c.outputs;
   const int64_t scratch = (c.height + 2 * c.pad_y) * (c.width + 2 * c.pad_x) * c.inputs + SUMS;
-  const bool direct = weights && threshold < 0 && wide == c.outputs;
+  const bool direct = weights && threshold < 0 && wide == c.outputs, as_it_is = wide == c.outputs && !c.g_first;
 #pragma omp parallel num_threads((int)c.threads)
   {
-    std::vector<float> image(scratch, 0.0f), gradient(wide == c.outputs ? 0 : c.out_height * c.out_width * wide, 0.0f);
+    std::vector<float> image(scratch, 0.0f), gradient(as_it_is ? 0 : c.out_height * c.out_width * wide, 0.0f);
     std::vector<float> own(direct ? 0 : taps * wide), shift(wide);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < c.records; r++) {
@@ -194,7 +211,7 @@ extern "C" void dpbench_convolution(const Convolution* shape, const float* a, co
       for (int64_t at = starts[r]; at < starts[r + 1]; at++) {
         const float* own_g = g + order[at] * g_size;
         copy_padded(c, a + order[at] * a_size, image.data());
-        if (wide != c.outputs) {
+        if (!as_it_is) {
           widen(c, own_g, gradient.data());
           own_g = gradient.data();
         }

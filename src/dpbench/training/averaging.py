@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import pytorch_lightning as pl
 from pytorch_lightning.callbacks import WeightAveraging
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+
+
+class _AveragedAtTheEnd(WeightAveraging):
+    """Takes the average over after the last checkpoint, and also where a resumed run has nothing left to train."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Too early: a checkpoint of the end would lose the weights that were trained."""
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The module is its average from now on."""
+        super().on_train_end(trainer, pl_module)
 
 
 def moving_average(decay: float) -> WeightAveraging:
@@ -30,4 +42,4 @@ def moving_average(decay: float) -> WeightAveraging:
         t = float(steps)
         return old.lerp(new, 1 - min(decay, (1 + t) / (10 + t)))
 
-    return WeightAveraging(avg_fn=average)
+    return _AveragedAtTheEnd(avg_fn=average)

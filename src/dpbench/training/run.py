@@ -164,14 +164,14 @@ def _finish(
     from dpbench.results.curves import plot_curves
     from dpbench.results.diagnostics import plot_diagnostics
 
-    steps = int(
-        torch.load(last.path, weights_only=False, mmap=True)["global_step"]
-    )  # with spawned processes only there
+    kept = torch.load(last.path, map_location="cpu", weights_only=False, mmap=True)
+    steps = int(kept["global_step"])  # with spawned processes only there
     seconds = last.seconds_before + time.perf_counter() - start
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     if last.interrupted:
         write_result(folder, config, metrics, steps, seconds, seconds, False, private)
         raise Interrupted(last.interrupted, f"dpbench resume {folder}")
+    module.load_state_dict(kept["state_dict"])  # the average, also where a resumed run had no budget left
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])

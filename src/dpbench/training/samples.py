@@ -53,7 +53,7 @@ class SampleGrid(pl.Callback):
         if isinstance(pl_module, GAN) and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, pl_module)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw what the run ends with."""
         self.on_validation_epoch_start(trainer, pl_module)
 
