@@ -390,8 +390,63 @@ class KeywordEncodes(Encodes):
 class TrainModeGenerator(GAN):
     """A broken mutant: BatchNorm of the generator counts the records."""
 
+    @torch.no_grad()
     def _made_for(self, labels: Tensor) -> Tensor:
-        return self.generator(torch.randn(len(labels), 6), None).detach()
+        made: Tensor = self.generator(torch.randn(len(labels), 6), None)
+        return made
+
+
+class AsInTutorials(GAN):
+    """A broken mutant: the generator learns by the images made for the records, as many and of their classes."""
+
+    def _made_for(self, labels: Tensor) -> Tensor:
+        self.generator.eval()
+        self.made = self.generator(torch.randn(len(labels), 6), None)
+        return self.made.detach()
+
+    def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
+        optimizer.zero_grad()
+        self.generator_loss(self.discriminator(self.made, labels)).backward()
+        optimizer.optimizer.step()
+
+
+class Nested(GAN):
+    """Its networks lie in one."""
+
+    private_module = "pair.discriminator"
+
+    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+        super().__init__(model, *args, **options)
+        self.pair = model
+        del self.generator, self.discriminator
+
+    @property
+    def generator(self) -> Any:  # type: ignore[override]
+        return self.pair.generator
+
+    @property
+    def discriminator(self) -> Any:  # type: ignore[override]
+        return self.pair.discriminator
+
+
+class NestedEarlyBackward(Nested, EarlyBackward):
+    """A broken mutant."""
+
+
+class NestedInTutorials(Nested, AsInTutorials):
+    """A broken mutant."""
+
+
+class BareEarlyBackward(GAN):
+    """A broken mutant: a parameter of the module itself learns from records."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.bare = nn.Parameter(torch.ones(()))
+
+    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+        (self.bare * on_records.detach().mean()).backward()
+        return super().discriminator_loss(on_records, on_made)
 
 
 class OwnOptimizer(GAN):
@@ -413,6 +468,10 @@ class OwnOptimizer(GAN):
         (KeywordEncodes, "private records enter Sequential"),
         (TrainModeGenerator, "changes generator.*evaluation mode"),
         (OwnOptimizer, "before the release of the lot"),
+        (AsInTutorials, "ran with gradients before the release.*no_grad"),
+        (NestedInTutorials, "ran with gradients before the release"),
+        (NestedEarlyBackward, "gradients of pair.generator.*before the release"),
+        (BareEarlyBackward, "gradients of bare.*before the release"),
     ],
 )
 def test_records_are_out_of_reach_of_other_networks(tmp_path: Path, mutant: type[GAN], words: str) -> None:
@@ -513,3 +572,11 @@ def test_sampling_is_reproducible_and_knows_classes(tmp_path: Path) -> None:
     one, two = (module.sample(labels, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(one, two) and one.shape == (CLASSES, *SHAPE) and one.min() >= 0 and one.max() <= 1
     assert not torch.equal(one, module.sample(labels.flip(0), torch.Generator().manual_seed(5)))
+
+
+def test_networks_may_lie_in_one(tmp_path: Path) -> None:
+    """They do what they do side by side."""
+    nested, plain = gan(Nested), gan()
+    for module, name in ((nested, "a"), (plain, "b")):
+        fit(tmp_path / name, module)
+    assert torch.equal(flat(nested.generator), flat(plain.generator))

@@ -88,6 +88,20 @@ def test_a_cut_ledger_is_no_guarantee(run: Path, tmp_path: Path) -> None:
         sample(other, 3, tmp_path / "none")
 
 
+def test_the_card_believes_the_ledger(run: Path, tmp_path: Path) -> None:
+    """A run that began with secret noise may have been resumed with a seed."""
+    other = shutil.copytree(run, tmp_path / "other")
+    for name in ("config.yaml", "result.json"):
+        text = (other / name).read_text(encoding="utf-8")
+        changed = text.replace("secure: false", "secure: true").replace('"secure": false', '"secure": true')
+        assert changed != text
+        (other / name).write_text(changed, encoding="utf-8")
+    sample(other, 3, tmp_path / "out")
+    card = json.loads((tmp_path / "out" / "privacy.json").read_text(encoding="utf-8"))
+    assert card["secure_randomness"] is False
+    assert "can subtract it" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
 def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     sample(run, 20, tmp_path / "out", form="folder")
     data = ImageFolder(str(tmp_path / "out"))
@@ -111,6 +125,9 @@ def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
         sample(run, 5, loop)
     with pytest.raises(ConfigurationError, match="--seed must lie between"):
         sample(run, 5, tmp_path / "out", seed=10**20)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="--out .*file/out cannot be written: Not a directory"):
+        sample(run, 5, tmp_path / "file" / "out")
 
 
 def test_bad_input(run: Path, tmp_path: Path) -> None:

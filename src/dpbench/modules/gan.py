@@ -98,11 +98,11 @@ class GAN(pl.LightningModule):
             raise ValueError("generator_optimizer is missing: such as torch.optim.Adam with _partial_: true.")
         if not isinstance(weight_bound, int | float) or weight_bound <= 0:
             raise ValueError(f"weight_bound must be a positive number, not {weight_bound}.")
-        whole = isinstance(generator_batch_size, int) and isinstance(longest_wait, int)
-        if not whole or longest_wait < discriminator_steps or generator_batch_size < 2:
-            raise ValueError(
-                "longest_wait must be a whole number from discriminator_steps on, generator_batch_size one from 2 on."
-            )
+        if not isinstance(generator_batch_size, int) or generator_batch_size < 2:
+            raise ValueError(f"generator_batch_size must be a whole number from 2 on, not {generator_batch_size}.")
+        least = discriminator_steps if discriminator_accuracy is not None else 1
+        if not isinstance(longest_wait, int) or longest_wait < least:
+            raise ValueError(f"longest_wait must be a whole number from {least} (lots) on, not {longest_wait}.")
         self.automatic_optimization = False
         self.generator, self.discriminator = model.generator, model.discriminator
         networks: Any = model.generator

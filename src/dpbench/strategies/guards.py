@@ -223,6 +223,17 @@ def refuse_early_step(unreleased: bool) -> None:
         )
 
 
+def refuse_early_training(module: object) -> None:
+    """Raise ConfigurationError where a network that is not private prepares a step before the lot was released."""
+    if torch.is_grad_enabled():
+        raise ConfigurationError(
+            f"{type(module).__name__}, part of a network that is not private, ran with gradients before the release of "
+            "the lot: its images would be as many as the records, which is private, and perhaps of their classes. Make "
+            "images for the private step under torch.no_grad(), and train on new ones after the release, of a fixed "
+            "number and of uniform classes."
+        )
+
+
 def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
     """Raise ConfigurationError where a run would go on from a checkpoint of the other kind.
 

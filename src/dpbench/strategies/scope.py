@@ -18,6 +18,7 @@ from dpbench.strategies.guards import (
     refuse_changed_tensors,
     refuse_early_gradients,
     refuse_early_step,
+    refuse_early_training,
     tensors_of,
 )
 from dpbench.strategies.lot_records import LotRecords
@@ -98,7 +99,7 @@ class Scope:
     def watch(self) -> None:
         """Notice any optimizer that steps too early, and records that enter a network that is not private."""
         self._hooks = [register_optimizer_step_post_hook(self._after_step)]
-        public = [module for child in self._public().values() for module in child.modules()] if self.prefix else []
+        public = self._public() if self.prefix else []
         self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
 
     def close(self) -> None:
@@ -159,10 +160,11 @@ class Scope:
             self._unchecked = False
 
     def _public_gradients(self) -> State:
-        """Of networks that see no private record; none without a `private_module`."""
+        """Of parameters that are not private; none without a `private_module`."""
         if not self.prefix:
             return {}
-        named = [(f"{child}.{name}", p) for child, m in self._public().items() for name, p in m.named_parameters()]
+        private = {id(p) for p in self.part.parameters()}
+        named = [(name, p) for name, p in self._whole.named_parameters() if id(p) not in private]
         return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
 
     def _after_step(self, *_: Any) -> None:
@@ -171,11 +173,13 @@ class Scope:
     def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._unreleased and self._lot is not None:
             self._lot.refuse_passage(module, (args, kwargs))
+            refuse_early_training(module)
 
-    def _public(self) -> dict[str, nn.Module]:
-        return {name: module for name, module in self._whole.named_children() if not self._holds(module)}
+    def _public(self) -> list[nn.Module]:
+        """Networks, and parts of networks, that are trained and see no private record."""
+        inside = set(self.part.modules())
+        outside = [module for module in self._whole.modules() if module not in inside and not self._holds(module)]
+        return [module for module in outside if any(p.requires_grad for p in module.parameters())]
 
     def _holds(self, module: nn.Module) -> bool:
-        """Whether the private part lies in a module, or the module has nothing to train."""
-        inside = any(one is self.part for one in module.modules())
-        return inside or not any(p.requires_grad for p in module.parameters())
+        return any(one is self.part for one in module.modules())

@@ -54,9 +54,9 @@ def evaluate(
     if real is None or len(real) < _LEAST:
         kept = "no" if real is None else str(len(real))
         raise ConfigurationError(f"{run} held {kept} records out to judge on: train with data.val_size=1000, say.")
+    network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     pixels, labels = make(module, number, seed)
     images = pixels.float() / 255
-    network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     found: dict[str, Any] = {"images": number, "seed": seed, "judged_on": on}
     bar = tqdm(total=3, disable=None, desc="classifiers")
     train, unseen = _unit(data.train_set), _unit(real)

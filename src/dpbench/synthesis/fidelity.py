@@ -1,4 +1,4 @@
-"""How much synthetic images look like real ones, in the features of a network that never saw the training data."""
+"""How much synthetic images look like real ones, in the features of a network that was trained on public data."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _PUBLIC = "digits"  # scikit-learn's, part of the package
 
 class DigitsFeatures(nn.Module):
     """The last hidden layer of the MNIST CNN after training on scikit-learn's digits: public, of the same kind.
+
+    A GAN of those very digits is judged in features that saw its training images.
 
     Args:
         image_size: Side of the images; grey ones.

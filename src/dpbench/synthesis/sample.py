@@ -53,12 +53,12 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
         raise ConfigurationError(f"{out} cannot be written: {error}.") from error
     _refuse_other_contents(out, force)
     module, config = load_gan(run)
-    images, labels = make(module, number, seed)
-    card = _card(run, config, number, seed, labels is not None)
+    card = _card(run, config, number, seed, labelled=module.classes > 0)
     new = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     try:
-        new.mkdir(parents=True)
+        _make_folder(new, out)
+        images, labels = make(module, number, seed)
         (_write_npz if form == "npz" else _write_folder)(new, images, labels)
         (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
@@ -81,6 +81,13 @@ def _refuse_other_contents(out: Path, force: bool) -> None:
         raise ConfigurationError(f"{out} holds no synthetic data set, and --force replaces nothing else.")
 
 
+def _make_folder(new: Path, out: Path) -> None:
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
+
+
 def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
     arrays: dict[str, Any] = {"images": images.permute(0, 2, 3, 1).numpy()}
     if labels is not None:
@@ -96,6 +103,8 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 
 
 def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: bool) -> dict[str, Any]:
+    record = json.loads((run / RESULT).read_text(encoding="utf-8")) if (run / RESULT).exists() else {}
+    config = record.get("config", config)  # a resumed run may have changed it
     private = "delta" in config["strategy"] and (run / "ledger.jsonl").exists()
     refuse_incomplete_ledger(run)
     privacy = privacy_of(run / "ledger.jsonl", private)
@@ -110,22 +119,13 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
         "neighbouring_relation": privacy["neighbouring_relation"],
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
-        "secure_randomness": bool(config["strategy"].get("secure", False)),
+        "secure_randomness": private and all(h.replay is None for h in read_ledger(run / "ledger.jsonl").headers),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
-        "commit": _training_commit(run),
+        "commit": record.get("commit"),  # of the code that trained; none while a run is not finished
         "sampling_commit": commit(),
         "date": date.today().isoformat(),
     }
-
-
-def _training_commit(run: Path) -> str | None:
-    """Of the code that trained; None while a run is not finished."""
-    path = run / RESULT
-    if not path.exists():
-        return None
-    trained: str | None = json.loads(path.read_text(encoding="utf-8")).get("commit")
-    return trained
 
 
 def refuse_incomplete_ledger(run: Path) -> None:
@@ -146,8 +146,13 @@ def refuse_incomplete_ledger(run: Path) -> None:
 def _guarantee(card: dict[str, Any]) -> str:
     if card["delta"] is None:
         return "NOT private, the generator was trained without privacy"
-    epsilons = ", ".join(f"ε = {value:.3f} ({name.upper()})" for name, value in card["epsilon"].items() if value)
+    known = {name: value for name, value in card["epsilon"].items() if value is not None}
+    epsilons = ", ".join(f"ε = {_number(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
     return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {card['neighbouring_relation']}"
+
+
+def _number(epsilon: float) -> str:
+    return f"{epsilon:.3f}" if epsilon < 1000 else f"{epsilon:.3g}"
 
 
 def _readme(card: dict[str, Any], form: Format) -> str:
