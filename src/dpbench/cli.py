@@ -275,8 +275,7 @@ def _compare(options: Any) -> int:
             runs += load(source)
     print(compare(runs))
     options.plot.parent.mkdir(parents=True, exist_ok=True)
-    if draw(runs, options.plot) is not None:
-        print(f"\ncurves: {options.plot}")
+    print("\ncurves:", draw(runs, options.plot) or "none of these logged any")
     return 0
 
 

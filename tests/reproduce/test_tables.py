@@ -21,6 +21,7 @@ from torchvision.utils import make_grid, save_image
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
+from dpbench.reproduce import pictures
 from dpbench.reproduce.command import WITHOUT_RUNS, request
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect, read_logged, write_logged
@@ -31,11 +32,13 @@ from dpbench.reproduce.outputs import (
     finished_runs,
     latex,
     markdown,
-    of_other_code,
+    refuse_other_words,
     summary,
+    unlike,
     write_outputs,
 )
 from dpbench.reproduce.refresh import refresh
+from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table, table_names
 from dpbench.training.launch import conf_dir
 
@@ -213,11 +216,26 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
         ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
         ("rows:", "rows: [", "defines no table"),
         ("label: 3 steps,", "label: 3,000 steps,", "short has unknown fields 000 steps"),
+        ("epsilon: 1.5", "epsilon: three", "epsilon of short must be a number, not 'three'"),
+        ("[strategy=none]", "strategy=none", "words must be a list"),
+        ("plain: [95.0]", "plain: []", r"paper, short, plain must be \[mean\] or"),
     ],
 )
 def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_table(edited(definition, old, new), conf_dir())
+
+
+def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:
+    table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"), conf_dir())
+    with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds no records out"):
+        jobs_of(table, conf_dir(), tmp_path)
+
+
+def test_a_definition_in_this_folder_has_a_short_name(definition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(definition.parent)
+    table = read_table("digits.yaml", conf_dir())
+    assert (table.name, table.folder, table.command) == ("digits", "digits", "digits.yaml")
 
 
 def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
@@ -237,6 +255,8 @@ def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Pat
         (["gradient_compression/table1", "seeds=0"], "leaves nothing to run"),
         (["gradient_compression/table1", "seeds=two"], "'seeds=two' is none of"),
         (["gradient_compression/table1", "launcher=slurm", "seeds=1"], "there is no launcher=slurm"),
+        (["gradient_compression/table1", "rows=sigma_0.7", "rows=sigma_1.1"], "rows= is given twice: write rows=A,B"),
+        (["gradient_compression/table1", "hydra.launcher.n_jobs=0"], "n_jobs=0 runs nothing: 2 runs two"),
     ],
 )
 def test_what_cannot_be_reproduced_is_one_clear_line(
@@ -258,13 +278,15 @@ def test_seeds_are_a_number_or_a_list() -> None:
     assert table.selected((), (), 7).seeds == tuple(range(7))
 
 
-def runs(values: dict[tuple[str, str, int], float]) -> pd.DataFrame:
+def runs(values: dict[tuple[str, str, int], float], words: str = "") -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
                 "row": row, "column": column, "seed": seed, "value": value, "epsilon_rdp": 1.25, "epsilon_pld": 1.125,
                 "unit": "example" if column == "private" else None, "seconds": 2.0, "commit": "abc", "cpu": "x",
-                "gpu": None, "torch": "2", "threads": 2, "code_hash": "other",
+                "gpu": None, "torch": "2", "threads": 2, "code_hash": "other", "epsilon_microbatch_rdp": None,
+                "neighbouring_relation": "add_or_remove_one" if column == "private" else None,
+                "config_hash": f"{row}{column}{seed}", "words": f"{words} seed={seed}",
             }
             for (row, column, seed), value in values.items()
         ]
@@ -301,7 +323,7 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     read = pd.read_csv(tmp_path / "out" / "runs.csv")
     write_outputs(table, read, read_logged(table, tmp_path / "out"), tmp_path / "out")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert of_other_code(tmp_path / "out") == "abc"
+    assert unlike(tmp_path / "out", measured) == "runs of other code (abc)"
     write_outputs(table, measured, {}, tmp_path / "out")
     assert not list((tmp_path / "out").glob("curves.*"))  # nothing stays of another definition
     assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -310,8 +332,10 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
 def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "gradient_compression_table1"
     folder.mkdir(parents=True)
-    measured = runs({("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957})
-    measured.to_csv(folder / "runs.csv", index=False)
+    table = read_table("gradient_compression/table1", conf_dir()).selected(["sigma_1.1"], ["dpsgd"], None)
+    words = " ".join((*table.rows[0].words, *table.columns[0].words))
+    values = {("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957}
+    runs(values, words).to_csv(folder / "runs.csv", index=False)
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- table gradient_compression_table1 -->\nold\n<!-- end -->\nafter\n")
     assert refresh(tmp_path) == ["gradient_compression/table1"]
@@ -320,6 +344,68 @@ def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     refresh(tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    readme.write_text("<!-- table nowhere -->\n<!-- end -->\n")
+    with pytest.raises(ConfigurationError, match="README.md has a place for table nowhere, but there is no"):
+        refresh(tmp_path)
+    runs(values, words.replace("1.1", "1.2")).to_csv(folder / "runs.csv", index=False)
+    with pytest.raises(ConfigurationError, match="sigma_1.1, dpsgd was run with other words.*restore the definition"):
+        refresh(tmp_path)
+    assert all(path.read_bytes() == old for path, old in before.items() if path.name not in ("README.md", "runs.csv"))
+
+
+def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    with pytest.raises(ConfigurationError, match="'shorter'.*which own/digits does not have"):
+        refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
+
+
+def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpbench.reproduce.outputs.code_hash", lambda: "other")
+    two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
+    assert unlike(tmp_path, two) is None
+    two.to_csv(tmp_path / "runs.csv", index=False)
+    assert unlike(tmp_path, two) is None
+    assert unlike(tmp_path, runs({("short", "private", seed): 0.8 for seed in range(3)})) is None
+    assert re.match(r"1 run\(s\) that are not among these", unlike(tmp_path, two[:1]) or "")
+    two.drop(columns="config_hash").to_csv(tmp_path / "runs.csv", index=False)
+    assert unlike(tmp_path, two) == "a runs.csv without config_hash"
+
+
+def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("short", "plain", 0): 0.84})
+    measured["neighbouring_relation"] = measured["neighbouring_relation"].replace("add_or_remove_one", "replace_one")
+    measured.loc[measured["column"] == "private", "epsilon_microbatch_rdp"] = 0.5
+    write_outputs(table, measured, {}, tmp_path)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "ε is for one example replaced" in text and "For the nominal ε a record is a fixed microbatch" in text
+    head, short, long = cells(table, measured)
+    assert head[-4:] == ["ε claimed", "ε nominal (RDP)", "ε (RDP)", "ε (PLD)"]
+    assert short[-4:] == ["1.5", "0.500", "1.250", "1.125"] and len(long) == len(head)
+    assert f"dpbench reproduce {definition}`" in text  # as it was called
+
+
+def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", seed): value for seed, value in enumerate((0.101, 0.873, 0.826))})
+    seen: list[tuple[float, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "write_figure", lambda _, figure: seen.append(figure.axes[0].get_xlim()))
+        pictures.draw_table(table, measured, summary(table, measured), tmp_path)
+    assert all(0 <= left < 10.1 and 95 <= right <= 100 for left, right in seen) and len(seen) == 2
+
+
+def test_without_a_terminal_each_run_that_ends_is_told(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = jobs_of(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
+    with _watching(jobs):
+        jobs[0].path.mkdir(parents=True)
+        (jobs[0].path / "result.json").write_text("{}")
+    assert capsys.readouterr().err == "1/2 done, 0 running, 0 failed: short, private, seed 0 is done\n"
+    (jobs[0].path / "result.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="result.json is damaged: delete"):
+        jobs[0].result()
 
 
 def reproduce(folder: Path, *words: str) -> list[str]:

@@ -81,6 +81,23 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
     text = compare(runs)
     assert "| strategy | dpsgd | none |" in text and "60.00 %" in text and "(n = 2)" in text
     assert draw(runs, tmp_path / "none.png") is None
+    logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
+    pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
+    dpsgd, none = load(str(tmp_path))
+    assert dpsgd.curves["test/accuracy"].to_dict() == {5: pytest.approx(0.45), 9: 0.6} and none.curves.empty
+    assert draw([dpsgd, none], tmp_path / "some.png") is not None
+    # of a run all settings are known, of a cell those that made it: what it does not state is no difference
+    both = compare([dpsgd, *load(str(run(tmp_path / "a", 0, 0.1, 0.8)))])
+    assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 % | 80.00 % |" in both
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.1, 0.2)):
+        folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)
+        folder.rename(tmp_path / f"{number}_lr={lr}")
+    run(tmp_path / "other", 0, 0.3, 0.5)
+    names = [one.name for one in load(str(tmp_path))]
+    assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
 
 
 def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

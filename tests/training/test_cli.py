@@ -476,6 +476,18 @@ def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     assert not (run / "checkpoints/.stop").exists()
 
 
+def test_what_is_held_out_is_looked_at_after_the_last_step(tmp_path: Path) -> None:
+    """Whatever the interval of validations, and wherever a run was interrupted."""
+    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=5", "data.val_size=200")
+    result = json.loads((run / "result.json").read_text())
+    logged = pd.read_csv(run / "metrics.csv", index_col="step")["val/accuracy"].dropna()
+    assert logged.to_dict() == {5: pytest.approx(result["metrics"]["val/accuracy"])}
+    (run / "result.json").unlink()
+    dpbench(tmp_path, "resume", "run")
+    again = json.loads((run / "result.json").read_text())
+    assert again["metrics"] == result["metrics"]
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
 def test_precisions(tmp_path: Path, precision: str) -> None:
     run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=20", f"trainer.precision={precision}")

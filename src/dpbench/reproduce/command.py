@@ -11,7 +11,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.montage import write_montage
-from dpbench.reproduce.outputs import finished_runs, markdown, of_other_code, write_outputs
+from dpbench.reproduce.outputs import finished_runs, markdown, unlike, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table, table_names
 from dpbench.training.launch import conf_dir
@@ -73,12 +73,17 @@ def request(words: Sequence[str]) -> Request:
     """
     names: dict[str, tuple[str, ...]] = {"rows": (), "columns": ()}
     seeds: tuple[int, ...] | int | None = None
-    rest = []
+    rest, given = [], set()
     for word in words:
         key, _, value = word.partition("=")
         parts = tuple(part.strip() for part in value.strip("[]").split(",") if part.strip())
+        if key in given and key in ("rows", "columns", "seeds"):
+            raise ConfigurationError(f"{key}= is given twice: write {key}=A,B.")
+        given.add(key)
         if key in names and parts:
             names[key] = parts
+        elif word == "hydra.launcher.n_jobs=0":
+            raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
         elif key == "seeds" and parts and all(part.isdecimal() for part in parts):
             numbers = tuple(map(int, parts))
             seeds = numbers if "," in value or "[" in value else numbers[0]
@@ -114,7 +119,7 @@ def reproduce_table(
         out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
         runs: Where the runs themselves are kept.
         only_status: Run nothing, write nothing.
-        replace: Overwrite results of other code.
+        replace: Overwrite results of other code, or of runs that are not among these.
 
     Returns:
         What to print, and whether no run has failed.
@@ -150,8 +155,8 @@ def _reproduced(
     if only_status or finished.empty:
         return "\n".join(text), good
     folder = out / table.folder
-    if not replace and (commit := of_other_code(folder)) is not None:
-        text.append(f"{folder} holds runs of other code ({commit}) and stays as it is: --replace overwrites it.")
+    if not replace and (held := unlike(folder, finished)) is not None:
+        text.append(f"{folder} holds {held} and stays as it is: --replace overwrites it.")
         folder = runs / table.folder / "table"
     write_montage(table, list(known.values()), folder)
     write_outputs(table, finished, collect(table, list(known.values())), folder)

@@ -107,7 +107,10 @@ class Job:
         """Its record, if it is finished; what `dpbench evaluate` found is among the metrics."""
         if not self._complete():
             return None
-        record: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        try:
+            record: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(f"{self.path / RESULT} is damaged: delete {self.path} to run it again.") from error
         if self.evaluated:
             found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
             record["metrics"] |= {f"evaluation/{name}": value for name, value in found.items()}
@@ -160,6 +163,10 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
     except HydraException as error:
         cause = str(error).splitlines()[0]
         raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
+    if table.metric.startswith("val/") and not config["data"]["val_size"]:
+        raise ConfigurationError(
+            f"{table.name} shows {table.metric}, and {name} holds no records out: data.val_size=0."
+        )
     digest = config_hash(config)
     folder = (root / table.folder / f"{name}-{digest[:8]}-{code_hash()[:8]}").resolve()
     judged_on: Literal["val", "test"] = "val" if config["data"]["val_size"] else "test"

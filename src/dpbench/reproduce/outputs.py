@@ -10,23 +10,21 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
 from dpbench.reproduce.montage import MONTAGE
 from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import Table
+from dpbench.reproduce.tables import METRICS, Table
 from dpbench.results.files import write_atomically
 from dpbench.results.markdown import markdown_rows
 from dpbench.results.provenance import code_hash
 
 RUNS = "runs.csv"
 _DASH = "–"
-_METRICS = {
-    "test/accuracy": "Test accuracy",
-    "val/accuracy": "Validation accuracy",
-    "evaluation/accuracy_cnn": "Accuracy on real images of a CNN that was trained on synthetic ones",
-    "evaluation/accuracy_logistic_regression": "Accuracy on real images of logistic regression on synthetic ones",
-}
+_EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", "epsilon_rdp": "ε (RDP)", "epsilon_pld": "ε (PLD)"}
+_NOMINAL = "epsilon_microbatch_rdp"
+_RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
 
 
 def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
@@ -65,6 +63,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
                 "cpu": hardware["cpu"],
                 "threads": hardware["threads"],
                 "gpu": hardware["gpu"],
+                "kernels": hardware.get("kernels"),
                 **{name.replace("-", "_"): record["versions"].get(name) for name in ("python", "torch", "dpbench")},
                 "words": " ".join(job.words),
             }
@@ -72,12 +71,33 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def of_other_code(folder: Path) -> str | None:
-    """The commit of the runs in a results folder, where these are not of the present code."""
+def unlike(folder: Path, runs: pd.DataFrame) -> str | None:
+    """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing."""
     if not (folder / RUNS).is_file():
         return None
-    runs = pd.read_csv(folder / RUNS)
-    return None if set(runs["code_hash"]) <= {code_hash()} else ", ".join(sorted(set(runs["commit"].astype(str))))
+    old = pd.read_csv(folder / RUNS)
+    if missing := {"code_hash", "config_hash", "commit"} - set(old):
+        return f"a {RUNS} without {', '.join(sorted(missing))}"
+    if not set(old["code_hash"]) <= {code_hash()}:
+        return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
+    lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
+    return (
+        f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)" if lost else None
+    )
+
+
+def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
+    """Raise ConfigurationError where runs were not made by the words that the definition has for their cell now."""
+    words = {(row.name, column.name): (*row.words, *column.words) for row in table.rows for column in table.columns}
+    for run in runs.to_dict("records"):
+        cell = str(run["row"]), str(run["column"])
+        if cell not in words:
+            raise ConfigurationError(f"{table.folder}/{RUNS} has runs of {cell}, which {table.name} does not have.")
+        if not str(run["words"]).startswith(" ".join((*words[cell], "seed="))):
+            raise ConfigurationError(
+                f"{table.folder}/{RUNS}: {', '.join(cell)} was run with other words than {table.name} has now: restore "
+                f"the definition, or run it again (dpbench reproduce {table.command} --replace)."
+            )
 
 
 def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +109,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
             values = 100 * own["value"].dropna() if len(own) else pd.Series(dtype=float)
             paper = table.paper.get((row.name, column.name))
             line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
-            for name in ("epsilon_rdp", "epsilon_pld"):
+            for name in _EPSILONS:
                 line[name] = own[name].max() if len(own) else float("nan")
             line["private"] = bool(len(own)) and bool(own["unit"].notna().any())
             line["seconds"] = own["seconds"].mean() if len(own) else float("nan")
@@ -140,7 +160,8 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
         head += [f"{column.label}, ours", "n"]
         head += [f"{column.label}, paper"] if any(c == column.name for _, c in table.paper) else []
     head += ["paired difference"] if table.difference else []
-    head += (["ε claimed"] if claimed else []) + ["ε (RDP)", "ε (PLD)"]
+    shown = {name: label for name, label in _EPSILONS.items() if name != _NOMINAL or lines[name].notna().any()}
+    head += (["ε claimed"] if claimed else []) + list(shown.values())
     out = [head]
     for row in table.rows:
         own = lines[lines["row"] == row.name]
@@ -154,7 +175,7 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
             gap = gaps.get(row.name)
             line.append(_DASH if gap is None else f"{gap['mean']:+.2f}" + _half(gap["half"]))
         line += [_DASH if row.epsilon is None else f"{row.epsilon:g}"] if claimed else []
-        out.append([*line, _epsilon(own, "epsilon_rdp"), _epsilon(own, "epsilon_pld")])
+        out.append([*line, *(_epsilon(own, name) for name in shown)])
     return out
 
 
@@ -172,6 +193,7 @@ _LATEX = {
     **{sign: rf"$\{name}$" for sign, name in {**_GREEK, "±": "pm", "≤": "le", "×": "times"}.items()},
     **{sign: rf"\{sign}" for sign in "%_&#"},
     "–": "--",
+    "−": "$-$",
 }
 
 
@@ -199,13 +221,23 @@ def _more(table: Table, runs: pd.DataFrame) -> str:
     return markdown_rows(lines)
 
 
+def _meaning(runs: pd.DataFrame) -> str:
+    relations = sorted({_RELATIONS.get(str(name), str(name)) for name in runs["neighbouring_relation"].dropna()})
+    text = "–: was not run, is not private, or is not covered by that accountant."
+    if not relations:
+        return text
+    if runs["epsilon_microbatch_rdp"].notna().any():
+        text = f"For the nominal ε a record is a fixed microbatch, as papers have it. {text}"
+    return f"ε is for one example {' or '.join(relations)}, recomputed from the ledgers. {text}"
+
+
 def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
-    yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.name}`.", "")
+    yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.command}`.", "")
     yield from (markdown(table, runs), "")
-    yield f"{_METRICS[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
+    yield f"{METRICS[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
         "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
     )
-    yield "ε is for one example added or removed, recomputed from the ledgers; – was not run, or is not private."
+    yield _meaning(runs)
     if table.more:
         yield from ("", "Means of other figures:", "", _more(table, runs))
     yield from ("", "![figure](figure.png)", "")

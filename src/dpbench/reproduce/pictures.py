@@ -46,12 +46,20 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
             axes.plot(printed, at, "x", color=colour, markersize=9, label=f"{column.label}, paper")
     axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
     axes.invert_yaxis()
+    _show_what_was_seen(axes, pd.concat([100 * runs["value"], lines["paper"].astype(float)]).dropna())
     axes.set_xlabel(_label(table))
     axes.set_title(table.title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for suffix in ("png", "pdf"):
         write_figure(folder / f"figure.{suffix}", figure)
+
+
+def _show_what_was_seen(axes: Axes, seen: pd.Series[float]) -> None:
+    """Intervals of few runs that differ much may be wider than the picture."""
+    if len(seen):
+        margin = max(1.0, 0.15 * float(seen.max() - seen.min()))
+        axes.set_xlim(max(0.0, float(seen.min()) - margin), min(100.0, float(seen.max()) + margin))
 
 
 def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:

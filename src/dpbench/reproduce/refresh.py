@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.reproduce.logged import read_logged
-from dpbench.reproduce.outputs import RUNS, write_outputs
+from dpbench.reproduce.outputs import RUNS, refuse_other_words, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.results.files import write_atomically
 from dpbench.training.launch import conf_dir
@@ -25,15 +26,24 @@ def refresh(root: Path) -> list[str]:
 
     Returns:
         Names of the tables.
+
+    Raises:
+        ConfigurationError: Runs were made by another definition, or README.md has a place for no table.
     """
     tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
     tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
-    for table in tables:
+    held = [pd.read_csv(root / "results" / table.folder / RUNS) for table in tables]
+    for table, runs in zip(tables, held, strict=True):
+        refuse_other_words(table, runs)  # before anything is written
+    for table, runs in zip(tables, held, strict=True):
         folder = root / "results" / table.folder
-        write_outputs(table, pd.read_csv(folder / RUNS), read_logged(table, folder), folder)
+        write_outputs(table, runs, read_logged(table, folder), folder)
 
     def shown(place: re.Match[str]) -> str:
-        text = (root / "results" / place["name"] / "table.md").read_text(encoding="utf-8")
+        path = root / "results" / place["name"] / "table.md"
+        if not path.is_file():
+            raise ConfigurationError(f"README.md has a place for table {place['name']}, but there is no {path}.")
+        text = path.read_text(encoding="utf-8")
         return f"{place[1]}{text}{place[3]}"
 
     readme = root / "README.md"
@@ -42,4 +52,7 @@ def refresh(root: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(refresh(Path(sys.argv[1] if len(sys.argv) > 1 else "."))))
+    try:
+        print("\n".join(refresh(Path(sys.argv[1] if len(sys.argv) > 1 else "."))))
+    except DPBenchError as error:
+        sys.exit(f"error: {error}")

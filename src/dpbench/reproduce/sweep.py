@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from dpbench.errors import Interrupted
-from dpbench.reproduce.jobs import Job, read_jobs, run_job, write_jobs
+from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.reproduce.jobs import Job, State, read_jobs, run_job, write_jobs
 from dpbench.training.launch import launch
 
 _REFRESH = 1.0  # seconds
@@ -45,6 +46,10 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
         with _watching(jobs), _terminable():
             place = f"hydra.sweep.dir='{listing.parent / '.sweep'}'"
             launch(["-m", f"jobs='{listing}'", f"number={numbers}", place, *words], conf, "reproduce", swept_job)
+    except RuntimeError as error:
+        if "srun" not in str(error):
+            raise
+        raise ConfigurationError("launcher=submitit needs Slurm (srun): here, take launcher=submitit_local.") from error
     finally:
         listing.unlink(missing_ok=True)
 
@@ -74,29 +79,44 @@ def swept_job(cfg: DictConfig) -> None:
 
 @contextmanager
 def _watching(jobs: Sequence[Job]) -> Iterator[None]:
-    """A bar over the steps of all runs, where somebody is there to see it."""
+    """A bar over the steps of all runs; where nobody is there to see it, a line for each run that ends."""
     begun = sum(job.steps_made() for job in jobs)
     shape = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
     bar = tqdm(total=sum(job.steps for job in jobs), initial=begun, bar_format=shape, disable=None)
+    told = {job.folder: job.state() for job in jobs}
     stop = threading.Event()
 
     def show() -> None:
-        while not stop.wait(_REFRESH):
-            states = Counter(job.state() for job in jobs)
-            bar.set_description_str(f"{_counts(states, len(jobs))}", refresh=False)
+        states = {job.folder: job.state() for job in jobs}
+        counts = _counts(Counter(states.values()), len(jobs))
+        if bar.disable:
+            _tell(jobs, told, states, counts)
+        else:
+            bar.set_description_str(counts, refresh=False)
             bar.update(sum(job.steps_made() for job in jobs) - bar.n)
             bar.refresh()
 
-    thread = threading.Thread(target=show, daemon=True)
-    if not bar.disable:
-        thread.start()
+    def watch() -> None:
+        while not stop.wait(_REFRESH):
+            show()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         stop.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()
+        show()
         bar.close()
+
+
+def _tell(jobs: Sequence[Job], told: dict[str, State], states: dict[str, State], counts: str) -> None:
+    for job in jobs:
+        state = states[job.folder]
+        if state in ("done", "failed") and state != told[job.folder]:
+            print(f"{counts}: {job.row}, {job.column}, seed {job.seed} is {state}", file=sys.stderr, flush=True)
+        told[job.folder] = state
 
 
 def _counts(states: Counter[Any], total: int) -> str:

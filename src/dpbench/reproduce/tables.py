@@ -14,7 +14,13 @@ from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError
 
-METRICS = ("test/accuracy", "val/accuracy", "evaluation/accuracy_cnn", "evaluation/accuracy_logistic_regression")
+METRICS = {
+    "test/accuracy": "Test accuracy",
+    "val/accuracy": "Validation accuracy",
+    "evaluation/accuracy_cnn": "Accuracy on real images of a CNN that was trained on synthetic ones",
+    "evaluation/accuracy_logistic_regression": "Accuracy on real images of logistic regression on synthetic ones",
+}
+"""What a table can show, and what it is called."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Table:
 
     Attributes:
         name: PAPER/TABLE.
+        command: What to write after `dpbench reproduce`: the name, or the path of the definition.
         title: What is shown.
         source: Where the paper shows it.
         metric: Of the model after the last step; in percent. One of `METRICS`.
@@ -72,6 +79,7 @@ class Table:
     """
 
     name: str
+    command: str
     title: str
     source: str
     metric: str
@@ -143,12 +151,12 @@ def read_table(name: str, conf: Path) -> Table:
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
-    own = f"{path.parent.name}/{path.stem}"
+    own = f"{path.parent.name}/{path.stem}".lstrip("/")
     try:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(data, dict):
             raise TypeError("it is no mapping")
-        return _table(own, {str(key): value for key, value in data.items()})
+        return _table(own, name, {str(key): value for key, value in data.items()})
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException, YAMLError) as error:
         missing = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise ConfigurationError(f"{path} defines no table: {missing}.") from error
@@ -160,23 +168,24 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def _table(name: str, data: dict[str, Any]) -> Table:
+def _table(name: str, command: str, data: dict[str, Any]) -> Table:
     if unknown := set(data) - _FIELDS:
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    common = tuple(data.get("words", ()))
+    common = _words(data)
     rows, columns = (_lines(data[key]) for key in ("rows", "columns"))
     seeds = data["seeds"]
     table = Table(
         name,
+        command,
         str(data["title"]),
         str(data["source"]),
-        str(data.get("metric", METRICS[0])),
+        str(data.get("metric", "test/accuracy")),
         tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds)),
         float(data["hours"]),
         tuple(replace(row, words=(*common, *row.words)) for row in rows),
         columns,
         {
-            (str(row), column): (float(figure[0]), None if len(figure) == 1 else float(figure[1]))
+            (str(row), str(column)): _figure(figure, f"paper, {row}, {column}")
             for row, cells in data.get("paper", {}).items()
             for column, figure in cells.items()
         },
@@ -191,6 +200,19 @@ def _table(name: str, data: dict[str, Any]) -> Table:
     return table
 
 
+def _words(data: dict[Any, Any]) -> tuple[str, ...]:
+    words = data.get("words", ())
+    if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"words must be a list such as [data=mnist, seed=1], not {words!r}")
+    return tuple(words)
+
+
+def _figure(given: Any, where: str) -> tuple[float, float | None]:
+    if not isinstance(given, list) or len(given) not in (1, 2) or not all(isinstance(x, int | float) for x in given):
+        raise ValueError(f"{where} must be [mean] or [mean, spread], not {given!r}")
+    return float(given[0]), float(given[1]) if len(given) > 1 else None
+
+
 def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
     lines = []
     for name, given in data.items():
@@ -199,7 +221,10 @@ def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
             raise ValueError(
                 f"{name} has unknown fields {', '.join(map(str, unknown))} (a label with a comma in quotes?)"
             )
-        lines.append(Line(str(name), str(one.get("label", name)), tuple(one.get("words", ())), one.get("epsilon")))
+        epsilon = one.get("epsilon")
+        if epsilon is not None and not isinstance(epsilon, int | float):
+            raise ValueError(f"epsilon of {name} must be a number, not {epsilon!r}")
+        lines.append(Line(str(name), str(one.get("label", name)), _words(one), epsilon))
     return tuple(lines)
 
 

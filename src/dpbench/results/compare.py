@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpbench.results.markdown import markdown_rows
 from dpbench.results.record import RESULT
 from dpbench.results.table import flat_settings
 
+_STYLES = ("-", "--", ":", "-.")
 _CURVES = ("val/accuracy", "test/accuracy", "nonprivate/train_loss", "privacy/epsilon")
 
 
@@ -28,12 +30,14 @@ class Compared:
         settings: Its configuration, flat.
         metrics: Final figures.
         curves: What was logged, by step.
+        whole: Whether the settings are all there are; a table's cell states only the words that made it.
     """
 
     name: str
     settings: dict[str, Any]
     metrics: Mapping[str, float | None]
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    whole: bool = True
 
 
 def load(source: str) -> list[Compared]:
@@ -51,7 +55,12 @@ def load(source: str) -> list[Compared]:
     paths = sorted({*folder.glob(RESULT), *folder.rglob(f"*/{RESULT}")})
     if not paths:
         raise ConfigurationError(f"{source} holds no finished run ({RESULT}) and no table (runs.csv).")
-    return [_from_run(path) for path in paths]
+    runs = [_from_run(path) for path in paths]
+    names = Counter(run.name for run in runs)
+    return [
+        replace(run, name=f"{run.name} ({path.parent.name})") if names[run.name] > 1 else run
+        for run, path in zip(runs, paths, strict=True)
+    ]
 
 
 def _from_run(path: Path) -> Compared:
@@ -64,21 +73,26 @@ def _from_run(path: Path) -> Compared:
 
 
 def _from_table(folder: Path) -> list[Compared]:
-    """A cell's settings are the words that made it; its metrics are means over seeds."""
-    found = []
+    """A cell's settings are the words that made it; its metrics and curves are means over seeds."""
+    found, logged = [], folder / "curves.csv"
+    curves = pd.read_csv(logged) if logged.is_file() else pd.DataFrame(columns=["row", "column", "step", "value"])
     for (row, column), own in pd.read_csv(folder / "runs.csv").groupby(["row", "column"], sort=False):
         words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
         settings = dict(word.partition("=")[::2] for word in words)
         metrics = {str(own["metric"].iloc[0]): own["value"].mean(), "seconds": own["seconds"].mean()}
         metrics |= {f"privacy/epsilon_{name}": own[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
-        found.append(Compared(f"{row}, {column} (n = {len(own)})", settings, metrics))
+        curve = curves[(curves["row"] == row) & (curves["column"] == column)].groupby("step")[["value"]].mean()
+        curve = pd.DataFrame() if curve.empty else curve.rename(columns={"value": str(own["metric"].iloc[0])})
+        found.append(Compared(f"{row}, {column} (n = {len(own)})", settings, metrics, curve, whole=False))
     return found
 
 
 def compare(runs: Sequence[Compared]) -> str:
     """Runs as columns; settings that differ and metrics as lines, in Markdown."""
     keys = {key: None for run in runs for key in run.settings}
-    differing = [key for key in keys if len({str(run.settings.get(key, "–")) for run in runs}) > 1]
+    alike = len({run.whole for run in runs}) == 1  # else what a cell does not state is not known
+    stated = {key: [run.settings.get(key, "–") for run in runs if alike or key in run.settings] for key in keys}
+    differing = [key for key, values in stated.items() if len(set(map(str, values))) > 1]
     names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
     lines = [["", *(run.name for run in runs)]]
     lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
@@ -103,7 +117,8 @@ def draw(runs: Sequence[Compared], path: Path) -> Path | None:
             if name in run.curves:
                 values = run.curves[name].dropna()
                 marker = "." if len(values) < 5 else None
-                axes.plot(values.index, values, label=run.name, color=f"C{number % 10}", marker=marker)
+                look = {"color": f"C{number % 10}", "linestyle": _STYLES[number // 10 % len(_STYLES)]}
+                axes.plot(values.index, values, label=run.name, marker=marker, **look)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
     figure.axes[-1].set_xlabel("step")

@@ -43,7 +43,7 @@ def run_key(config: dict[str, Any]) -> int:
 def code_hash(package: Path = Path(__file__).parents[1]) -> str:
     """Sixteen hexadecimal digits for the source of what a run executes."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         name = path.relative_to(package)
         if name.parts[0] not in _NOT_IN_A_RUN:
             digest.update(str(name).encode() + path.read_bytes())
@@ -77,12 +77,15 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine: processor, cores, accelerator."""
+    """The machine: processor, cores, accelerator, and our kernels on it (they round otherwise), or None."""
     import torch
+
+    from dpbench.privacy import native
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+    machine = {"cpu": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+    return {**machine, "kernels": native.signature() or None}
 
 
 def _processor() -> str:

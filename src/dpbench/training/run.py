@@ -12,6 +12,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from dpbench.data import ImageDataModule
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
 from dpbench.modules import GAN
 from dpbench.privacy import native
@@ -154,7 +155,7 @@ def _fit(trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningData
 def _finish(
     trainer: pl.Trainer,
     module: pl.LightningModule,
-    data: pl.LightningDataModule,
+    data: ImageDataModule,
     config: dict[str, Any],
     folder: Path,
     last: LastCheckpoint,
@@ -172,6 +173,9 @@ def _finish(
         write_result(folder, config, metrics, steps, seconds, seconds, False, private)
         raise Interrupted(last.interrupted, f"dpbench resume {folder}")
     module.load_state_dict(kept["state_dict"])  # the average, also where a resumed run had no budget left
+    if data.val_set is not None:  # the last validation may be many steps ago, or was before an interruption
+        trainer.validate(module, datamodule=data, verbose=False)
+        metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     trainer.test(module, datamodule=data, verbose=False)
     metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
     picture = plot_curves(folder, config["run"]["name"])
