@@ -106,6 +106,12 @@ class InstantiatedGradients(ParameterGradients):
         rows = self._stored[records]
         return InstantiatedGradients(lambda: rows, self._order)
 
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        alike = [use for use in others if isinstance(use, InstantiatedGradients) and use._order == self._order]
+        if len(alike) < len(others):
+            return super().plus(others)
+        return InstantiatedGradients(lambda: sum((use._stored for use in alike), self._stored), self._order)
+
 
 class OuterProductGradients(ParameterGradients):
     """Weight of a linear layer: the gradient of record r is Σ_t g_rt a_rtᵀ over its T positions.
