@@ -15,14 +15,14 @@ from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.ledger import Ledger, read_ledger
 from dpbench.results.provenance import commit, config_hash
 from dpbench.results.record import RESULT, privacy_of
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.training.run import CHECKPOINT
 
 Format = Literal["npz", "folder"]
-IMAGES, CARD = "images.npz", "privacy.json"
+IMAGES, CARD, LEDGER = "images.npz", "privacy.json", "ledger.jsonl"
 
 
 def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz", force: bool = False) -> str:
@@ -105,9 +105,8 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: bool) -> dict[str, Any]:
     record = json.loads((run / RESULT).read_text(encoding="utf-8")) if (run / RESULT).exists() else {}
     config = record.get("config", config)  # a resumed run may have changed it
-    private = "delta" in config["strategy"] and (run / "ledger.jsonl").exists()
-    refuse_incomplete_ledger(run)
-    privacy = privacy_of(run / "ledger.jsonl", private)
+    ledger = _complete_ledger(run)
+    privacy = privacy_of(run / LEDGER, private="delta" in config["strategy"] and ledger is not None)
     return {
         "images": number,
         "labels": "every class as often" if labelled else None,
@@ -119,7 +118,7 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
         "neighbouring_relation": privacy["neighbouring_relation"],
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
-        "secure_randomness": private and all(h.replay is None for h in read_ledger(run / "ledger.jsonl").headers),
+        "secure_randomness": ledger is not None and all(header.replay is None for header in ledger.headers),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
         "commit": record.get("commit"),  # of the code that trained; none while a run is not finished
@@ -128,19 +127,22 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
     }
 
 
-def refuse_incomplete_ledger(run: Path) -> None:
-    """Raise ConfigurationError where the ledger tells of fewer releases than the checkpoint: ε would be too small."""
+def _complete_ledger(run: Path) -> Ledger | None:
+    """The ledger of a run, if it has one.
+
+    Raises:
+        ConfigurationError: It tells of fewer releases than the checkpoint: ε would be too small.
+    """
     state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False, mmap=True)
     strategy = state["callbacks"].get("dpbench.PrivateStrategy", {"private": False})
-    if not strategy["private"]:
-        return
-    path = run / "ledger.jsonl"
-    book = read_ledger(path) if path.exists() else None
-    if book is None or book.damage or len(book.releases) < strategy["releases"]:
+    path = run / LEDGER
+    ledger = read_ledger(path) if path.exists() else None
+    if strategy["private"] and (ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]):
         raise ConfigurationError(
             f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
             "them no epsilon can be stated; restore the ledger."
         )
+    return ledger
 
 
 def _guarantee(card: dict[str, Any]) -> str:
