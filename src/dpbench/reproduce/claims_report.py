@@ -16,6 +16,7 @@ from dpbench.privacy.calibration import Setting, solved
 from dpbench.reproduce.claims import claims_of, claims_table, delta_in, identities_table, read_claims
 from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.files import write_atomically
+from dpbench.results.markdown import markdown_rows
 
 _COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
 
@@ -136,34 +137,30 @@ def _number(value: float | None, form: str = ".4g") -> str:
     return "–" if value is None or math.isnan(value) else format(value, form)
 
 
-def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows]]
-
-
 def report(claims: pd.DataFrame, identities: pd.DataFrame, figures: FigureValues, left_open: list[Row]) -> str:
     """The page, in Markdown."""
-    header = ["paper", "where", "setting", "printed", *_COLUMNS, "verdict", "note"]
     checks = []
     for row in identities.to_dict("records"):
         numbers = [_number(row["claim"]), _number(row["recomputed"], ".5g")]
         checks.append([row["paper"], row["source"], *numbers, row["verdict"], row["note"]])
+    reasons = [list(map(str, row.values())) for row in left_open]
     text = [
         _INTRODUCTION,
         f"{count_of(claims, identities)}",
         "",
-        *_lines(header, [_claim_cells(row) for row in claims[~claims["variant"]].to_dict("records")]),
+        _claims_table(claims[~claims["variant"]]),
         "",
         "## The same figures under readings that we add",
         "",
-        *_lines(header, [_claim_cells(row) for row in claims[claims["variant"]].to_dict("records")]),
+        _claims_table(claims[claims["variant"]]),
         "",
         "## Figures that need no accountant",
         "",
-        *_lines(["paper", "claim", "printed", "recomputed", "verdict", "note"], checks),
+        markdown_rows([["paper", "claim", "printed", "recomputed", "verdict", "note"], *checks], text=6),
         "",
         "## Figures that cannot be recomputed",
         "",
-        *_lines(["paper", "where", "printed", "why not"], [list(map(str, row.values())) for row in left_open]),
+        markdown_rows([["paper", "where", "printed", "why not"], *reasons], text=4),
         "",
         "## Figures",
         "",
@@ -181,6 +178,11 @@ def count_of(claims: pd.DataFrame, identities: pd.DataFrame) -> str:
         f"{good} of {len(printed)} printed epsilons and multipliers match, and {held} of {len(identities)} statements "
         "that need no accountant."
     )
+
+
+def _claims_table(claims: pd.DataFrame) -> str:
+    header = ["paper", "where", "setting", "printed", *_COLUMNS, "verdict", "note"]
+    return markdown_rows([header, *map(_claim_cells, claims.to_dict("records"))], text=len(header))
 
 
 def _claim_cells(row: Row) -> list[str]:

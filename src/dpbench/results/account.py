@@ -23,6 +23,7 @@ from dpbench.privacy.accounting import (
 )
 from dpbench.privacy.ledger import Event, Ledger, check_one_population, read_ledger
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+from dpbench.results.markdown import markdown_rows
 
 LEDGER = "ledger.jsonl"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -342,8 +343,6 @@ def _text_of_several(facts: dict[str, Any]) -> str:
         drawn = f"{chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
         title = f"only the best published, {drawn}{lower}"
         rows.append([title, "", *map(_cell, chosen["epsilons"].values())])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "| --- | " + " | ".join("---:" for _ in rows[0][1:]) + " |")
     common = (
         f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, {facts['population']} records"
     )
@@ -360,7 +359,7 @@ def _text_of_several(facts: dict[str, Any]) -> str:
         notes.append("A run that trained without privacy has no epsilon, nor has anything published with it.")
     reasons = {name: why for name, why in facts["epsilons"].items() if isinstance(why, str)}
     reasons |= {n: w for n, w in facts.get("selection", {}).get("epsilons", {}).items() if isinstance(w, str)}
-    return "\n".join(lines + notes + [f"{name}: {why}" for name, why in reasons.items()])
+    return "\n".join([markdown_rows(rows), *notes] + [f"{name}: {why}" for name, why in reasons.items()])
 
 
 def _shape_name(shape: float | str) -> str:

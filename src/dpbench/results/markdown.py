@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def markdown_rows(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of text, headings first, numbers to the right."""
-    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+def markdown_rows(lines: Sequence[Sequence[str]], text: int = 1) -> str:
+    """A table.
+
+    Args:
+        lines: Cells, the headings first.
+        text: How many columns are text; those after them are numbers, to the right.
+    """
+    rule = ["---" if place < text else "---:" for place in range(len(lines[0]))]
     return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])

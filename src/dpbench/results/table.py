@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
+from dpbench.results.markdown import markdown_rows
 from dpbench.results.record import RESULT
 
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")
@@ -71,11 +72,11 @@ def _short(value: Any) -> Any:
 def markdown(table: pd.DataFrame) -> str:
     """The table in Markdown, numbers rounded."""
     digits = {"validation accuracy (%)": ".2f", "test accuracy (%)": ".2f", "ms per step": ".1f", "steps": ".0f"}
-    lines = [list(table.columns), ["---"] * len(table.columns)]
+    lines = [list(map(str, table.columns))]
     for _, row in table.iterrows():
         cells = []
         for column, value in row.items():
             form = digits.get(str(column), ".3f" if str(column).startswith("epsilon") else "")
             cells.append("–" if pd.isna(value) else format(value, form) if form else str(value))
         lines.append(cells)
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return markdown_rows(lines)

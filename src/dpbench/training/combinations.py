@@ -33,6 +33,7 @@ from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting import ledger_epsilon
 from dpbench.privacy.ledger import read_ledger
+from dpbench.results.markdown import markdown_rows
 
 _DELTA, _STEPS, _LOT = 1e-4, 2, 32.0
 
@@ -234,23 +235,22 @@ def table(found: dict[Cell, str]) -> str:
     """The page: a line for each way to release, a column for each way to draw; refusals as footnotes."""
     columns = list(itertools.product(SAMPLERS, UNITS))
     reasons = list(dict.fromkeys(reason for reason in found.values() if reason))
-    lines = [
-        "| clipping | transform | denoiser | " + " | ".join(f"{s}, {u}" for s, u in columns) + " |",
-        "| --- " * (3 + len(columns)) + "|",
-    ]
+    head = ["clipping", "transform", "denoiser", *(f"{sampler}, {unit}" for sampler, unit in columns)]
+    lines = [head]
     for clipping, transform, denoiser in itertools.product(CLIPPINGS, TRANSFORMS, DENOISERS):
-        row = []
+        row = [clipping, transform, denoiser]
         for sampler, unit in columns:
             own = [found[Cell(clipping, transform, denoiser, sampler, unit, name)] for name in OPTIMIZERS]
             marks = {"✓" if not reason else f"[{reasons.index(reason) + 1}]" for reason in own}
             row.append(" ".join(sorted(marks)))
-        lines.append(f"| {clipping} | {transform} | {denoiser} | " + " | ".join(row) + " |")
+        lines.append(row)
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
     counts = Counter(cell.optimizer for cell, reason in found.items() if not reason)
-    lines += ["", "| optimizer | combinations that train, with one process and with two |", "| --- | --- |"]
-    lines += [f"| {name} | {counts[name]} of {len(found) // len(OPTIMIZERS)} |" for name in OPTIMIZERS]
+    sums = [["optimizer", "combinations that train, with one process and with two"]]
+    sums += [[name, f"{counts[name]} of {len(found) // len(OPTIMIZERS)}"] for name in OPTIMIZERS]
+    tables = [markdown_rows(lines, text=len(head)), "", markdown_rows(sums, text=2)]
     return "\n".join(
-        [_HEAD.format(optimizers=", ".join(OPTIMIZERS)), *lines, "", "Refused because:", "", *notes, _TAIL]
+        [_HEAD.format(optimizers=", ".join(OPTIMIZERS)), *tables, "", "Refused because:", "", *notes, _TAIL]
     )
 
 
