@@ -1,0 +1,17 @@
+"""Fixtures for the tests of tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.reproduce.digits_table import TABLE
+
+
+@pytest.fixture
+def definition(tmp_path: Path) -> Path:
+    path = tmp_path / "own" / "digits.yaml"
+    path.parent.mkdir()
+    path.write_text(TABLE)
+    return path

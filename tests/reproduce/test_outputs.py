@@ -1,0 +1,203 @@
+"""Tables: what is written of finished runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torchvision.utils import make_grid, save_image
+
+from dpbench.errors import ConfigurationError
+from dpbench.reproduce import pictures
+from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.logged import collect, read_logged, write_logged
+from dpbench.reproduce.montage import strip, write_montage
+from dpbench.reproduce.outputs import (
+    cells,
+    differences,
+    latex,
+    markdown,
+    refuse_other_words,
+    summary,
+    unlike,
+    write_outputs,
+)
+from dpbench.reproduce.refresh import refresh
+from dpbench.reproduce.tables import read_table
+from dpbench.training.launch import conf_dir
+from tests.reproduce.digits_table import edited
+
+
+def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    job = next(job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long")
+    assert job.steps_made() == 0
+    job.path.mkdir(parents=True)
+    lines = ["step,privacy/epsilon,test/accuracy", "2,0.5,", "2,,0.25", "3,,0.5", "4,0.75,0.625"]
+    (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert job.steps_made() == 4
+    assert collect(table, [job]) == {}  # not finished
+    (job.path / "result.json").write_text("{}", encoding="utf-8")
+    assert job.steps_made() == job.steps == 6
+    curves = collect(table, [job])["curves"]
+    assert curves[["step", "value"]].to_numpy().tolist() == [[2, 0.25], [3, 0.5], [4, 0.625]]
+    assert set(curves["row"]) == {"long"} and set(curves["seed"]) == {0}
+
+
+def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) -> None:
+    more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}]\nseeds: 2"
+    table = read_table(edited(definition, "seeds: 2", more), conf_dir())
+    jobs = [job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long"]
+    for job in jobs:
+        job.path.mkdir(parents=True)
+        (job.path / "result.json").write_text("{}", encoding="utf-8")
+        lines = ["step,privacy/bound/a,privacy/bound/b.bias,test/accuracy", "1,0.5,2,", "2,0.25,,", "6,,,0.5"]
+        (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        histogram = "log10_from,log10_to,count\n-inf,-9,6\n-9,-8,3\n-8,inf,1\n"
+        (job.path / "nonprivate_gradient_histogram.csv").write_text(histogram, encoding="utf-8")
+    logged = collect(table, jobs)
+    assert set(logged) == {"bounds", "gradient_values"}  # one evaluation is no curve
+    assert set(logged["bounds"]["seed"]) == {0} and len(logged["bounds"]) == 2 * 3
+    own = logged["bounds"][logged["bounds"]["column"] == "private"]
+    assert own[["step", "name", "value"]].to_numpy().tolist() == [[1, "a", 0.5], [2, "a", 0.25], [1, "b.bias", 2]]
+    assert logged["gradient_values"]["count"].sum() == 2 * 10
+    assert write_logged(table, logged, tmp_path) == ["bounds.png", "gradient_values.png"]
+    again = read_logged(table, tmp_path)
+    assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
+    assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
+
+
+def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path) -> None:
+    table = read_table(edited(definition, "seeds: 2", "seeds: 2\nsamples: true"), conf_dir())
+    job = jobs_of(table, conf_dir(), tmp_path)[0]
+    write_montage(table, [job], tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # nothing is finished
+    job.path.mkdir(parents=True)
+    (job.path / "result.json").write_text('{"metrics": {}}', encoding="utf-8")
+    images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
+    save_image(make_grid(images, nrow=10, pad_value=1.0), job.path / "samples.png")
+    shown = strip(job.path / "samples.png")
+    centres = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
+    assert centres == [0, 1, 10, 11, 20, 21]
+    write_montage(table, [job], tmp_path / "out")
+    assert (tmp_path / "out" / "samples.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def runs(values: dict[tuple[str, str, int], float], words: str = "") -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "row": row, "column": column, "seed": seed, "value": value, "epsilon_rdp": 1.25, "epsilon_pld": 1.125,
+                "unit": "example" if column == "private" else None, "seconds": 2.0, "commit": "abc", "cpu": "x",
+                "gpu": None, "torch": "2", "threads": 2, "code_hash": "other", "epsilon_microbatch_rdp": None,
+                "neighbouring_relation": "add_or_remove_one" if column == "private" else None,
+                "config_hash": f"{row}{column}{seed}", "words": f"{words} seed={seed}",
+            }
+            for (row, column, seed), value in values.items()
+        ]
+    )  # fmt: skip
+
+
+def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    values = {("short", "private", 0): 0.80, ("short", "private", 1): 0.84, ("short", "plain", 0): 0.90}
+    values |= {("short", "plain", 1): 0.92, ("short", "plain", 2): 0.10}
+    measured = runs(values)
+    line = summary(table, measured).iloc[0]
+    assert line["mean"] == pytest.approx(82) and line["sd"] == pytest.approx(8**0.5)
+    assert line["half"] == pytest.approx(12.706 * 8**0.5 / 2**0.5, rel=1e-3)  # Student's t, one degree of freedom
+    gap = differences(table, measured)["short"]
+    assert gap["mean"] == pytest.approx(-9) and gap["n"] == 2  # seed 2 has no partner
+    head, short, long = cells(table, measured)
+    assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
+    assert short[-3:] == ["1.5", "1.250", "1.125"]
+    assert long == ["6 steps", "–", "0", "–", "–", "0", "–", "–", "–", "–", "–"] and len(head) == len(long)
+    assert r"\toprule" in latex(table, measured) and "–" not in latex(table, measured)
+    assert markdown(table, measured).count("\n") == 3
+
+
+def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
+    steps = {"row": "short", "column": "private", "seed": 0, "step": [1, 2, 3], "value": [0.2, 0.5, 0.8]}
+    curves = pd.DataFrame(steps)
+    write_outputs(table, measured, {"curves": curves}, tmp_path / "out")
+    names = {"runs.csv", "table.md", "table.tex", "figure.png", "figure.pdf", "README.md", "curves.csv", "curves.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    read = pd.read_csv(tmp_path / "out" / "runs.csv")
+    write_outputs(table, read, read_logged(table, tmp_path / "out"), tmp_path / "out")
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert unlike(tmp_path / "out", measured) == "runs of other code (abc)"
+    write_outputs(table, measured, {}, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("curves.*"))  # nothing stays of another definition
+    assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "gradient_compression_table1"
+    folder.mkdir(parents=True)
+    table = read_table("gradient_compression/table1", conf_dir()).selected(["sigma_1.1"], ["dpsgd"], None)
+    words = " ".join((*table.rows[0].words, *table.columns[0].words))
+    values = {("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957}
+    runs(values, words).to_csv(folder / "runs.csv", index=False)
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- table gradient_compression_table1 -->\nold\n<!-- end -->\nafter\n")
+    assert refresh(tmp_path) == ["gradient_compression/table1"]
+    shown = readme.read_text()
+    assert "95.60 ± 0.14" in shown and "old" not in shown and shown.endswith("<!-- end -->\nafter\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    refresh(tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    readme.write_text("<!-- table nowhere -->\n<!-- end -->\n")
+    with pytest.raises(ConfigurationError, match="README.md has a place for table nowhere, but there is no"):
+        refresh(tmp_path)
+    runs(values, words.replace("1.1", "1.2")).to_csv(folder / "runs.csv", index=False)
+    with pytest.raises(ConfigurationError, match="sigma_1.1, dpsgd was run with other words.*restore the definition"):
+        refresh(tmp_path)
+    assert all(path.read_bytes() == old for path, old in before.items() if path.name not in ("README.md", "runs.csv"))
+
+
+def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    with pytest.raises(ConfigurationError, match="'shorter'.*which own/digits does not have"):
+        refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
+
+
+def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpbench.reproduce.outputs.code_hash", lambda: "other")
+    two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
+    assert unlike(tmp_path, two) is None
+    two.to_csv(tmp_path / "runs.csv", index=False)
+    assert unlike(tmp_path, two) is None
+    assert unlike(tmp_path, runs({("short", "private", seed): 0.8 for seed in range(3)})) is None
+    assert re.match(r"1 run\(s\) that are not among these", unlike(tmp_path, two[:1]) or "")
+    two.drop(columns="config_hash").to_csv(tmp_path / "runs.csv", index=False)
+    assert unlike(tmp_path, two) == "a runs.csv without config_hash"
+
+
+def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("short", "plain", 0): 0.84})
+    measured["neighbouring_relation"] = measured["neighbouring_relation"].replace("add_or_remove_one", "replace_one")
+    measured.loc[measured["column"] == "private", "epsilon_microbatch_rdp"] = 0.5
+    write_outputs(table, measured, {}, tmp_path)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "ε is for one example replaced" in text and "For the nominal ε a record is a fixed microbatch" in text
+    head, short, long = cells(table, measured)
+    assert head[-4:] == ["ε claimed", "ε nominal (RDP)", "ε (RDP)", "ε (PLD)"]
+    assert short[-4:] == ["1.5", "0.500", "1.250", "1.125"] and len(long) == len(head)
+    assert f"dpbench reproduce {definition}`" in text  # as it was called
+
+
+def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", seed): value for seed, value in enumerate((0.101, 0.873, 0.826))})
+    seen: list[tuple[float, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "write_figure", lambda _, figure: seen.append(figure.axes[0].get_xlim()))
+        pictures.draw_table(table, measured, summary(table, measured), tmp_path)
+    assert all(0 <= left < 10.1 and 95 <= right <= 100 for left, right in seen) and len(seen) == 2

@@ -1,0 +1,162 @@
+"""Tables: the command, a sweep that fails or is killed and goes on, launchers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.reproduce.command import WITHOUT_RUNS, request
+from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.sweep import _watching
+from dpbench.reproduce.tables import OTHERS, read_table
+from dpbench.training.launch import conf_dir
+from tests.reproduce.digits_table import edited
+
+
+def test_a_full_disk_is_told(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpbench.reproduce.command.sweep", full)
+    assert main(["reproduce", str(definition), "--runs", str(tmp_path / "runs")]) == 1
+    assert "Finished runs are kept: free some, and call the same command again" in capsys.readouterr().err
+
+
+def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", str(definition), "--status", "--runs", str(tmp_path / "runs"), "rows=short", "seeds=1"]
+    assert main(words) == 0
+    assert "0/2 done" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "--statsu"])
+    assert "unrecognized arguments: rows=short seeds=1 --statsu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere/table9"], "there is no table 'nowhere/table9'.*Known: adaptive_quantile/figure2,.*claims"),
+        (["gradient_compression/table2x"], "Did you mean gradient_compression/table"),
+        (["gradient_compression/table1", "rows=sigma_9"], "has no row 'sigma_9'; known: sigma_0.7"),
+        (["gradient_compression/table1", "columns=x"], "has no column 'x'"),
+        (["gradient_compression/table1", "seed=1"], "'seed=1' is none of rows="),
+        (["gradient_compression/table1", "seeds=0"], "leaves nothing to run"),
+        (["gradient_compression/table1", "seeds=two"], "'seeds=two' is none of"),
+        (["gradient_compression/table1", "launcher=slurm", "seeds=1"], "there is no launcher=slurm"),
+        (["gradient_compression/table1", "rows=sigma_0.7", "rows=sigma_1.1"], "rows= is given twice: write rows=A,B"),
+        (["gradient_compression/table1", "hydra.launcher.n_jobs=0"], "n_jobs=0 runs nothing: 2 runs two"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_clear_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("dpbench: error: ")
+    assert re.search(message, error), error
+
+
+def test_seeds_are_a_number_or_a_list() -> None:
+    assert request(["seeds=3"]).seeds == 3
+    assert request(["seeds=0,"]).seeds == (0,)
+    assert request(["seeds=[4,5]"]).seeds == (4, 5)
+    table = read_table("gradient_compression/table1", conf_dir())
+    assert table.selected((), (), 2).seeds == (0, 1)
+    assert table.selected((), (), 7).seeds == tuple(range(7))
+
+
+def test_without_a_terminal_each_run_that_ends_is_told(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = jobs_of(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
+    with _watching(jobs):
+        jobs[0].path.mkdir(parents=True)
+        (jobs[0].path / "result.json").write_text("{}")
+    assert capsys.readouterr().err == "1/2 done, 0 running, 0 failed: short, private, seed 0 is done\n"
+    (jobs[0].path / "result.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="result.json is damaged: delete"):
+        jobs[0].result()
+
+
+def reproduce(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "dpbench", "reproduce", str(folder / "own" / "digits.yaml"), *words]
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
+
+
+def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
+    first = subprocess.run(
+        reproduce(tmp_path, "rows=short", "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "2/2 done" in first.stdout
+    done = {name: record["seconds"] for name, record in results(tmp_path).items()}
+    assert len(done) == 2
+    sweep = subprocess.Popen(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    begun = time.monotonic()
+    while len(list((tmp_path / "runs").rglob("config.yaml"))) < 3 and time.monotonic() - begun < 60:
+        time.sleep(0.05)
+    os.kill(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    last = subprocess.run(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "4/4 done" in last.stdout
+    after = results(tmp_path)
+    assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
+    written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
+    assert len(written) == 4 and set(written["steps"]) == {3, 6}
+
+
+@pytest.mark.slow
+def test_failed_runs_are_listed_and_tried_again(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", edited(definition, "strategy=none", "'strategy=none', 'optimizer.lr=-1'"), "rows=short"]
+    assert main([*words, "seeds=1"]) == 1
+    shown = capsys.readouterr().out
+    assert "1/2 done, 0 running, 1 failed" in shown and "output.log" in shown
+    assert "short, plain, seed 0" in shown and "learning rate" in shown.partition("short, plain")[2]
+    assert "–" in shown  # the missing cell stays
+    folder = next((tmp_path / "runs").rglob("failed.json")).parent
+    assert main([*words, "seeds=1", "--status"]) == 1
+    modified = (folder / "failed.json").stat().st_mtime_ns
+    assert main([*words, "seeds=1"]) == 1
+    assert (folder / "failed.json").stat().st_mtime_ns > modified
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, tmp_path: Path) -> None:
+    if launcher == "ray" and find_spec("hydra_plugins.hydra_ray_launcher") is None:
+        pytest.skip(
+            "the ray launcher is not installed"
+        )  # it wants an environment of its own, see conf/launcher/ray.yaml
+    basic, other = tmp_path / "basic", tmp_path / "other"
+    for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
+        command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    one, two = results(basic), results(other)
+    assert set(one) == set(two) and len(one) == 2
+    for name in one:
+        assert one[name]["metrics"]["test/accuracy"] == pytest.approx(two[name]["metrics"]["test/accuracy"], abs=0.01)
+
+
+def test_what_is_made_without_runs_is_known_too() -> None:
+    assert set(OTHERS) == set(WITHOUT_RUNS)
