@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 130 for
         Ctrl-C, 143 for SIGTERM.
     """
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     args = list(sys.argv[1:] if arguments is None else arguments)
     if args[:1] == ["train"]:
         return _guarded(lambda: _train(args[1:]))
@@ -192,13 +193,14 @@ def _reproduce_parser(commands: Any) -> None:
     reproduce = commands.add_parser(
         "reproduce",
         help="run a paper's table, or recompute its claims",
-        usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [launcher=NAME] [--status]",
+        usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] "
+        "[--status]",
         epilog=_REPRODUCE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = reproduce.add_argument
     add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
-    add("words", nargs="*", metavar="KEY=VALUE", help="seeds=3 (or seeds=0,4), rows=, columns=, launcher=")
+    add("words", nargs="*", metavar="KEY=VALUE", help="seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher=")
     add("--status", action="store_true", help="run nothing; show what is finished")
     add("--replace", action="store_true", help="overwrite results that other code has made")
     add("--out", type=Path, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
@@ -329,15 +331,10 @@ def _resume(options: Any) -> int:
     return launch_again(options.folder, options.overrides)
 
 
-def _quiet_accountants() -> None:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
-
-
 def _account(options: Any) -> int:
     from dpbench.errors import DPBenchError
     from dpbench.results.account import Question, account, accountant_names, selection_named
 
-    _quiet_accountants()
     if options.plot is not None and options.plot.suffix != ".png":
         raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
     names = accountant_names(options.accountant)
@@ -357,7 +354,6 @@ def _account(options: Any) -> int:
 def _calibrate(options: Any) -> int:
     from dpbench.results.calibrate import calibrate, request
 
-    _quiet_accountants()
     options.sampling = "fixed_size" if options.sampling == "fixed" else options.sampling
     setting, pattern = request(options)
     print(calibrate(setting, pattern, options.accountant, options.json))
@@ -365,7 +361,6 @@ def _calibrate(options: Any) -> int:
 
 
 def _reproduce(options: Any) -> int:
-    _quiet_accountants()
     from dpbench.errors import ConfigurationError
     from dpbench.reproduce.command import WITHOUT_RUNS, listing, reproduce_table, request
 

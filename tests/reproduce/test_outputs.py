@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torchvision.utils import make_grid, save_image
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import pictures
@@ -28,6 +29,7 @@ from dpbench.reproduce.outputs import (
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
 from dpbench.training.launch import conf_dir
+from dpbench.training.samples import SAMPLES, grid, write_grid
 from tests.reproduce.digits_table import edited
 
 
@@ -78,7 +80,8 @@ def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path
     job.path.mkdir(parents=True)
     (job.path / "result.json").write_text('{"metrics": {}}', encoding="utf-8")
     images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
-    save_image(make_grid(images, nrow=10, pad_value=1.0), job.path / "samples.png")
+    generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)
+    write_grid(grid(generator), job.path / SAMPLES)
     shown = strip(job.path / "samples.png")
     centres = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
     assert centres == [0, 1, 10, 11, 20, 21]
@@ -90,7 +93,8 @@ def runs(values: dict[tuple[str, str, int], float], words: str = "") -> pd.DataF
     return pd.DataFrame(
         [
             {
-                "row": row, "column": column, "seed": seed, "value": value, "epsilon_rdp": 1.25, "epsilon_pld": 1.125,
+                "row": row, "column": column, "seed": seed, "metric": "test/accuracy", "value": value,
+                "delta": 1e-5, "epsilon_rdp": 1.25, "epsilon_pld": 1.125,
                 "unit": "example" if column == "private" else None, "seconds": 2.0, "commit": "abc", "cpu": "x",
                 "gpu": None, "torch": "2", "threads": 2, "code_hash": "other", "epsilon_microbatch_rdp": None,
                 "neighbouring_relation": "add_or_remove_one" if column == "private" else None,
@@ -167,6 +171,13 @@ def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
         refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
 
 
+@pytest.mark.parametrize("shown", ["metric: val/accuracy", "metric: test/accuracy\nmore: [evaluation/coverage]"])
+def test_figures_are_not_shown_under_another_name(definition: Path, shown: str) -> None:
+    table = read_table(edited(definition, "metric: test/accuracy", shown), conf_dir())
+    with pytest.raises(ConfigurationError, match="does not hold (val/accuracy|evaluation/coverage), which own/digits"):
+        refuse_other_words(table, runs({("short", "private", 0): 0.5}))
+
+
 def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpbench.reproduce.outputs.code_hash", lambda: "other")
     two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
@@ -186,7 +197,10 @@ def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -
     measured.loc[measured["column"] == "private", "epsilon_microbatch_rdp"] = 0.5
     write_outputs(table, measured, {}, tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "ε is for one example replaced" in text and "For the nominal ε a record is a fixed microbatch" in text
+    assert (
+        "ε is for δ = 1e-05 and one example replaced" in text
+        and "For the nominal ε a record is a fixed microbatch" in text
+    )
     head, short, long = cells(table, measured)
     assert head[-4:] == ["ε claimed", "ε nominal (RDP)", "ε (RDP)", "ε (PLD)"]
     assert short[-4:] == ["1.5", "0.500", "1.250", "1.125"] and len(long) == len(head)

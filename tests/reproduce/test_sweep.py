@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.command import WITHOUT_RUNS, request
-from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.jobs import Job, jobs_of, run_job
 from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table
 from dpbench.training.launch import conf_dir
@@ -59,6 +61,8 @@ def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pyte
         (["gradient_compression/table1", "seeds=two"], "'seeds=two' is none of"),
         (["gradient_compression/table1", "launcher=slurm", "seeds=1"], "there is no launcher=slurm"),
         (["gradient_compression/table1", "rows=sigma_0.7", "rows=sigma_1.1"], "rows= is given twice: write rows=A,B"),
+        (["gradient_compression/table1", "trainer=cpu", "trainer=gpu"], "trainer= is given twice: choose one"),
+        (["gradient_compression/table1", "trainer=tpu", "seeds=1"], "sigma_0.7, .*trainer/tpu"),
         (["gradient_compression/table1", "hydra.launcher.n_jobs=0"], "n_jobs=0 runs nothing: 2 runs two"),
     ],
 )
@@ -103,6 +107,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=600")
     first = subprocess.run(
         reproduce(tmp_path, "rows=short", "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -111,16 +116,42 @@ def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> Non
     assert len(done) == 2
     sweep = subprocess.Popen(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, stdout=subprocess.DEVNULL)
     begun = time.monotonic()
-    while len(list((tmp_path / "runs").rglob("config.yaml"))) < 3 and time.monotonic() - begun < 60:
-        time.sleep(0.05)
+    while not (releases := [*(tmp_path / "runs").rglob("long-private-*/ledger.jsonl")]) or not _halfway(releases[0]):
+        assert sweep.poll() is None and time.monotonic() - begun < 60
+        time.sleep(0.02)
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
+    assert len(results(tmp_path)) == 2
     last = subprocess.run(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "4/4 done" in last.stdout
     after = results(tmp_path)
     assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
     written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
-    assert len(written) == 4 and set(written["steps"]) == {3, 6}
+    assert len(written) == 4 and set(written["steps"]) == {3, 600}
+    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [600]
+
+
+def _halfway(ledger: Path) -> bool:
+    return ledger.read_bytes().count(b"\n") > 100
+
+
+def test_a_run_keeps_its_threads_and_its_code(
+    definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs_of(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0]
+    seen: list[int | None] = []
+
+    def failing(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
+        seen.append(threads)
+        return 1
+
+    monkeypatch.setattr("dpbench.reproduce.jobs._run", failing)
+    for threads in (1, None, 4):
+        run_job(job, threads)
+    assert seen == [1, 1, 1]
+    run_job(replace(job, code_hash="another"), 1)
+    assert len(seen) == 3 and job.state() == "failed"
+    assert "the source of dpbench has changed since this table began" in job.failure()
 
 
 @pytest.mark.slow

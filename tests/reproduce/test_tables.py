@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpbench.errors import ConfigurationError
+from dpbench.reproduce.command import request
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
@@ -30,6 +31,7 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
         "config_hash": job.config_hash,
         "steps": 3,
         "seconds": 1.0,
+        "code_hash": "def",
         "commit": "abc",
         "versions": {},
     }
@@ -66,7 +68,9 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
     assert [job.seed for job in jobs] == [0] * 4 + [1] * 4  # an interrupted table has every cell
     assert [job.steps for job in jobs[:4]] == [3, 3, 6, 6]
     again = jobs_of(read_table(edited(definition, "[8]", "[9]"), conf_dir()), conf_dir(), tmp_path)
-    assert not {job.folder for job in jobs} & {job.folder for job in again}
+    elsewhere = jobs_of(table, conf_dir(), tmp_path, request(["trainer=gpu"]).trainer)
+    assert not {job.folder for job in jobs} & {job.folder for job in (*again, *elsewhere)}
+    assert all(job.words[-1] == "trainer=gpu" for job in elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,12 @@ def test_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.Capture
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG"
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out
-    assert "| exp N(0, 1) | 0.5 | 1.000 |" in page
+    (near,) = [
+        int(line.split("|")[5]) for line in page.splitlines() if line.startswith("| exp N(0, 1) | 0.5 | 1.000 |")
+    ]
+    rounds = pd.read_csv(folder / "bounds.csv").query("data == 'exp N(0, 1)' and quantile == 0.5").set_index("round")
+    far = (rounds["bound"] / rounds["true"] - 1).abs() >= 0.1
+    assert far[near - 1] and not far[near:].any()
     for word in ("rows=a", "--status"):
         assert main(["reproduce", "adaptive_quantile/figure2", word]) == 1
         assert "takes no runs: only --out goes with it" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpbench.errors import ConfigurationError
+from dpbench.results.compare import compare, load
 from dpbench.results.table import collect, markdown
 
 
@@ -19,6 +20,7 @@ def finished(folder: Path, accuracy: float | None, epsilon: float | None, **stra
         "config": config,
         "metrics": {"test/accuracy": accuracy},
         "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
+        "seed": 0,
         "seconds": 3.0,
         "steps": 1000,
     }
@@ -36,6 +38,19 @@ def test_columns_are_what_differs(tmp_path: Path) -> None:
     text = markdown(table)
     assert "| a | 1.0 | 95.00 | 1.500 | inf | 3.0 | 1000 |" in text
     assert "| c | – | – |" in text  # a missing cell stays
+
+
+def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
+    finished(tmp_path / "a", None, 1.5)
+    (tmp_path / "a" / "evaluation.json").write_text('{"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test"}')
+    table = collect([tmp_path])
+    assert list(table["accuracy of a CNN on synthetic images (%)"]) == [87.5]
+    assert "| 87.50 | 1.500 |" in markdown(table)
+    text = compare(load(str(tmp_path)))
+    assert "| evaluation/accuracy_cnn | 87.50 % |" in text and "| evaluation/coverage | 0.5 |" in text
+    (tmp_path / "a" / "evaluation.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="evaluation.json is damaged: delete"):
+        collect([tmp_path])
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -430,6 +430,12 @@ def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
         _prepare(config, tmp_path / "run")
 
 
+def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").touch()
+    _prepare({"run": {"resume": True}}, tmp_path)
+    assert not (tmp_path / "evaluation.json").exists()
+
+
 def test_a_refused_run_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
     before = {
         path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file() and ".hydra" not in str(path)

@@ -56,29 +56,33 @@ class Request:
         rows: Names, none for all.
         columns: Names, none for all.
         seeds: How many, or which; None for the table's own.
+        trainer: Word for every run, such as trainer=gpu, if any.
         sweep: Words for Hydra: the launcher and its settings.
     """
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     seeds: tuple[int, ...] | int | None = None
+    trainer: tuple[str, ...] = ()
     sweep: tuple[str, ...] = ()
 
 
 def request(words: Sequence[str]) -> Request:
-    """Read rows=A,B columns=A seeds=3 (or seeds=0,1,) launcher=NAME hydra.launcher.KEY=VALUE.
+    """Read rows=A,B columns=A seeds=3 (or seeds=0,1,) trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE.
 
     Raises:
         ConfigurationError: A word is something else.
     """
     names: dict[str, tuple[str, ...]] = {"rows": (), "columns": ()}
     seeds: tuple[int, ...] | int | None = None
+    trainer: tuple[str, ...] = ()
     rest, given = [], set()
     for word in words:
         key, _, value = word.partition("=")
         parts = tuple(part.strip() for part in value.strip("[]").split(",") if part.strip())
-        if key in given and key in ("rows", "columns", "seeds"):
-            raise ConfigurationError(f"{key}= is given twice: write {key}=A,B.")
+        if key in given and key in ("rows", "columns", "seeds", "trainer"):
+            remedy = "choose one" if key == "trainer" else f"write {key}=A,B"
+            raise ConfigurationError(f"{key}= is given twice: {remedy}.")
         given.add(key)
         if key in names and parts:
             names[key] = parts
@@ -87,16 +91,18 @@ def request(words: Sequence[str]) -> Request:
         elif key == "seeds" and parts and all(part.isdecimal() for part in parts):
             numbers = tuple(map(int, parts))
             seeds = numbers if "," in value or "[" in value else numbers[0]
+        elif value and key == "trainer":
+            trainer = (word,)
         elif value and (key == "launcher" or key.startswith("hydra.launcher.")):
             rest.append(word)
         else:
             raise ConfigurationError(
                 f"{word!r} is none of rows=NAME,NAME columns=NAME,NAME seeds=NUMBER (how many, or with commas which) "
-                "launcher=NAME hydra.launcher.KEY=VALUE."
+                "trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE."
             )
     if seeds == 0:
         raise ConfigurationError("seeds=0 leaves nothing to run; seeds=0, (with a comma) is seed 0 alone.")
-    return Request(names["rows"], names["columns"], seeds, tuple(rest))
+    return Request(names["rows"], names["columns"], seeds, trainer, tuple(rest))
 
 
 def listing() -> str:
@@ -143,12 +149,12 @@ def _reproduced(
 ) -> tuple[str, bool]:
     conf = conf_dir()
     part = table.selected(asked.rows, asked.columns, asked.seeds)
-    jobs = jobs_of(part, conf, runs)
+    jobs = jobs_of(part, conf, runs, asked.trainer)
     if not only_status:
         sweep(jobs, conf, asked.sweep)
     # Whatever is finished of the whole table goes into it, by this code, not only what was asked for now.
     whole = table.selected((), (), max(len(table.seeds), len(part.seeds)))
-    known = {(job.row, job.column, job.seed): job for job in (*jobs_of(whole, conf, runs), *jobs)}
+    known = {(job.row, job.column, job.seed): job for job in (*jobs_of(whole, conf, runs, asked.trainer), *jobs)}
     finished = finished_runs(table, list(known.values()))
     text = [markdown(table, finished), "", status(jobs)]
     good = not any(job.state() == "failed" for job in jobs)

@@ -17,9 +17,10 @@ from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.reproduce.tables import Line, Table
 from dpbench.results.files import write_json
 from dpbench.results.provenance import code_hash, config_hash
-from dpbench.results.record import EVALUATION, RESULT
+from dpbench.results.record import EVALUATION, RESULT, read_result
 
 FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
+_THREADS = "threads.json"
 _IMAGES = 60_000  # made for an evaluation
 _TAIL = 65536  # bytes, more than one line
 _INTERRUPTED = {130: 2, 143: 15}
@@ -44,6 +45,7 @@ class Job:
         seed: Of the run.
         words: After `dpbench train`.
         config_hash: Of the resolved configuration.
+        code_hash: Of the source that runs it.
         steps: How many it makes.
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
         evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
@@ -54,6 +56,7 @@ class Job:
     seed: int
     words: tuple[str, ...]
     config_hash: str
+    code_hash: str
     steps: int
     folder: str
     evaluated: Literal["test", "val"] | None = None
@@ -104,17 +107,10 @@ class Job:
         return 0
 
     def result(self) -> dict[str, Any] | None:
-        """Its record, if it is finished; what `dpbench evaluate` found is among the metrics."""
+        """Its record, if it is finished."""
         if not self._complete():
             return None
-        try:
-            record: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigurationError(f"{self.path / RESULT} is damaged: delete {self.path} to run it again.") from error
-        if self.evaluated:
-            found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
-            record["metrics"] |= {f"evaluation/{name}": value for name, value in found.items()}
-        return record
+        return read_result(self.path)
 
     def failure(self) -> str:
         """The last line of a failed run's log, and where all of it lies."""
@@ -124,13 +120,14 @@ class Job:
         return f"{self.row}, {self.column}, seed {self.seed} ({self.path / LOG})"
 
 
-def jobs_of(table: Table, conf: Path, root: Path) -> list[Job]:
+def jobs_of(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> list[Job]:
     """Every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
 
     Args:
         table: The definition.
         conf: The configuration's folder.
         root: Where runs are kept.
+        more: Words for every run.
 
     Raises:
         ConfigurationError: The words of a cell do not compose.
@@ -142,14 +139,14 @@ def jobs_of(table: Table, conf: Path, root: Path) -> list[Job]:
     register_schemas()
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         return [
-            _job(table, row, column, seed, root)
+            _job(table, row, column, seed, root, more)
             for seed in table.seeds
             for row in table.rows
             for column in table.columns
         ]
 
 
-def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
+def _job(table: Table, row: Line, column: Line, seed: int, root: Path, more: Sequence[str]) -> Job:
     from hydra import compose
     from hydra.errors import HydraException
 
@@ -157,7 +154,7 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
 
     name = f"{row.name}-{column.name}-{seed}"
     fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
-    words = (*row.words, *column.words, *fixed)
+    words = (*row.words, *column.words, *fixed, *more)
     try:
         config = plain(compose("config", list(words)))
     except HydraException as error:
@@ -167,11 +164,12 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path) -> Job:
         raise ConfigurationError(
             f"{table.name} shows {table.metric}, and {name} holds no records out: data.val_size=0."
         )
-    digest = config_hash(config)
-    folder = (root / table.folder / f"{name}-{digest[:8]}-{code_hash()[:8]}").resolve()
+    digest, code = config_hash(config), code_hash()
+    folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}").resolve()
     judged_on: Literal["val", "test"] = "val" if config["data"]["val_size"] else "test"
     evaluated = judged_on if table.metric.startswith("evaluation/") else None
-    return Job(row.name, column.name, seed, words, digest, int(config["trainer"]["max_steps"]), str(folder), evaluated)
+    steps = int(config["trainer"]["max_steps"])
+    return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated)
 
 
 def _locked(path: Path) -> bool:
@@ -189,7 +187,8 @@ def run_job(job: Job, threads: int | None) -> None:
     """Run a job in a process of its own, or continue it; does nothing if it is finished.
 
     The process holds the folder's lock also after the death of whoever started it: a table that is called again
-    waits until it has saved what it has.
+    waits until it has saved what it has. A job is continued with as many threads as it began with: others may round
+    otherwise, and repeat a release of the ledger with another sum.
 
     Args:
         job: What to run.
@@ -201,7 +200,13 @@ def run_job(job: Job, threads: int | None) -> None:
     job.path.mkdir(parents=True, exist_ok=True)
     with open(job.path / _LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for words in job.commands():
+        commands = job.commands()
+        if commands and code_hash.__wrapped__() != job.code_hash:
+            message = "the source of dpbench has changed since this table began: call the command again"
+            write_json(job.path / FAILED, {"status": None, "message": message})
+            return
+        threads = _threads_of(job, threads)
+        for words in commands:
             (job.path / FAILED).unlink(missing_ok=True)
             status = _run(job, words, threads, lock.fileno())
             if status in _INTERRUPTED:
@@ -212,6 +217,15 @@ def run_job(job: Job, threads: int | None) -> None:
             with suppress(OSError):  # a full disk
                 killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
                 write_json(job.path / FAILED, {"status": status, "message": killed + _last_line(job.path / LOG)})
+
+
+def _threads_of(job: Job, threads: int | None) -> int | None:
+    """Those that it began with, or from now on these."""
+    with suppress(OSError, ValueError):
+        begun: int | None = json.loads((job.path / _THREADS).read_text(encoding="utf-8"))["threads"]
+        return begun
+    write_json(job.path / _THREADS, {"threads": threads})
+    return threads
 
 
 def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:

@@ -11,9 +11,10 @@ from PIL import Image
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.tables import Table
 from dpbench.results.figures import new_figure, write_figure
+from dpbench.training.samples import FRAME, PER_CLASS, SAMPLES
 
 MONTAGE = "samples.png"
-_FRAME, _PER_CLASS, _SHOWN = 2, 10, 2  # pixels between images, images of a class in a run's grid, and in a strip
+_SHOWN = 2  # images of a class in a strip
 
 
 def strip(grid: Path) -> np.ndarray:
@@ -26,10 +27,10 @@ def strip(grid: Path) -> np.ndarray:
         (height, width, 3), uint8.
     """
     pixels = np.asarray(Image.open(grid).convert("RGB"))
-    side = (pixels.shape[1] - _FRAME) // _PER_CLASS
-    rows = (pixels.shape[0] - _FRAME) // side
+    side = (pixels.shape[1] - FRAME) // PER_CLASS
+    rows = (pixels.shape[0] - FRAME) // side
     parts = [
-        pixels[row * side + _FRAME : (row + 1) * side, place * side + _FRAME : (place + 1) * side]
+        pixels[row * side + FRAME : (row + 1) * side, place * side + FRAME : (place + 1) * side]
         for row in range(rows)
         for place in range(_SHOWN)
     ]
@@ -47,7 +48,7 @@ def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> None:
     first: dict[tuple[str, str], Path] = {}
     for job in jobs:
         if job.result():
-            first.setdefault((job.row, job.column), job.path / MONTAGE)
+            first.setdefault((job.row, job.column), job.path / SAMPLES)
     cells = [(row, column) for row in table.rows for column in table.columns]
     found = [(row, column) for row, column in cells if (path := first.get((row.name, column.name))) and path.is_file()]
     if not table.samples or not found:

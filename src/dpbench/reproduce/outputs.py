@@ -15,10 +15,11 @@ from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
 from dpbench.reproduce.montage import MONTAGE
 from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import METRICS, Table
+from dpbench.reproduce.tables import METRICS, Table, in_cell
 from dpbench.results.files import write_atomically
 from dpbench.results.markdown import markdown_rows
 from dpbench.results.provenance import code_hash
+from dpbench.results.record import RESULT
 
 RUNS = "runs.csv"
 _DASH = "–"
@@ -57,9 +58,9 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
                 "steps": record["steps"],
                 "seconds": record["seconds"],
                 "config_hash": record["config_hash"],
-                "code_hash": code_hash(),
+                "code_hash": record["code_hash"],
                 "commit": record["commit"],
-                "date": date.fromtimestamp((job.path / "result.json").stat().st_mtime).isoformat(),
+                "date": date.fromtimestamp((job.path / RESULT).stat().st_mtime).isoformat(),
                 "cpu": hardware["cpu"],
                 "threads": hardware["threads"],
                 "gpu": hardware["gpu"],
@@ -87,7 +88,12 @@ def unlike(folder: Path, runs: pd.DataFrame) -> str | None:
 
 
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
-    """Raise ConfigurationError where runs were not made by the words that the definition has for their cell now."""
+    """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
+    if lacking := {table.metric} - set(runs["metric"]) or set(table.more) - set(runs):
+        raise ConfigurationError(
+            f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
+            f"the definition, or write it again (dpbench reproduce {table.command} --replace)."
+        )
     words = {(row.name, column.name): (*row.words, *column.words) for row in table.rows for column in table.columns}
     for run in runs.to_dict("records"):
         cell = str(run["row"]), str(run["column"])
@@ -105,7 +111,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in table.rows:
         for column in table.columns:
-            own = runs[(runs["row"] == row.name) & (runs["column"] == column.name)] if len(runs) else runs
+            own = in_cell(runs, row, column)
             values = 100 * own["value"].dropna() if len(own) else pd.Series(dtype=float)
             paper = table.paper.get((row.name, column.name))
             line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
@@ -215,7 +221,7 @@ def _more(table: Table, runs: pd.DataFrame) -> str:
     lines = [["", "", *(name.rpartition("/")[2].replace("_", " ") for name in table.more)]]
     for row in table.rows:
         for column in table.columns:
-            own = runs[(runs["row"] == row.name) & (runs["column"] == column.name)]
+            own = in_cell(runs, row, column)
             means = [pd.to_numeric(own[name], errors="coerce").mean() for name in table.more]
             lines.append([row.label, column.label, *(_DASH if pd.isna(mean) else f"{mean:.3g}" for mean in means)])
     return markdown_rows(lines)
@@ -228,7 +234,8 @@ def _meaning(runs: pd.DataFrame) -> str:
         return text
     if runs["epsilon_microbatch_rdp"].notna().any():
         text = f"For the nominal ε a record is a fixed microbatch, as papers have it. {text}"
-    return f"ε is for one example {' or '.join(relations)}, recomputed from the ledgers. {text}"
+    delta = ", ".join(f"{value:g}" for value in sorted(set(runs["delta"].dropna())))
+    return f"ε is for δ = {delta} and one example {' or '.join(relations)}, recomputed from the ledgers. {text}"
 
 
 def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:

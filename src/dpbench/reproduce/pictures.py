@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from dpbench.reproduce.tables import Table
+from dpbench.reproduce.tables import Table, in_cell
 from dpbench.results.figures import new_figure, write_figure
 
 _FEW = 2  # runs
@@ -77,7 +77,7 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
     for axes, columns in zip(every, panels, strict=True):
         for number, row in enumerate(table.rows):
             for column, style in zip(columns, _STYLES * len(columns), strict=False):
-                own = curves[(curves["row"] == row.name) & (curves["column"] == column.name)]
+                own = in_cell(curves, row, column)
                 label = row.label if len(columns) == 1 else f"{row.label}; {column.label}"
                 if not own.empty:
                     _draw_curve(axes, own, style, f"C{number % 10}", label)
@@ -144,10 +144,7 @@ def draw_histogram(table: Table, counts: pd.DataFrame, path: Path) -> None:
         counts: Columns row, column, log10_from, log10_to, count; the first bin holds the zeros.
         path: The picture.
     """
-    cells = [(row, column) for row in table.rows for column in table.columns]
-    found = [
-        (row, column, counts[(counts["row"] == row.name) & (counts["column"] == column.name)]) for row, column in cells
-    ]
+    found = [(row, column, in_cell(counts, row, column)) for row in table.rows for column in table.columns]
     found = [cell for cell in found if len(cell[2])]
     figure = new_figure(5.0 * len(found), 3.6)
     for axes, (row, column, own) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):

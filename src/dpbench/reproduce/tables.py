@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -127,6 +128,11 @@ def _chosen(lines: tuple[Line, ...], names: Sequence[str], what: str) -> tuple[L
         if name not in known:
             raise ConfigurationError(f"{what} {name!r}; known: {', '.join(known)}.")
     return tuple(line for line in lines if not names or line.name in names)
+
+
+def in_cell(frame: pd.DataFrame, row: Line, column: Line) -> pd.DataFrame:
+    """Lines of a frame with columns row and column (names) that belong to a cell."""
+    return frame[(frame["row"] == row.name) & (frame["column"] == column.name)] if len(frame) else frame
 
 
 OTHERS = ("claims", "adaptive_quantile/figure2")

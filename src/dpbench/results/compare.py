@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,14 @@ import pandas as pd
 from dpbench.errors import ConfigurationError
 from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.markdown import markdown_rows
-from dpbench.results.record import RESULT
+from dpbench.results.record import RESULT, read_result
 from dpbench.results.table import flat_settings
 
 _STYLES = ("-", "--", ":", "-.")
-_CURVES = ("val/accuracy", "test/accuracy", "nonprivate/train_loss", "privacy/epsilon")
+_CURVES = (
+    "val/accuracy", "test/accuracy", "nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss",
+    "privacy/epsilon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def load(source: str) -> list[Compared]:
 
 
 def _from_run(path: Path) -> Compared:
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_result(path.parent)
     metrics = {**record["metrics"], **{f"privacy/epsilon_{k}": v for k, v in record["privacy"]["epsilon"].items()}}
     logged = path.parent / "metrics.csv"
     curves = pd.read_csv(logged, index_col="step") if logged.is_file() else pd.DataFrame()
@@ -79,7 +81,8 @@ def _from_table(folder: Path) -> list[Compared]:
     for (row, column), own in pd.read_csv(folder / "runs.csv").groupby(["row", "column"], sort=False):
         words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
         settings = dict(word.partition("=")[::2] for word in words)
-        metrics = {str(own["metric"].iloc[0]): own["value"].mean(), "seconds": own["seconds"].mean()}
+        more = {name: pd.to_numeric(own[name], errors="coerce").mean() for name in map(str, own) if "/" in name}
+        metrics = {str(own["metric"].iloc[0]): own["value"].mean(), **more, "seconds": own["seconds"].mean()}
         metrics |= {f"privacy/epsilon_{name}": own[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
         curve = curves[(curves["row"] == row) & (curves["column"] == column)].groupby("step")[["value"]].mean()
         curve = pd.DataFrame() if curve.empty else curve.rename(columns={"value": str(own["metric"].iloc[0])})
@@ -103,7 +106,7 @@ def compare(runs: Sequence[Compared]) -> str:
 def _figure(key: str, value: float | None) -> str:
     if value is None or pd.isna(value):
         return "–"
-    return f"{100 * value:.2f} %" if key.endswith("accuracy") else f"{value:.4g}"
+    return f"{100 * value:.2f} %" if "accuracy" in key else f"{value:.4g}"
 
 
 def draw(runs: Sequence[Compared], path: Path) -> Path | None:

@@ -50,8 +50,9 @@ def code_hash(package: Path = Path(__file__).parents[1]) -> str:
     return digest.hexdigest()[:16]
 
 
+@cache
 def commit() -> str | None:
-    """Commit of the checkout that runs, with "+changes" where it is not clean; None outside a checkout."""
+    """Commit of the checkout as it is found first, with "+changes" where it is not clean; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

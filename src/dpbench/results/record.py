@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,29 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.ledger import Ledger, read_ledger
 from dpbench.results.files import write_json
-from dpbench.results.provenance import commit, config_hash, hardware, versions
+from dpbench.results.provenance import code_hash, commit, config_hash, hardware, versions
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
 RESULT, PARTIAL, EVALUATION = "result.json", "partial_result.json", "evaluation.json"
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
+
+    Raises:
+        ConfigurationError: A file is damaged.
+    """
+    path = folder / RESULT
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if (folder / EVALUATION).is_file():
+            path = folder / EVALUATION
+            found = json.loads(path.read_text(encoding="utf-8"))
+            numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+            record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is damaged: delete {path} to make it again.") from error
+    return record
 
 
 def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
@@ -88,6 +108,7 @@ def write_result(
         "steps": steps,
         "seed": config["seed"],
         "config_hash": config_hash(config),
+        "code_hash": code_hash(),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,13 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.results.markdown import markdown_rows
-from dpbench.results.record import RESULT
+from dpbench.results.record import RESULT, read_result
 
+_ACCURACIES = {
+    "val/accuracy": "validation accuracy (%)",
+    "test/accuracy": "test accuracy (%)",
+    "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
+}
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")
 
 
@@ -32,7 +36,7 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     paths = sorted({path for folder in folders for path in [*folder.glob(RESULT), *folder.rglob(f"*/{RESULT}")]})
     if not paths:
         raise ConfigurationError(f"no finished run (with a {RESULT}) below {', '.join(map(str, folders))}.")
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    records = [read_result(path.parent) for path in paths]
     settings = pd.DataFrame([flat_settings(record["config"]) for record in records])
     # An option that only some strategies have differs if those runs differ in it.
     differing = [str(column) for column in settings if settings[column].dropna().astype(str).nunique() > 1]
@@ -40,10 +44,10 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     table = settings[differing].rename(columns=named).astype(object)
     table = table.where(table.notna(), "–")
     table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
-    for split, name in (("val", "validation"), ("test", "test")):
-        values = [record["metrics"].get(f"{split}/accuracy") for record in records]
+    for name, label in _ACCURACIES.items():
+        values = [record["metrics"].get(name) for record in records]
         if any(value is not None for value in values):
-            table[f"{name} accuracy (%)"] = [100 * (float("nan") if value is None else value) for value in values]
+            table[label] = [100 * (float("nan") if value is None else value) for value in values]
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
         table[f"epsilon ({name.upper()})"] = [_epsilon(record["privacy"], name) for record in records]
     table["ms per step"] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
@@ -71,7 +75,7 @@ def _short(value: Any) -> Any:
 
 def markdown(table: pd.DataFrame) -> str:
     """The table in Markdown, numbers rounded."""
-    digits = {"validation accuracy (%)": ".2f", "test accuracy (%)": ".2f", "ms per step": ".1f", "steps": ".0f"}
+    digits = {**dict.fromkeys(_ACCURACIES.values(), ".2f"), "ms per step": ".1f", "steps": ".0f"}
     lines = [list(map(str, table.columns))]
     for _, row in table.iterrows():
         cells = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ def add_parsers(commands: Any) -> None:
 def _sample(options: Any) -> int:
     from dpbench.synthesis.sample import sample
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     print(sample(options.folder, options.n, options.out, options.seed, options.format, options.force))
     return 0
 

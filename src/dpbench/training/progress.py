@@ -29,7 +29,7 @@ def quiet() -> None:
     """Leave out what Lightning says about itself, and print warnings as one line."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
+    logging.getLogger("absl").setLevel(logging.ERROR)  # as `cli.main` does; workers of a sweep do not pass there
     for pattern in _NOISE:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.formatwarning = lambda message, *_, **__: f"dpbench: warning: {message}\n"

@@ -17,7 +17,8 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, In
 from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.metrics_log import MetricsCSV
-from dpbench.results.record import RESULT, write_result
+from dpbench.results.provenance import code_hash, commit
+from dpbench.results.record import EVALUATION, RESULT, write_result
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import PRIVATE_PAST
 from dpbench.training import build, wandb_log
@@ -63,6 +64,7 @@ def train(
         Interrupted: After a Ctrl-C or SIGTERM, when everything is saved.
     """
     start = time.perf_counter()
+    code_hash(), commit()  # what runs now; the files may have changed when the record is written
     quiet()
     engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}  # older runs know no engine
     if engine["keep_memory"]:
@@ -124,6 +126,7 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     if config["run"]["resume"] and not private and (folder / "ledger.jsonl").exists():
         raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
+        (folder / EVALUATION).unlink(missing_ok=True)  # of a checkpoint on the way
         return checkpoint if checkpoint.exists() else None
     try:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)

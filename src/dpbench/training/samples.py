@@ -13,14 +13,14 @@ from dpbench.modules.gan import GAN
 
 SAMPLES = "samples.png"
 _SEED = 0  # the same noise each time, so that grids can be compared
-_PER_CLASS = 10
+PER_CLASS, FRAME = 10, 2  # images in a row, pixels between them
 
 
-def grid(module: GAN, per_class: int = _PER_CLASS) -> Tensor:
+def grid(module: GAN, per_class: int = PER_CLASS) -> Tensor:
     """Images of every class (of none, if the generator knows none), shape (3, height, width), in [0, 1]."""
     labels = torch.arange(module.num_classes).repeat_interleave(per_class)
     images = module.sample(labels, torch.Generator().manual_seed(_SEED))
-    drawn: Tensor = make_grid(images.cpu(), nrow=per_class, pad_value=1.0)
+    drawn: Tensor = make_grid(images.cpu(), nrow=per_class, padding=FRAME, pad_value=1.0)
     return drawn
 
 
