@@ -94,7 +94,8 @@ def reproduce_tracking(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     _draw(table, folder / "figure.png")
     write_atomically(folder / "bounds.csv", table.to_csv(index=False, float_format="%.6g"))
-    head = ["norms", "γ", "true quantile", f"bound in rounds {_SETTLED} to {ROUNDS}", f"within {100 * _NEAR:g} % from round"]
+    late_rounds, settled = f"bound in rounds {_SETTLED} to {ROUNDS}", f"within {100 * _NEAR:g} % from round"
+    head = ["norms", "γ", "true quantile", late_rounds, settled]
     page = "\n".join([_INTRODUCTION, markdown_rows([head, *rows]), "", "![figure](figure.png)", ""])
     write_atomically(folder / "README.md", page)
     return f"{page}\nWritten to {folder}: README.md, figure.png, bounds.csv."
