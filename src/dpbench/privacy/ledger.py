@@ -331,7 +331,7 @@ class LedgerWriter:
                     f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
                     "with the same noise would reveal the difference. Something in the run is random beyond its seed "
                     "(such as augmentation in the data set), or the machine or its number of threads "
-                    "(OMP_NUM_THREADS) differs: resume as before, or with another seed."
+                    "(OMP_NUM_THREADS) differs: resume with another seed, or as before."
                 )
             return
         try:
