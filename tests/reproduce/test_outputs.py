@@ -119,6 +119,9 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
     assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
     assert short[-3:] == ["1.5", "1.250", "1.125"]
     assert long == ["6 steps", "–", "0", "–", "–", "0", "–", "–", "–", "–", "–"] and len(head) == len(long)
+    measured["unit"] = "example"  # of both columns, one of which an accountant does not cover
+    measured.loc[measured["column"] == "plain", "epsilon_pld"] = float("nan")
+    assert cells(table, measured)[1][-2:] == ["1.250", "1.125 / –"]
     assert r"\toprule" in latex(table, measured) and "–" not in latex(table, measured)
     assert markdown(table, measured).count("\n") == 3
 

@@ -153,7 +153,7 @@ def _figure(mean: float | None, spread: float | None, digits: int = 2) -> str:
 
 def _epsilon(values: pd.DataFrame, name: str) -> str:
     """Of a row's private cells: one figure, or one for each cell where they differ."""
-    own = [f"{value:.3f}" for value in values.loc[values["private"], name].dropna()]
+    own = [_figure(value, None, 3) for value in values.loc[values["private"], name]]
     return " / ".join(own if len(set(own)) > 1 else own[:1]) or _DASH
 
 
