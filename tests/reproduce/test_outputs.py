@@ -50,7 +50,8 @@ def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tm
 
 
 def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) -> None:
-    more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}]\nseeds: 2"
+    more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}, ONE]\nseeds: 2"
+    more = more.replace("ONE", "{name: one, metrics: privacy/bound/a, label: a bound}")
     table = read_table(edited(definition, "seeds: 2", more), conf_dir())
     jobs = [job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long"]
     for job in jobs:
@@ -61,14 +62,16 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
         histogram = "log10_from,log10_to,count\n-inf,-9,6\n-9,-8,3\n-8,inf,1\n"
         (job.path / "nonprivate_gradient_histogram.csv").write_text(histogram, encoding="utf-8")
     logged = collect(table, jobs)
-    assert set(logged) == {"bounds", "gradient_values"}  # one evaluation is no curve
+    assert set(logged) == {"bounds", "one", "gradient_values"}  # one evaluation is no curve
     assert set(logged["bounds"]["seed"]) == {0} and len(logged["bounds"]) == 2 * 3
     own = logged["bounds"][logged["bounds"]["column"] == "private"]
     assert own[["step", "name", "value"]].to_numpy().tolist() == [[1, "a", 0.5], [2, "a", 0.25], [1, "b.bias", 2]]
     assert logged["gradient_values"]["count"].sum() == 2 * 10
-    assert write_logged(table, logged, tmp_path) == ["bounds.png", "gradient_values.png"]
-    again = read_logged(table, tmp_path)
+    assert write_logged(table, logged, tmp_path) == ["bounds.png", "one.png", "gradient_values.png"]
+    again, drawn = read_logged(table, tmp_path), (tmp_path / "one.png").read_bytes()
     assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
+    write_logged(table, again, tmp_path)
+    assert (tmp_path / "one.png").read_bytes() == drawn
     assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
 
 

@@ -76,7 +76,8 @@ def _histogram(job: Job) -> pd.DataFrame:
 def read_logged(table: Table, folder: Path) -> Logged:
     """What `write_logged` wrote."""
     paths = [folder / f"{name}.csv" for name in _names(table)]
-    return {path.stem: pd.read_csv(path) for path in paths if path.is_file()}
+    # A series of one metric has lines without a name, which CSV does not tell from a missing value.
+    return {path.stem: pd.read_csv(path, converters={"name": str}) for path in paths if path.is_file()}
 
 
 def _names(table: Table) -> list[str]:
