@@ -77,7 +77,8 @@ def read_logged(table: Table, folder: Path) -> Logged:
     """What `write_logged` wrote."""
     paths = [folder / f"{name}.csv" for name in _names(table)]
     # A series of one metric has lines without a name, which CSV does not tell from a missing value.
-    return {path.stem: pd.read_csv(path, converters={"name": str}) for path in paths if path.is_file()}
+    found = {path.stem: pd.read_csv(path, dtype={"name": object}) for path in paths if path.is_file()}
+    return {name: frame.fillna({"name": ""}) for name, frame in found.items()}
 
 
 def _names(table: Table) -> list[str]:
