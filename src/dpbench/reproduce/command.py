@@ -10,7 +10,6 @@ from pathlib import Path
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import jobs_of
 from dpbench.reproduce.logged import collect
-from dpbench.reproduce.montage import write_montage
 from dpbench.reproduce.outputs import finished_runs, markdown, unlike, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table, table_names
@@ -164,6 +163,8 @@ def _reproduced(
     if not replace and (held := unlike(folder, finished)) is not None:
         text.append(f"{folder} holds {held} and stays as it is: --replace overwrites it.")
         folder = runs / table.folder / "table"
+    from dpbench.reproduce.montage import write_montage  # brings Lightning: a listing need not wait for it
+
     write_montage(table, list(known.values()), folder)
     write_outputs(table, finished, collect(table, list(known.values())), folder)
     return "\n".join([*text, f"written to {folder}"]), good

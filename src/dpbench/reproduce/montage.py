@@ -9,11 +9,11 @@ import numpy as np
 from PIL import Image
 
 from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.outputs import MONTAGE
 from dpbench.reproduce.tables import Table
 from dpbench.results.figures import new_figure, write_figure
 from dpbench.training.samples import FRAME, PER_CLASS, SAMPLES
 
-MONTAGE = "samples.png"
 _SHOWN = 2  # images of a class in a strip
 
 

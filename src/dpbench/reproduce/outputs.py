@@ -13,7 +13,6 @@ from scipy import stats
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
-from dpbench.reproduce.montage import MONTAGE
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import METRICS, Table, in_cell
 from dpbench.results.files import write_atomically
@@ -22,6 +21,7 @@ from dpbench.results.provenance import code_hash
 from dpbench.results.record import RESULT
 
 RUNS = "runs.csv"
+MONTAGE = "samples.png"
 _DASH = "–"
 _EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", "epsilon_rdp": "ε (RDP)", "epsilon_pld": "ε (PLD)"}
 _NOMINAL = "epsilon_microbatch_rdp"
