@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,8 +70,8 @@ class Watched(GAN):
         self.lots.append([batch, copy.deepcopy(self.discriminator), None, None])
         super().training_step(batch, batch_idx)
 
-    def _made_for(self, labels: Tensor) -> Tensor:
-        self.lots[-1][2] = super()._made_for(labels)
+    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
+        self.lots[-1][2] = super()._made_for(number, labels)
         return self.lots[-1][2]
 
     def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
@@ -141,9 +142,9 @@ def test_images_for_the_discriminator_do_not_depend_on_the_size_of_the_lot(tmp_p
     torch.testing.assert_close(few, many[:3], rtol=1e-5, atol=1e-6)
     assert module.generator.training
     made = []
-    for labels in (torch.zeros(5, dtype=torch.long), torch.zeros(9, dtype=torch.long)):
+    for number in (5, 9):
         torch.manual_seed(0)
-        made.append(module._made_for(labels))
+        made.append(module._made_for(number, None))
     torch.testing.assert_close(made[0], made[1][:5], rtol=1e-5, atol=1e-6)
 
 
@@ -580,3 +581,33 @@ def test_networks_may_lie_in_one(tmp_path: Path) -> None:
     for module, name in ((nested, "a"), (plain, "b")):
         fit(tmp_path / name, module)
     assert torch.equal(flat(nested.generator), flat(plain.generator))
+
+
+def test_data_without_labels(tmp_path: Path) -> None:
+    data = loader_of(TensorDataset(images().tensors[0]))
+    module = gan()
+    before = flat(module)
+    trainer_for(tmp_path / "a", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 4).fit(module, data)
+    assert (flat(module) != before).any() and flat(module).isfinite().all()
+    trainer = trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 4)
+    with pytest.raises(ConfigurationError, match="the data set has no labels: .*model.conditional=false"):
+        trainer.fit(gan(conditional=True), data)
+    assert not (tmp_path / "b" / "ledger.jsonl").exists() or not read_ledger(tmp_path / "b" / "ledger.jsonl").releases
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_frozen_layers_of_a_discriminator_stay_as_they_are(tmp_path: Path, private: bool) -> None:
+    module = gan()
+    frozen, *trained = module.discriminator.parameters()
+    frozen.requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in (frozen, *trained)]
+    fit(tmp_path, module, None if private else NonPrivate())
+    assert (frozen == before[0]).all() and not frozen.requires_grad
+    assert all((now != then).any() and now.requires_grad for now, then in zip(trained, before[1:], strict=True))
+
+
+def test_without_privacy_only_in_one_process() -> None:
+    trainer: Any = SimpleNamespace(world_size=2)
+    with pytest.raises(ConfigurationError, match="GAN without privacy trains in one process: trainer.devices=1"):
+        NonPrivate().setup(trainer, gan(), "fit")
+    NonPrivate().setup(trainer, pl.LightningModule(), "fit")

@@ -39,13 +39,16 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     record["hardware"] = {"cpu": "x", "threads": 2, "gpu": None}
     (job.path / "result.json").write_text(json.dumps(record), encoding="utf-8")
     assert job.commands() == [judge] and job.state() == "begun" and job.result() is None
-    found = {"images": 200, "seed": 0, "features": "digits_cnn", "judged_on": "test"}
+    found = {"images": 200, "seed": 0, "features": "digits_cnn", "judged_on": "test", "steps": 3}
     found |= {"accuracy_cnn": 0.75, "coverage": 0.5}
     (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     assert job.commands() == [judge]  # somebody looked at fewer images
     found["images"] = 60_000
     (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     assert job.commands() == [] and job.state() == "done"
+    (job.path / "evaluation.json").write_text(json.dumps({**found, "steps": 2}), encoding="utf-8")
+    assert job.commands() == [judge]  # somebody looked before it was finished
+    (job.path / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     done = finished_runs(table, [job])
     assert done["value"].tolist() == [0.75] and done["evaluation/coverage"].tolist() == [0.5]
     write_outputs(table, done, {}, tmp_path / "out")

@@ -42,12 +42,17 @@ def test_columns_are_what_differs(tmp_path: Path) -> None:
 
 def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
     finished(tmp_path / "a", None, 1.5)
-    (tmp_path / "a" / "evaluation.json").write_text('{"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test"}')
+    found = {"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test", "steps": 1000}
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps(found))
     table = collect([tmp_path])
     assert list(table["accuracy of a CNN on synthetic images (%)"]) == [87.5]
     assert "| 87.50 | 1.500 |" in markdown(table)
     text = compare(load(str(tmp_path)))
     assert "| evaluation/accuracy_cnn | 87.50 % |" in text and "| evaluation/coverage | 0.5 |" in text
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "judged_on": "val"}))
+    assert collect([tmp_path])["images judged on"].tolist() == ["val"]
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "steps": 900}))  # of a checkpoint on the way
+    assert "accuracy of a CNN on synthetic images (%)" not in collect([tmp_path])
     (tmp_path / "a" / "evaluation.json").write_text("{")
     with pytest.raises(ConfigurationError, match="evaluation.json is damaged: delete"):
         collect([tmp_path])

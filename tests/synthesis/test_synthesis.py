@@ -18,6 +18,7 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
+from dpbench.synthesis.evaluate import evaluate
 from dpbench.synthesis.fidelity import density_and_coverage, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import sample
@@ -88,6 +89,18 @@ def test_a_cut_ledger_is_no_guarantee(run: Path, tmp_path: Path) -> None:
         sample(other, 3, tmp_path / "none")
 
 
+def test_a_ledger_beside_a_checkpoint_without_privacy_is_no_guarantee(run: Path, tmp_path: Path) -> None:
+    """Such as of a private run whose checkpoint was replaced."""
+    other = shutil.copytree(run, tmp_path / "other")
+    path = other / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=False)
+    for callbacks in ({"dpbench.PrivateStrategy": {"private": False}}, {}):
+        torch.save({**state, "callbacks": callbacks}, path)
+        assert "NOT private" in sample(other, 3, tmp_path / "out", force=True)
+        card = json.loads((tmp_path / "out" / "privacy.json").read_text(encoding="utf-8"))
+        assert card["delta"] is None and set(card["epsilon"].values()) == {None}
+
+
 def test_the_card_believes_the_ledger(run: Path, tmp_path: Path) -> None:
     """A run that began with secret noise may have been resumed with a seed."""
     other = shutil.copytree(run, tmp_path / "other")
@@ -106,17 +119,66 @@ def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     sample(run, 20, tmp_path / "out", form="folder")
     data = ImageFolder(str(tmp_path / "out"))
     assert len(data) == 20 and data.classes == [str(number) for number in range(10)]
-    module, _ = load_gan(run)
-    pixels, labels = make(module, 20, 0)
+    pixels, labels = make(load_gan(run).module, 20, 0)
     assert labels is not None
     image, label = data[0]
     position = int((labels == label).nonzero()[0])
     assert (np.asarray(image)[:, :, 0] == pixels[position, 0].numpy()).all()
 
 
+def test_an_interrupted_replacement_keeps_what_was_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    sample(run, 4, out)
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target == out and not self.name.endswith(".old"):
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigurationError, match="--out .*out cannot be written: No space left"):
+        sample(run, 5, out, force=True)
+    assert len(np.load(out / "images.npz")["images"]) == 4 and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_diverged_generator_makes_no_images(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    path = other / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=False)
+    next(value for name, value in state["state_dict"].items() if name.startswith("generator")).fill_(torch.nan)
+    torch.save(state, path)
+    with pytest.raises(ConfigurationError, match="its training has diverged"):
+        sample(other, 3, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_evaluation_of_other_data_than_trained_on(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    config = (other / "config.yaml").read_text(encoding="utf-8")
+    assert "image_size: 16" in config
+    (other / "config.yaml").write_text(config.replace("image_size: 16", "image_size: 20"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="was trained on other data than its configuration says"):
+        evaluate(other, 200)
+
+
 def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(run, tmp_path / "broken")
     (broken / "config.yaml").write_text("a: [b", encoding="utf-8")
+    lost = shutil.copytree(run, tmp_path / "lost")
+    text = (lost / "config.yaml").read_text(encoding="utf-8")
+    (lost / "config.yaml").write_text(text.replace("modules.GAN", "modules.Nope"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="config.yaml is damaged: .*Nope"):
+        sample(lost, 5, tmp_path / "out")
+    cut = shutil.copytree(run, tmp_path / "cut")
+    (cut / "result.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="result.json is damaged"):
+        sample(cut, 5, tmp_path / "out")
+    torch.save([1], cut / "checkpoints" / "last.ckpt")
+    with pytest.raises(ConfigurationError, match="of another architecture"):
+        sample(cut, 5, tmp_path / "out")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(ConfigurationError, match="config.yaml is damaged"):
@@ -143,8 +205,16 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         sample(run, 3, tmp_path / "own")
     sample(run, 4, tmp_path / "own", force=True)
     assert len(np.load(tmp_path / "own" / "images.npz")["images"]) == 4
-    with pytest.raises(ConfigurationError, match="--n must be a positive"):
-        sample(run, 0, tmp_path / "none")
+    for name in ("precious", "3/precious"):
+        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "own" / name).touch()
+        with pytest.raises(ConfigurationError, match=f"also holds (3|{name}), and --force"):
+            sample(run, 4, tmp_path / "own", force=True)
+        assert (tmp_path / "own" / name).exists() and (tmp_path / "own" / "images.npz").exists()
+        (tmp_path / "own" / name).unlink()
+    for number in (0, 10**11):
+        with pytest.raises(ConfigurationError, match="--n must lie between"):
+            sample(run, number, tmp_path / "none")
     with pytest.raises(ConfigurationError, match="holds no run"):
         sample(tmp_path / "nowhere", 3, tmp_path / "none")
     other = tmp_path / "other"

@@ -428,6 +428,10 @@ def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
     assert _prepare(config, tmp_path / "run") is None
     with pytest.raises(ConfigurationError, match="unfinished run"):
         _prepare(config, tmp_path / "run")
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "ledger.jsonl").touch()
+    with pytest.raises(ConfigurationError, match="holds the ledger of another run"):
+        _prepare(config, tmp_path / "left", private=False)
 
 
 def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
+
+from dpbench.errors import ConfigurationError
 
 Loss = Literal["standard", "wasserstein"]
 SHAPE = "dpbench.gan"
@@ -115,18 +117,16 @@ class GAN(pl.LightningModule):
         self.register_buffer("told", torch.full((2,), torch.nan))  # last loss of the generator, accuracy it waited for
         self.val_told, self.test_told = MeanMetric(), MeanMetric()
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """One step of the discriminator, and a turn of the generator if it is due."""
-        records, labels = batch
+        records, labels = self._split(batch)
         discriminating, generating = self.optimizers()  # type: ignore[attr-defined]
         # before what depends on the number of records
         turn = [self._draw(self._batch_size) for _ in range(self._generator_steps)]
         discriminating.zero_grad()
         if len(records):
-            labels_or_none = labels if self.classes else None
-            made = self._made_for(labels)
-            told = self.discriminator(records, labels_or_none), self.discriminator(made, labels_or_none)
-            loss = self.discriminator_loss(*told)
+            made = self._made_for(len(records), labels)
+            loss = self.discriminator_loss(self.discriminator(records, labels), self.discriminator(made, labels))
             self.manual_backward(loss)
             self._tell("nonprivate/discriminator_loss", loss)
         discriminating.step()
@@ -160,12 +160,15 @@ class GAN(pl.LightningModule):
 
     def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
         """Sees noise, uniform classes and the discriminator."""
-        self.discriminator.requires_grad_(False)
+        trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
         loss = self.generator_loss(self.discriminator(self.generator(noise, labels), labels))
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.optimizer.step()  # past Lightning, so that trainer.max_steps and global_step count lots
-        self.discriminator.requires_grad_(True)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         self.told[0] = loss.detach()
 
     def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
@@ -185,12 +188,24 @@ class GAN(pl.LightningModule):
         noise = torch.randn(number, self._noise_size, device=self.device)
         return noise, torch.randint(self.classes, (number,), device=self.device) if self.classes else None
 
-    def _made_for(self, labels: Tensor) -> Tensor:
+    def _split(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Records, and their labels where the networks take them.
+
+        Raises:
+            ConfigurationError: They do, and there are none.
+        """
+        if self.classes and len(batch) < 2:
+            raise ConfigurationError(
+                "the GAN is conditional, but the data set has no labels: take one that has, or model.conditional=false."
+            )
+        return batch[0], batch[1] if self.classes else None
+
+    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
         """An image for each record of this process's share of the lot; the same whatever the number of processes."""
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        rows = -(-world * (len(labels) + 1) // _BLOCK) * _BLOCK
-        noise = torch.randn(rows, self._noise_size, device=self.device)[rank::world][: len(labels)]
-        return self._generate(noise, labels if self.classes else None)
+        rows = -(-world * (number + 1) // _BLOCK) * _BLOCK
+        noise = torch.randn(rows, self._noise_size, device=self.device)[rank::world][:number]
+        return self._generate(noise, labels)
 
     @torch.no_grad()
     def _generate(self, noise: Tensor, labels: Tensor | None) -> Tensor:
@@ -215,18 +230,18 @@ class GAN(pl.LightningModule):
         images = self._generate(noise.to(own), labels.to(own.device) if self.classes else None)
         return (images.float() + 1) / 2
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """Share of held-out images that the discriminator takes for real."""
         self.val_told(self._taken_for_real(batch))
-        self.log(f"{self._monitored}/taken_for_real", self.val_told, batch_size=len(batch[1]))
+        self.log(f"{self._monitored}/taken_for_real", self.val_told, batch_size=len(batch[0]))
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """The same on test data."""
         self.test_told(self._taken_for_real(batch))
-        self.log("test/taken_for_real", self.test_told, batch_size=len(batch[1]))
+        self.log("test/taken_for_real", self.test_told, batch_size=len(batch[0]))
 
-    def _taken_for_real(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        logits: Tensor = self.discriminator(batch[0], batch[1] if self.classes else None)
+    def _taken_for_real(self, batch: Sequence[Tensor]) -> Tensor:
+        logits: Tensor = self.discriminator(*self._split(batch))
         return (logits > 0).float()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -237,4 +252,7 @@ class GAN(pl.LightningModule):
     def configure_optimizers(self) -> list[Optimizer]:
         """Of the discriminator and of the generator."""
         discriminating, generating = self._make_optimizers
-        return [discriminating(self.discriminator.parameters()), generating(self.generator.parameters())]
+        return [
+            discriminating([parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]),
+            generating(self.generator.parameters()),
+        ]

@@ -25,7 +25,9 @@ _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter 
 def check_target(target_epsilon: float) -> None:
     """Raise ConfigurationError unless ε is positive and finite."""
     if not 0 < target_epsilon < math.inf:
-        raise ConfigurationError(f"target_epsilon must be a positive number, not {target_epsilon}.")
+        raise ConfigurationError(
+            f"target_epsilon must be a positive number, not {target_epsilon} (without privacy: strategy=none)."
+        )
 
 
 def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, target: float) -> float:

@@ -83,8 +83,9 @@ class Job:
         """As `commands` has it judged, not with other options."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
-            told = [found[name] for name in ("images", "seed", "features", "judged_on")]
-            return told == [_IMAGES, 0, "digits_cnn", self.evaluated]
+            told = [found[name] for name in ("images", "seed", "features", "judged_on", "steps")]
+            made = json.loads((self.path / RESULT).read_text(encoding="utf-8"))["steps"]
+            return told == [_IMAGES, 0, "digits_cnn", self.evaluated, made]
         return False
 
     def commands(self) -> list[list[str]]:

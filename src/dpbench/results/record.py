@@ -21,6 +21,8 @@ RESULT, PARTIAL, EVALUATION = "result.json", "partial_result.json", "evaluation.
 def read_result(folder: Path) -> dict[str, Any]:
     """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
 
+    `judged_on` is there with it. What was found of a checkpoint on the way is left out.
+
     Raises:
         ConfigurationError: A file is damaged.
     """
@@ -30,8 +32,10 @@ def read_result(folder: Path) -> dict[str, Any]:
         if (folder / EVALUATION).is_file():
             path = folder / EVALUATION
             found = json.loads(path.read_text(encoding="utf-8"))
-            numbers = {name: value for name, value in found.items() if isinstance(value, float)}
-            record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
+            if found.get("steps") == record["steps"]:
+                numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+                record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
+                record["judged_on"] = found["judged_on"]
     except ValueError as error:
         raise ConfigurationError(f"{path} is damaged: delete {path} to make it again.") from error
     return record

@@ -48,6 +48,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
         values = [record["metrics"].get(name) for record in records]
         if any(value is not None for value in values):
             table[label] = [100 * (float("nan") if value is None else value) for value in values]
+    if any(record.get("judged_on") == "val" for record in records):
+        table["images judged on"] = [record.get("judged_on", "–") for record in records]
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
         table[f"epsilon ({name.upper()})"] = [_epsilon(record["privacy"], name) for record in records]
     table["ms per step"] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]

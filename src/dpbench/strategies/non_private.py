@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytorch_lightning as pl
 
+from dpbench.errors import ConfigurationError
+
 
 class NonPrivate(pl.Callback):
     """Ordinary training: same data, model, loop and results as the private strategies, epsilon infinite."""
 
     default_sampling = "shuffled"
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what only the private strategies know how to do.
+
+        Raises:
+            ConfigurationError: Several networks (a GAN) in several processes: each would draw noise of its own.
+        """
+        if trainer.world_size > 1 and getattr(pl_module, "private_module", None) is not None:
+            raise ConfigurationError(
+                f"{type(pl_module).__name__} without privacy trains in one process: trainer.devices=1."
+            )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -19,10 +21,26 @@ from dpbench.training.build import module_for
 from dpbench.training.run import CHECKPOINT, CONFIG
 
 _PIECE = 1000  # images made at once
+_MOST = 10_000_000  # images
 
 
-def load_gan(run: Path) -> tuple[GAN, dict[str, Any]]:
-    """The module of a run's last checkpoint (never of a better one), in evaluation mode, and the configuration.
+@dataclass(frozen=True)
+class Trained:
+    """What the last checkpoint of a run holds (never a better one).
+
+    Attributes:
+        module: In evaluation mode.
+        config: Of the run.
+        checkpoint: As saved.
+    """
+
+    module: GAN
+    config: dict[str, Any]
+    checkpoint: dict[str, Any]
+
+
+def load_gan(run: Path) -> Trained:
+    """A run's generator, with where it comes from.
 
     Args:
         run: Folder.
@@ -35,9 +53,10 @@ def load_gan(run: Path) -> tuple[GAN, dict[str, Any]]:
     try:
         config: Any = OmegaConf.to_container(OmegaConf.load(run / CONFIG), resolve=True)
         target = config.get("module", {}).get("_target_")
-    except (YAMLError, OmegaConfBaseException, AttributeError) as error:
+        generates = target is not None and issubclass(get_class(target), GAN)
+    except (YAMLError, OmegaConfBaseException, AttributeError, ImportError, ValueError) as error:
         raise ConfigurationError(f"{run / CONFIG} is damaged: {str(error).splitlines()[0]}") from error
-    if target is None or not issubclass(get_class(target), GAN):
+    if not generates:
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
     if not (run / CHECKPOINT).is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run / CHECKPOINT} is missing.")
@@ -48,12 +67,13 @@ def load_gan(run: Path) -> tuple[GAN, dict[str, Any]]:
     try:
         module = module_for(config, **state[SHAPE])
         module.load_state_dict(state["state_dict"])
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"{run / CHECKPOINT} is of another architecture than {run / CONFIG} says: {str(error).splitlines()[0]}"
+            f"{run / CHECKPOINT} is of another architecture than {run / CONFIG} says: "
+            f"{shorten(str(error), 300, placeholder=' …')}"
         ) from error
     assert isinstance(module, GAN)
-    return module.eval(), config
+    return Trained(module.eval(), config, state)
 
 
 def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
@@ -68,11 +88,18 @@ def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
         uint8 (N, C, H, W), and labels (N,) where the generator knows classes.
 
     Raises:
-        ConfigurationError: The seed is out of range.
+        ConfigurationError: The number or the seed is out of range, or what was made are no images.
     """
+    if not 1 <= number <= _MOST:
+        raise ConfigurationError(f"--n must lie between 1 and {_MOST:,} images, not {number} (more: with other seeds).")
     if not 0 <= seed < 2**63:
         raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % module.num_classes
-    parts = [(255 * module.sample(part, generator)).round().byte().cpu() for part in torch.split(labels, _PIECE)]
+    parts = []
+    for part in torch.split(labels, _PIECE):
+        images = module.sample(part, generator)
+        if not images.isfinite().all():
+            raise ConfigurationError("the generator makes values that are not finite: its training has diverged.")
+        parts.append((255 * images).round().byte().cpu())
     return torch.cat(parts), labels if module.classes else None

@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
+from dpbench.modules.gan import SHAPE
 from dpbench.results.files import write_json
 from dpbench.results.record import EVALUATION
-from dpbench.synthesis.checkpoint import load_gan, make
+from dpbench.synthesis.checkpoint import Trained, load_gan, make
 from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
@@ -42,22 +43,18 @@ def evaluate(
         What was written.
 
     Raises:
-        ConfigurationError: There is no generator, too few images were asked for, or no records were held out.
+        ConfigurationError: There is no generator, too few images were asked for, no records were held out, or the data
+            are not those of the checkpoint.
     """
     if number < _LEAST:
         raise ConfigurationError(f"--n must be at least {_LEAST} for an evaluation, not {number}.")
-    module, config = load_gan(run)
-    options = {key: config["data"][key] for key in _OF_DATA if key in config["data"]}
-    data = ImageDataModule(**options, scale="symmetric")
-    data.setup()
-    real = data.test_set if on == "test" else data.val_set
-    if real is None or len(real) < _LEAST:
-        kept = "no" if real is None else str(len(real))
-        raise ConfigurationError(f"{run} held {kept} records out to judge on: train with data.val_size=1000, say.")
+    trained = load_gan(run)
+    data, real = _real_data(run, trained, on)
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
-    pixels, labels = make(module, number, seed)
+    pixels, labels = make(trained.module, number, seed)
     images = pixels.float() / 255
     found: dict[str, Any] = {"images": number, "seed": seed, "judged_on": on}
+    found["steps"] = int(trained.checkpoint["global_step"])
     bar = tqdm(total=3, disable=None, desc="classifiers")
     train, unseen = _unit(data.train_set), _unit(real)
     if labels is not None:
@@ -72,6 +69,21 @@ def evaluate(
     bar.close()
     write_json(run / EVALUATION, found)
     return found
+
+
+def _real_data(run: Path, trained: Trained, on: str) -> tuple[ImageDataModule, InMemoryImages]:
+    """All data of the run, and those to judge on."""
+    options = {key: trained.config["data"][key] for key in _OF_DATA if key in trained.config["data"]}
+    data = ImageDataModule(**options, scale="symmetric")
+    data.setup()
+    made, own = trained.checkpoint[SHAPE], {"input_shape": data.input_shape, "num_classes": data.num_classes}
+    if made != own:
+        raise ConfigurationError(f"{run} was trained on other data than its configuration says: {made}, not {own}.")
+    real = data.test_set if on == "test" else data.val_set
+    if real is None or len(real) < _LEAST:
+        kept = "no" if real is None else str(len(real))
+        raise ConfigurationError(f"{run} held {kept} records out to judge on: train with data.val_size=1000, say.")
+    return data, real
 
 
 def _unit(images: InMemoryImages) -> tuple[Tensor, Tensor]:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import Ledger, read_ledger
 from dpbench.results.provenance import commit, config_hash
-from dpbench.results.record import RESULT, privacy_of
-from dpbench.synthesis.checkpoint import load_gan, make
-from dpbench.training.run import CHECKPOINT
+from dpbench.results.record import RESULT, privacy_of, read_result
+from dpbench.synthesis.checkpoint import Trained, load_gan, make
 
 Format = Literal["npz", "folder"]
 IMAGES, CARD, LEDGER = "images.npz", "privacy.json", "ledger.jsonl"
+_OWN = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
 
 
 def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz", force: bool = False) -> str:
@@ -43,28 +43,26 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
         A summary for the terminal.
 
     Raises:
-        ConfigurationError: There is no generator, or `out` is not empty.
+        ConfigurationError: There is no generator, `out` is not empty, or cannot be written.
     """
-    if number < 1:
-        raise ConfigurationError(f"--n must be a positive number of images, not {number}.")
     try:
         out = out.resolve()
     except (RuntimeError, OSError) as error:  # a loop of links
         raise ConfigurationError(f"{out} cannot be written: {error}.") from error
     _refuse_other_contents(out, force)
-    module, config = load_gan(run)
-    card = _card(run, config, number, seed, labelled=module.classes > 0)
+    trained = load_gan(run)
+    card = _card(run, trained, number, seed)
+    images, labels = make(trained.module, number, seed)
     new = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     try:
-        _make_folder(new, out)
-        images, labels = make(module, number, seed)
+        new.mkdir(parents=True)
         (_write_npz if form == "npz" else _write_folder)(new, images, labels)
         (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
-        if out.is_dir():
-            shutil.rmtree(out)
-        new.replace(out)
+        _put(new, out)
+    except OSError as error:
+        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return f"{number} images in {out}: {_guarantee(card)}"
@@ -73,19 +71,29 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
 def _refuse_other_contents(out: Path, force: bool) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
-    if out.is_file():
+    if out.exists() and not out.is_dir():
         raise ConfigurationError(f"{out} is a file: --out takes a folder.")
     if out.exists() and not force:
         raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
     if out.exists() and not (out / CARD).is_file():
         raise ConfigurationError(f"{out} holds no synthetic data set, and --force replaces nothing else.")
+    names = (path.relative_to(out).as_posix() for path in out.rglob("*"))
+    if (foreign := next((name for name in names if not _OWN.fullmatch(name)), None)) is not None:
+        raise ConfigurationError(f"{out} also holds {foreign}, and --force replaces synthetic data sets only: move it.")
 
 
-def _make_folder(new: Path, out: Path) -> None:
+def _put(new: Path, out: Path) -> None:
+    """Where what was there before, if anything, goes last: one of both is always whole."""
+    old = new.with_name(f"{new.name}.old")
+    if out.is_dir():
+        out.replace(old)
     try:
-        new.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
+        new.replace(out)
+    except BaseException:
+        if old.is_dir():
+            old.replace(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
@@ -102,14 +110,14 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
         Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(place / f"{number:07}.png")
 
 
-def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: bool) -> dict[str, Any]:
-    record = json.loads((run / RESULT).read_text(encoding="utf-8")) if (run / RESULT).exists() else {}
-    config = record.get("config", config)  # a resumed run may have changed it
-    ledger = _complete_ledger(run)
-    privacy = privacy_of(run / LEDGER, private="delta" in config["strategy"] and ledger is not None)
+def _card(run: Path, trained: Trained, number: int, seed: int) -> dict[str, Any]:
+    record = read_result(run) if (run / RESULT).exists() else {}
+    config = record.get("config", trained.config)  # a resumed run may have changed it
+    ledger = _complete_ledger(run / LEDGER, trained.checkpoint)
+    privacy = privacy_of(run / LEDGER, private=ledger is not None)
     return {
         "images": number,
-        "labels": "every class as often" if labelled else None,
+        "labels": "every class as often" if trained.module.classes else None,
         "seed": seed,
         "training_data": config["data"]["name"],
         "epsilon": privacy["epsilon"],
@@ -127,17 +135,17 @@ def _card(run: Path, config: dict[str, Any], number: int, seed: int, labelled: b
     }
 
 
-def _complete_ledger(run: Path) -> Ledger | None:
-    """The ledger of a run, if it has one.
+def _complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
+    """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
 
     Raises:
         ConfigurationError: It tells of fewer releases than the checkpoint: ε would be too small.
     """
-    state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False, mmap=True)
-    strategy = state["callbacks"].get("dpbench.PrivateStrategy", {"private": False})
-    path = run / LEDGER
+    strategy = checkpoint.get("callbacks", {}).get("dpbench.PrivateStrategy", {"private": False})
+    if not strategy["private"]:
+        return None
     ledger = read_ledger(path) if path.exists() else None
-    if strategy["private"] and (ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]):
+    if ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]:
         raise ConfigurationError(
             f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
             "them no epsilon can be stated; restore the ledger."
@@ -150,7 +158,8 @@ def _guarantee(card: dict[str, Any]) -> str:
         return "NOT private, the generator was trained without privacy"
     known = {name: value for name, value in card["epsilon"].items() if value is not None}
     epsilons = ", ".join(f"ε = {_number(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
-    return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {card['neighbouring_relation']}"
+    relation = str(card["neighbouring_relation"]).replace("_", " ")
+    return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
 
 
 def _number(epsilon: float) -> str:
@@ -169,8 +178,8 @@ def _readme(card: dict[str, Any], form: Format) -> str:
         "- It does not cover choices that were made by looking at the training data, such as tuning over several runs.",
         f"- Labels: {card['labels'] or 'none, the generator knows no classes'}; class frequencies of the training data "
         "are not reproduced.",
-        f"- Made on {card['date']} by run {card['run']} (configuration {card['config_hash']}, trained by commit "
-        f"{card['commit']}, sampled by {card['sampling_commit']}), seed {card['seed']}.",
+        f"- Made on {card['date']} by run {card['run']} (configuration {card['config_hash']}, trained by "
+        f"commit {card['commit'] or 'unknown'}, sampled by {card['sampling_commit']}), seed {card['seed']}.",
         f"- {CARD} also tells how many records the training data had, and how lots were drawn.",
     ]
     if card["delta"] is not None and not card["secure_randomness"]:

@@ -128,6 +128,8 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     if config["run"]["resume"]:
         (folder / EVALUATION).unlink(missing_ok=True)  # of a checkpoint on the way
         return checkpoint if checkpoint.exists() else None
+    if (folder / "ledger.jsonl").exists() and not (folder / CONFIG).exists():
+        raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder (hydra.run.dir).")
     try:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         with open(folder / CONFIG, "x", encoding="utf-8") as file:  # of two runs at once, one gets it
