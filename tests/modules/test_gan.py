@@ -392,17 +392,17 @@ class TrainModeGenerator(GAN):
     """A broken mutant: BatchNorm of the generator counts the records."""
 
     @torch.no_grad()
-    def _made_for(self, labels: Tensor) -> Tensor:
-        made: Tensor = self.generator(torch.randn(len(labels), 6), None)
+    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
+        made: Tensor = self.generator(torch.randn(number, 6), None)
         return made
 
 
 class AsInTutorials(GAN):
     """A broken mutant: the generator learns by the images made for the records, as many and of their classes."""
 
-    def _made_for(self, labels: Tensor) -> Tensor:
+    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
         self.generator.eval()
-        self.made = self.generator(torch.randn(len(labels), 6), None)
+        self.made = self.generator(torch.randn(number, 6), None)
         return self.made.detach()
 
     def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
