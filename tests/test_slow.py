@@ -46,7 +46,7 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=copy, check=True
     )
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = tmp_path.glob("dpbench_lightning-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")

@@ -309,7 +309,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
     (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
     (["trainer.max_steps=abc"], "trainer.max_steps must be a number, not 'abc'"),
-    (["launcher=ray"], 'pip install "dpbench[ray]"'),
+    (["launcher=ray"], 'launcher=ray is not installed: pip install -e "'),
     (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
     (["data=cifar10", "data.root=nowhere", "data.download=false"], "nowhere/cifar-10-batches-py"),
     (["model=mnist_cnn"], "mnist_cnn needs images of at least 14×14 pixels"),

@@ -12,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("dpbench", "torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
+from dpbench import __version__
+
+_PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
 _NOT_HASHED = ("run", "logger", "launcher")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _NOT_HASHED_DATA = ("root", "download")
@@ -68,7 +70,7 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of what computes the figures."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "dpbench": __version__}  # distributions of this name are others'
     for name in _PACKAGES:
         try:
             found[name] = version(name)

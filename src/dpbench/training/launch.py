@@ -23,7 +23,8 @@ class _SweepInterrupted(BaseException):
         self.error = error
 
 
-_EXTRAS = ("joblib", "submitit", "ray")
+_EXTRAS = ("submitit", "ray")
+_DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 
 
 def conf_dir() -> Path:
@@ -140,7 +141,7 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
         return f"{' '.join(bad)!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help)."
     for extra in _EXTRAS:
         if f"hydra/launcher/{extra}" in text:
-            return f'launcher={extra} is not installed: pip install "dpbench[{extra}]".'
+            return f"launcher={extra} is not installed: {_installing(extra)}."
     if (missing := re.search(r"Could not find '(\w+)/([\w/]+)'", text)) is not None:
         group, choice = missing.groups()
         names = groups_of(conf).get(group, [])
@@ -151,6 +152,14 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
     cause = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
     first = text.splitlines()[0]
     return cause if first in cause else f"{first}: {cause}"
+
+
+def _installing(extra: str) -> str:
+    """How to get what an extra holds: in a checkout, or beside an installed wheel."""
+    checkout = conf_dir().parent
+    if (checkout / "pyproject.toml").is_file():
+        return f'pip install -e "{checkout}[{extra}]"'
+    return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 
 def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:

@@ -1,0 +1,56 @@
+"""The distribution is not called dpbench: that name belongs to another project on the package registry."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import dpbench
+from dpbench.results.provenance import versions
+from dpbench.training.launch import _installing
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_distribution_has_a_name_of_its_own() -> None:
+    assert PROJECT["name"] == "dpbench-lightning"
+    assert PROJECT["scripts"] == {"dpbench": "dpbench.cli:main"}
+    assert PROJECT["version"] == dpbench.__version__
+
+
+def test_no_hint_installs_the_other_project() -> None:
+    found = subprocess.run(
+        ["git", "grep", "-nE", r"dpbench\[(joblib|submitit|ray|dev|bench)|install +dpbench\b", "--", ":!tests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1, found.stdout
+
+
+def test_the_sweep_of_the_readme_needs_no_extra() -> None:
+    assert any(line.startswith("hydra-joblib-launcher") for line in PROJECT["dependencies"])
+
+
+def test_the_hint_works_where_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _installing("ray") == f'pip install -e "{ROOT}[ray]"'
+    monkeypatch.setattr("dpbench.training.launch.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
+    assert _installing("ray") == 'pip install "dpbench-lightning[ray]"'
+
+
+def test_our_version_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a missing distribution nor a stranger's of the same name changes what a run records."""
+
+    def version(name: str) -> str:
+        if "dpbench" in name:
+            raise metadata.PackageNotFoundError(name)
+        return "9"
+
+    monkeypatch.setattr("dpbench.results.provenance.version", version)
+    assert versions()["dpbench"] == dpbench.__version__
+    assert list(versions())[:2] == ["python", "dpbench"]
