@@ -27,7 +27,9 @@ def test_digits_need_no_files(tmp_path: Path) -> None:
 
 def test_batches_are_channels_last_and_match_single_items() -> None:
     train = ImageDataModule("random_noise").train_set
-    images, labels = train.__getitems__([3, 1, 3])
+    lot = train.__getitems__([3, 1, 3])
+    images, labels = lot.batch
+    assert len(lot) == 3 and torch.equal(lot[-1][0], images[2])
     assert images.shape == (3, 3, 32, 32)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images[1], train[1][0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from scipy import stats
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
@@ -101,8 +104,11 @@ def dataset(size: int = 20) -> TensorDataset:
     return TensorDataset(torch.arange(float(size))[:, None], torch.arange(size))
 
 
+DATA = dataset()
+
+
 def test_empty_lots_have_the_right_shape() -> None:
-    loader = LotLoader.poisson(dataset(), expected_batch_size=0.5, seed=0)
+    loader = LotLoader(dataset(), Lots(PoissonSampling(20, 0.025), seed=0))
     batches = [batch for _ in range(3) for batch in loader]
     empty = [x for x, _ in batches if len(x) == 0]
     assert empty
@@ -139,6 +145,47 @@ def test_from_dataloader_keeps_its_parts() -> None:
         LotLoader.from_dataloader(subset)
     with pytest.raises(ConfigurationError, match="no batch_size"):
         LotLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
+    workers = DataLoader(dataset(), 5, num_workers=1, prefetch_factor=3, timeout=60, worker_init_fn=print)
+    kept = LotLoader.from_dataloader(workers)
+    assert (kept.num_workers, kept.prefetch_factor, kept.timeout, kept.worker_init_fn) == (1, 3, 60, print)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (SequentialSampler(range(10)), "from something else of length 10"),
+        (RandomSampler(range(20)), "from something else of length 20"),
+        (RandomSampler(DATA, replacement=True), "with replacement"),
+        (RandomSampler(DATA, num_samples=5), "num_samples"),
+        (type("Mine", (SequentialSampler,), {"__iter__": lambda self: iter([0, 0])})(DATA), "draws by a Mine"),
+    ],
+)
+def test_loaders_that_draw_otherwise_are_refused(sampler: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LotLoader.from_dataloader(DataLoader(DATA, batch_size=5, sampler=sampler))
+
+
+@pytest.mark.parametrize("size", [0.01, 0.99, math.nan, math.inf, "12", True, None, [12], -3])
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must lie between 1 and the 20 training records"):
+        LotLoader.poisson(DATA, size)
+    with pytest.raises(ConfigurationError, match="Is it a rate. That is expected_batch_size=2"):
+        LotLoader.poisson(DATA, 0.1)
+    assert LotLoader.poisson(DATA, np.float32(2)).lots.sampling.sample_rate == 0.1
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "0", True])
+def test_seeds_that_are_none(seed: Any) -> None:
+    with pytest.raises(ConfigurationError, match="seed of lots must be a whole number"):
+        LotLoader.poisson(DATA, 4, seed)
+
+
+def test_they_say_what_they_are() -> None:
+    loader = LotLoader.poisson(DATA, 5, seed=3)
+    known = "PoissonSampling(population=20, sample_rate=0.25)"
+    assert repr(loader) == f"LotLoader(TensorDataset of 20 records, Lots({known}, seed=3, position=0))"
+    with pytest.raises(AttributeError):
+        loader.lots.sampling = PoissonSampling(20, 0.5)
 
 
 @pytest.mark.parametrize(

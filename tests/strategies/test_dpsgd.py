@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.records import Collated
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.accounting import ledger_epsilon
 from dpbench.privacy.ledger import read_ledger
@@ -557,7 +558,7 @@ def test_batches_that_disagree(tmp_path: Path) -> None:
             return torch.zeros(1)
 
         def __getitems__(self, positions: list[int]) -> Any:
-            return torch.zeros(len(positions), 1, 8, 8), torch.zeros(3)
+            return Collated((torch.zeros(len(positions), 1, 8, 8), torch.zeros(3)))
 
     with pytest.raises(DPBenchError, match="must agree on dimension 0"):
         fit(tmp_path, make_classifier(), loader=LotLoader(Odd(), Lots(make_sampling("poisson", 60, 12), 0)))

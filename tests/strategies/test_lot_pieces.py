@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbench.strategies.lot_pieces import cut, cuts
+from tests.strategies.worlds import trainer_for
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
@@ -31,3 +35,13 @@ def test_a_whole_lot_needs_no_trainer() -> None:
     """No message between processes and no wait for the device where nothing is cut."""
     batch = (torch.zeros(5, 2), torch.zeros(5))
     assert cut(batch, 5, None, None, None) == [batch]  # type: ignore[arg-type]
+
+
+def test_texts_are_cut_with_their_records(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, pl.Callback(), 1)
+    names = [f"{i}" for i in range(5)]
+    batch = {"x": torch.arange(5.0), "names": names, "more": [torch.arange(5), tuple(names)], "rate": torch.tensor(2.0)}
+    pieces = cut(batch, 5, 2, None, trainer)
+    assert [piece["names"] for piece in pieces] == [names[:2], names[2:4], names[4:]]
+    assert [piece["more"][1] for piece in pieces] == [tuple(names[:2]), tuple(names[2:4]), tuple(names[4:])]
+    assert all(piece["x"].tolist() == piece["more"][0].tolist() and piece["rate"] == 2 for piece in pieces)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.privacy.sampling import PoissonSampling
 
 
 def update(module: pl.LightningModule, loss: Tensor) -> Tensor | None:
@@ -79,7 +80,9 @@ def pictures(size: int = 60) -> TensorDataset:
 
 
 def loader_of(data: TensorDataset, expected: float = 12, seed: int | None = 0, kind: str = "poisson") -> LotLoader:
-    return LotLoader(data, Lots(make_sampling(kind, len(data), expected), seed))
+    rare = kind == "poisson" and expected < 1  # which a user is asked about
+    sampling = PoissonSampling(len(data), expected / len(data)) if rare else make_sampling(kind, len(data), expected)
+    return LotLoader(data, Lots(sampling, seed))
 
 
 def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any) -> pl.Trainer:

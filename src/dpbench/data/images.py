@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.records import Collated, Collation
 from dpbench.data.scattering import BLOCK, PER_CHANNEL, scattering
 from dpbench.data.sources import Images, Source, Split, data_root, source
 from dpbench.errors import ConfigurationError
@@ -42,12 +42,11 @@ class InMemoryImages(Dataset[Batch]):
         """Image (C, H, W) and label ()."""
         return self.pixels[position].permute(2, 0, 1), self.labels[position]
 
-    def __getitems__(self, positions: Sequence[int]) -> Batch:
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Images (R, C, H, W), channels-last in memory, and labels (R,)."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        return self.pixels.index_select(0, index).permute(0, 3, 1, 2), self.labels[
-            index
-        ]  # three times as fast as [index]
+        pixels = self.pixels.index_select(0, index)  # three times as fast as [index]
+        return Collated((pixels.permute(0, 3, 1, 2), self.labels[index]))
 
     def subset(self, positions: Sequence[int]) -> InMemoryImages:
         """The records at some positions."""
@@ -212,7 +211,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def _eval_loader(self, images: InMemoryImages | None) -> DataLoader[Batch]:
         assert images is not None
-        return DataLoader(images, batch_size=self._eval_batch_size, collate_fn=_whole)
+        return DataLoader(images, batch_size=self._eval_batch_size, collate_fn=Collation(images, None))
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
@@ -223,7 +222,3 @@ class ImageDataModule(pl.LightningDataModule):
         """The test set."""
         self.setup()
         return self._eval_loader(self._test)
-
-
-def _whole(batch: Any) -> Any:
-    return batch

@@ -7,16 +7,17 @@ system's entropy, for models that will be published.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
+from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
@@ -40,11 +41,21 @@ class Lots(TorchSampler[list[int]]):
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
-        self.sampling = sampling
+        if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
+            raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
+        self._sampling = sampling
         self.position = self.phase = self.microbatches = 0
         self.seed = seed
         self._key = seed
         self._permutation: tuple[int, NDArray[np.int64]] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """What is drawn; it cannot change, since the ledger counts on it."""
+        return self._sampling
+
+    def __repr__(self) -> str:
+        return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
 
     def __len__(self) -> int:
         return self.sampling.steps_per_epoch
@@ -107,21 +118,30 @@ class LotLoader(DataLoader[Any]):
     It hands out empty lots (with `(0, …)` tensors), and resumes in mid-epoch from its state.
 
     Args:
-        dataset: Map-style data set; with `__getitems__(positions)` it returns whole batches itself.
+        dataset: Map-style data set; its `__getitems__(positions)`, if there is one, returns a list of samples as for
+            torch's `DataLoader`, or `data.records.Collated`.
         lots: Which records come when.
         collate_fn: As for `torch.utils.data.DataLoader`.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
+
+    Raises:
+        ConfigurationError: The data set has no positions, another number of records than the lots, or (where an
+            epsilon is due) records that are there twice.
     """
 
     def __init__(
         self, dataset: Dataset[Any], lots: Lots, collate_fn: Callable[[Any], Any] | None = None, **options: Any
     ) -> None:
-        size = len(dataset)  # type: ignore[arg-type]
+        size = count_of(dataset)
         if size != lots.sampling.population:
             raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
-        collate = collate_fn or (_as_is if hasattr(dataset, "__getitems__") else default_collate)
-        super().__init__(dataset, batch_sampler=lots, collate_fn=_CollateEmpty(dataset, collate), **options)
+        if lots.sampling.record_changes:
+            refuse_repeated(dataset)
+        super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn), **options)
         self.lots = lots
+
+    def __repr__(self) -> str:
+        return f"LotLoader({type(self.dataset).__name__} of {self.lots.sampling.population} records, {self.lots})"
 
     @classmethod
     def poisson(
@@ -135,28 +155,25 @@ class LotLoader(DataLoader[Any]):
             seed: Reproduces the lots; None takes the operating system's entropy.
             **options: Further options of `torch.utils.data.DataLoader`.
         """
-        population = len(dataset)  # type: ignore[arg-type]
+        population = count_of(dataset)
         return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size), seed), **options)
 
     @classmethod
     def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:
-        """The same data, collation and workers with Poisson lots of `loader.batch_size` records on average."""
-        if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-            raise ConfigurationError(
-                f"the data loader draws by a {type(loader.sampler).__name__}; wrap the records that it may draw in a "
-                "torch.utils.data.Subset, and use LotLoader.poisson."
-            )
+        """The same data, collation and workers with Poisson lots of `loader.batch_size` records on average.
+
+        Raises:
+            ConfigurationError: The loader draws otherwise than each record of its data set once an epoch.
+        """
+        count_of(loader.dataset)
+        _refuse_other_draws(loader)
         if loader.batch_size is None:
             raise ConfigurationError("the data loader has no batch_size to expect; use LotLoader.poisson.")
-        return cls.poisson(
-            loader.dataset,
-            loader.batch_size,
-            seed,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            persistent_workers=loader.persistent_workers,
-        )
+        same = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
+        options = {name: getattr(loader, name) for name in same}
+        if loader.num_workers:
+            options |= {name: getattr(loader, name) for name in ("prefetch_factor", "multiprocessing_context")}
+        return cls.poisson(loader.dataset, loader.batch_size, seed, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
@@ -173,21 +190,24 @@ class LotLoader(DataLoader[Any]):
         self.lots.position = int(state["lots"])
 
 
-class _CollateEmpty:
-    """Collation that also knows what an empty lot looks like."""
-
-    def __init__(self, dataset: Dataset[Any], collate: Callable[[Any], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def __call__(self, records: Any) -> Any:
-        if isinstance(records, list) and not records:
-            one = self._collate([self._dataset[0]])
-            return tree_map(lambda x: x[:0] if hasattr(x, "shape") and x.ndim else x, one)
-        return self._collate(records)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
+def _refuse_other_draws(loader: DataLoader[Any]) -> None:
+    sampler: Any = loader.sampler
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        raise ConfigurationError(
+            f"the data loader draws by a {type(sampler).__name__}; wrap the records that it may draw in a "
+            "torch.utils.data.Subset, and use LotLoader.poisson."
+        )
+    if sampler.data_source is not loader.dataset:
+        raise ConfigurationError(
+            f"the sampler of the data loader ({type(sampler).__name__}) does not draw from its data set but from "
+            f"something else of length {len(sampler.data_source)}, so that lots would hold other records: wrap the "
+            "records that it may draw in a torch.utils.data.Subset, and use LotLoader.poisson."
+        )
+    if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
+        raise ConfigurationError(
+            "the data loader's RandomSampler draws with replacement, or another number of records (num_samples) than "
+            "the data set has; Poisson lots do neither: use LotLoader.poisson(dataset, expected_batch_size)."
+        )
 
 
 def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sampling:
@@ -201,9 +221,12 @@ def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sam
     Raises:
         ConfigurationError: Unknown kind, or a size that does not fit.
     """
-    if not 0 < expected_batch_size <= population:
+    size: Any = expected_batch_size
+    number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if not number or not 1 <= size <= population:
+        hint = f" Is it a rate? That is expected_batch_size={size * population:g}." if number and 0 < size < 1 else ""
         raise ConfigurationError(
-            f"expected_batch_size must lie between 1 and the {population} training records, not {expected_batch_size}."
+            f"expected_batch_size must lie between 1 and the {population} training records, not {size!r}.{hint}"
         )
     if kind == "poisson":
         return PoissonSampling(population, expected_batch_size / population)

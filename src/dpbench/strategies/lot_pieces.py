@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
@@ -90,10 +90,19 @@ def cut(
         dist.all_reduce(count, dist.ReduceOp.MAX)
         ends += [records] * (int(count) - len(ends))
 
-    def piece(start: int, end: int) -> Any:
-        return tree_map(lambda x: x[start:end] if isinstance(x, Tensor) and x.dim() else x, batch)
+    return [_rows(batch, records, start, end) for start, end in pairwise(ends)]
 
-    return [piece(start, end) for start, end in pairwise(ends)]
+
+def _rows(batch: Any, records: int, start: int, end: int) -> Any:
+    def entries(x: Any) -> bool:  # such as the records' texts
+        return (
+            isinstance(x, list | tuple) and len(x) == records and not any(isinstance(y, Tensor) for y in tree_leaves(x))
+        )
+
+    def cut(x: Any) -> Any:
+        return x[start:end] if entries(x) or (isinstance(x, Tensor) and x.dim()) else x
+
+    return tree_map(cut, batch, is_leaf=entries)
 
 
 def merge_of(microbatch_of: NDArray[np.int64] | None, rows: slice, size: int, device: torch.device) -> Merge | None:

@@ -1,0 +1,129 @@
+"""The records of a data set: how many there are, that each is there once, and how those of a lot become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
+
+from dpbench.errors import ConfigurationError
+
+
+class Collated(Sequence[Any]):
+    """What a data set's `__getitems__(positions)` may return if it indexes whole batches faster than samples.
+
+    For torch (its `DataLoader`, `Subset`, `random_split`) it is the sequence of samples that the protocol asks for;
+    `LotLoader` takes the batch as it is.
+
+    Args:
+        batch: Tensors whose dimension 0 is the records, in lists, tuples and dictionaries.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(tree_leaves(self.batch)[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Collated(tree_map(lambda x: x[index], self.batch))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return tree_map(lambda x: x[index], self.batch)
+
+
+class Collation:
+    """Collates as torch does, and knows what an empty lot looks like.
+
+    Args:
+        dataset: Of which one record shows the shapes.
+        collate_fn: As for `torch.utils.data.DataLoader`; None takes torch's.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None) -> None:
+        self._dataset, self._collate = dataset, collate_fn or default_collate
+
+    def __call__(self, records: Any) -> Any:
+        if self._collate is default_collate:
+            if isinstance(records, Collated):
+                return records.batch
+            if not isinstance(records, list):
+                raise ConfigurationError(
+                    f"{type(self._dataset).__name__}.__getitems__ returns a {type(records).__name__}: torch's protocol "
+                    "is a list of samples. Return that, or dpbench.data.records.Collated(batch) for a whole batch, or "
+                    "give a collate_fn."
+                )
+        if isinstance(records, list) and not records:
+            record = self._dataset[0]
+            return _emptied(self._collate([record]), self._collate([record, record]))
+        return self._collate(records)
+
+
+def _emptied(one: Any, two: Any) -> Any:
+    """A batch without records, from one of one record and one of two: what grows with the records becomes empty."""
+    if getattr(one, "shape", ()):
+        return one[:0]
+    if isinstance(one, dict):
+        return {key: _emptied(value, two[key]) for key, value in one.items()}
+    if isinstance(one, list | tuple):
+        if len(one) != len(two):  # an entry for each record, such as its text
+            return type(one)()
+        parts = [_emptied(a, b) for a, b in zip(one, two, strict=True)]
+        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+    return one
+
+
+def count_of(dataset: Any) -> int:
+    """Number of records of a map-style data set.
+
+    Raises:
+        ConfigurationError: It has no length, or no positions to draw from.
+    """
+    try:
+        size = len(dataset)
+    except (TypeError, NotImplementedError):
+        size = -1
+    if size < 0 or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            f"{type(dataset).__name__} has no positions to draw records from, as a stream (IterableDataset) has none: "
+            "lots need a map-style data set, with len(dataset) and dataset[position]."
+        )
+    return size
+
+
+def refuse_repeated(dataset: Any) -> None:
+    """Raise ConfigurationError where a Subset or ConcatDataset holds a record of a data set more than once."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    found: dict[int, list[NDArray[np.int64]]] = {}
+    for origin, positions in _origins(dataset, None):
+        found.setdefault(id(origin), []).append(positions)
+    for parts in found.values():
+        positions = np.concatenate(parts)
+        repeated = len(positions) - len(np.unique(positions))
+        if repeated:
+            raise ConfigurationError(
+                f"{repeated} of the {count_of(dataset)} records of the training data are there twice (in a Subset or "
+                "ConcatDataset): epsilon holds for a row, and a record with several rows is protected less. Keep each "
+                "record once."
+            )
+
+
+def _origins(dataset: Any, rows: NDArray[np.int64] | None) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """Underlying data sets, each with the positions of its records among `rows` (None: all)."""
+    rows = np.arange(count_of(dataset)) if rows is None else rows
+    if isinstance(dataset, Subset):
+        inner = np.asarray(dataset.indices, dtype=np.int64)[rows]
+        yield from _origins(dataset.dataset, inner % count_of(dataset.dataset))
+    elif isinstance(dataset, ConcatDataset):
+        ends = np.asarray(dataset.cumulative_sizes)
+        which = np.searchsorted(ends, rows, side="right")
+        for number, part in enumerate(dataset.datasets):
+            yield from _origins(part, rows[which == number] - (ends[number - 1] if number else 0))
+    else:
+        yield dataset, rows

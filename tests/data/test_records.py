@@ -1,0 +1,187 @@
+"""Data sets as people have them: parts and sums of others, Hugging Face's protocol, dictionaries, strings, streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
+
+from dpbench.data.images import InMemoryImages
+from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.records import Collated
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling import PoissonSampling, ShuffledEpochs
+
+SIZE = 24
+
+
+class Plain(Dataset[Any]):
+    """A number and its square, as a user writes a data set."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor([float(i)]), i * i
+
+
+class HuggingFace:
+    """The protocol of `datasets.Dataset`: a dictionary for each record, lists of them for several."""
+
+    def __init__(self) -> None:
+        self.columns = {"x": [float(i) for i in range(SIZE)], "text": [f"record {i}" for i in range(SIZE)]}
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, key: Any) -> dict[str, Any]:
+        if isinstance(key, int):
+            return {name: column[key] for name, column in self.columns.items()}
+        return {name: [column[i] for i in key] for name, column in self.columns.items()}
+
+    def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
+        batch = self[keys]
+        return [{name: column[i] for name, column in batch.items()} for i in range(len(batch["x"]))]
+
+
+class Nested(Plain):
+    """Dictionaries with strings and tuples in them."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": torch.tensor([float(i)]), "more": (str(i), {"y": i}), "both": [i, f"{i}"]}
+
+
+def images(size: int = SIZE) -> InMemoryImages:
+    return InMemoryImages(
+        torch.arange(float(size))[:, None, None, None].expand(-1, 4, 4, 1).clone(), torch.arange(size)
+    )
+
+
+DATASETS = {
+    "subset": lambda: Subset(Plain(40), list(range(3, 3 + SIZE))),
+    "random_split": lambda: random_split(Plain(40), [SIZE, 40 - SIZE])[0],
+    "concatenated": lambda: ConcatDataset([Plain(10), Plain(SIZE - 10)]),
+    "stacked": lambda: StackDataset(a=Plain(), b=images()),
+    "split of tensors": lambda: random_split(TensorDataset(torch.rand(40, 2)), [SIZE, 40 - SIZE])[0],
+    "part of a part": lambda: Subset(Subset(Plain(40), range(30)), range(SIZE)),
+    "hugging face": HuggingFace,
+    "part of hugging face": lambda: Subset(HuggingFace(), range(0, SIZE, 2)),
+    "dictionaries": Nested,
+    "images": images,
+    "part of images": lambda: Subset(images(40), list(range(40 - SIZE, 40))),
+    "images concatenated": lambda: ConcatDataset([images(10), images(SIZE - 10)]),
+}
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal in structure, types and values."""
+    if isinstance(one, Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)
+
+
+def emptied(value: Any) -> bool:
+    """Whether nothing of a record is left."""
+    if isinstance(value, Tensor):
+        return len(value) == 0
+    if isinstance(value, dict):
+        return all(emptied(one) for one in value.values())
+    return isinstance(value, list | tuple) and all(emptied(one) for one in value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", DATASETS)
+def test_lots_are_collated_as_torch_does(name: str, workers: int) -> None:
+    data: Any = DATASETS[name]()
+    size = len(data)
+    loader = LotLoader(data, Lots(PoissonSampling(size, 1.5 / size), seed=1), num_workers=workers)
+    lots = [loader.lots.lot(step) for step in range(len(loader))]
+    batches = list(loader)
+    assert len(batches) == len(lots)
+    assert {0, 1, 2} <= {len(lot) for lot in lots}
+    for lot, batch in zip(lots, batches, strict=True):
+        if len(lot):
+            assert same(batch, default_collate([data[int(i)] for i in lot]))
+        else:
+            assert emptied(batch)
+            assert same(type(batch)(batch), batch)
+
+
+def test_a_part_of_images_is_still_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InMemoryImages, "__getitem__", lambda *_: pytest.fail("image by image"))
+    for data in (images(), random_split(images(40), [SIZE, 40 - SIZE])[0]):
+        assert all(len(x) for x, _ in LotLoader(data, Lots(PoissonSampling(SIZE, 0.9), 0)))
+
+
+def test_torch_sees_samples_of_images() -> None:
+    ((x, y),) = DataLoader(Subset(images(), [5, 3]), batch_size=2)
+    assert x.shape == (2, 1, 4, 4)
+    assert y.tolist() == [5, 3]
+
+
+def test_a_collate_fn_sees_samples() -> None:
+    for data in (images(), Subset(Plain(40), range(SIZE)), HuggingFace()):
+        loader = LotLoader.from_dataloader(DataLoader(data, 6, collate_fn=lambda records: [type(r) for r in records]))
+        assert {kind for batch in loader for kind in batch} <= {tuple, dict}
+
+
+@pytest.mark.parametrize("batch", [(torch.zeros(2, 3), torch.zeros(2)), {"x": [1.0, 2.0]}, torch.zeros(2, 3)])
+def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
+    """torch would stack its columns as if they were samples."""
+    data = Plain()
+    data.__getitems__ = lambda positions: batch  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"list of samples. Return that, or dpbench.data.records.Collated"):
+        next(iter(LotLoader.poisson(data, 4)))
+    data.__getitems__ = lambda positions: Collated(batch)  # type: ignore[attr-defined]
+    assert next(iter(LotLoader.poisson(data, 4))) is batch
+
+
+@pytest.mark.parametrize(
+    ("data", "twice"),
+    [
+        (Subset(Plain(), [0, 1, 2, 1]), 1),
+        (Subset(Plain(), [0, -1, SIZE - 1]), 1),
+        (ConcatDataset([DATASET := Plain(), DATASET]), SIZE),
+        (ConcatDataset([DATASET, Subset(DATASET, [3, 4])]), 2),
+        (Subset(ConcatDataset([DATASET, Plain(3), Subset(DATASET, range(5))]), [0, 25, 27, 28]), 1),
+    ],
+)
+def test_records_that_are_there_twice_are_refused(data: Any, twice: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"{twice} of the {len(data)} records .* are there twice"):
+        LotLoader.poisson(data, 2)
+    LotLoader(data, Lots(ShuffledEpochs(len(data), 2), 0))  # without privacy, oversample as you like
+
+
+def test_streams_have_no_positions() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(range(5))
+
+    class Long(Stream):
+        def __len__(self) -> int:
+            return 5
+
+    for data in (Stream(), Long(), [1, 2].__iter__(), {1, 2}):
+        for make in (lambda d: LotLoader.poisson(d, 2), lambda d: LotLoader.from_dataloader(DataLoader(d))):
+            with pytest.raises(ConfigurationError, match="has no positions to draw records from"):
+                make(data)
