@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting import epsilon, ledger_epsilon
-from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, read_ledger
+from dpbench.privacy.ledger import Event, Header, Release, read_ledger
+from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.plan import SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import hashlib
 import json
+import os
+import signal
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dpbench import locks
 from dpbench.errors import LedgerError
 from dpbench.privacy import ledger as module
-from dpbench.privacy.ledger import Header, LedgerWriter, Release, read_ledger
+from dpbench.privacy.ledger import Header, Release, read_ledger
+from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.plan import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs, sampling_from_dict
+from dpbench.privacy.seal import Seal, difference, seal_of
 
 HEADER = Header("example", "add_or_remove_one", 1000, 1e-5, replay="abc")
 POISSON = PoissonSampling(1000, 0.1)
@@ -252,3 +260,135 @@ def test_header_types(tmp_path: Path, bad: str) -> None:
     (tmp_path / "l").write_text("\n".join([json.dumps(data), *rest]) + "\n")
     with pytest.raises(LedgerError, match="must be a"):
         read_ledger(tmp_path / "l")
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    """Two `dpbench resume` of one run would each spend what is left of its budget."""
+    path = tmp_path / "l"
+    with closing(LedgerWriter(path, HEADER)) as writer:
+        writer.append(release(0))
+        before = path.read_bytes()
+        for resume in (False, True):
+            with pytest.raises(LedgerError, match=r"another process writes the ledger .*l: .* Wait until it ends"):
+                LedgerWriter(path, HEADER, start=int(resume), resume=resume)
+        assert path.read_bytes() == before
+        writer.append(release(1))
+    write(path, 1, start=2, resume=True)
+    assert len(read_ledger(path).releases) == 3
+
+
+def test_a_refused_writer_gives_the_lock_back_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="missing or empty"):
+        LedgerWriter(tmp_path / "l", HEADER, 9, True)
+    assert not (tmp_path / "l").exists()
+    write(tmp_path / "l", 2)
+    with pytest.raises(LedgerError, match="already records a run"):
+        LedgerWriter(tmp_path / "l", HEADER)
+    write(tmp_path / "l", 1, start=2, resume=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
+    """SIGKILL included, and although a process that it forked (a worker that loads data) lives on."""
+    path = tmp_path / "l"
+    told, telling = os.pipe()
+    holder = os.fork()
+    if not holder:
+        writer = LedgerWriter(path, HEADER)
+        writer.append(release(0))
+        worker = os.fork()
+        if not worker:
+            signal.pause()
+        os.write(telling, worker.to_bytes(4, "little"))
+        signal.pause()
+    worker = int.from_bytes(os.read(told, 4), "little")
+    try:
+        with pytest.raises(LedgerError, match="another process"):
+            LedgerWriter(path, HEADER, start=1, resume=True)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        os.kill(worker, 0)  # still there
+        write(path, 1, start=1, resume=True)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+    assert len(read_ledger(path).releases) == 2
+
+
+def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever held it may have removed the file while another one waited to open it."""
+    path, real = tmp_path / "l", locks._lock
+    kept = locks.open_locked(path)
+
+    def removed_meanwhile(file: object) -> None:
+        if not kept.closed:
+            path.unlink()
+            kept.close()
+        real(file)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(locks, "_lock", removed_meanwhile)
+    with locks.open_locked(path) as file:
+        assert os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def test_a_file_system_without_locks_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", none)
+    monkeypatch.setattr(locks, "_told", set())
+    with pytest.warns(UserWarning, match="file system without locks"):
+        write(tmp_path / "a", 1)
+    write(tmp_path / "b", 1)
+
+
+def test_the_seal_is_that_of_the_file(tmp_path: Path) -> None:
+    with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
+        for number in range(4):
+            writer.append(release(number))
+            assert writer.seal == seal_of(tmp_path / "l")
+    assert writer.seal == Seal(5, hashlib.sha256((tmp_path / "l").read_bytes()).hexdigest())
+    assert Seal.read(json.loads(json.dumps(writer.seal._asdict()))) == writer.seal
+    assert [Seal.read(data) for data in (None, 3, {}, {"lines": "5", "sha256": "ab"})] == [None] * 4
+
+
+def test_a_resumed_run_has_the_seals_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Also while it repeats releases that are on disk already."""
+    seals = []
+    with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
+        for number in range(6):
+            seals.append(writer.seal)
+            writer.append(release(number))
+    again = LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True, known=seals[2])
+    with closing(again):
+        for number in range(2, 6):
+            assert again.seal == seals[number]
+            assert again.repeated.total() == 6 - number
+            again.append(release(number))
+        assert again.seal == writer.seal
+        again.append(release(6))
+        assert again.seal == seal_of(tmp_path / "l")
+    other = LedgerWriter(tmp_path / "l", dataclasses.replace(HEADER, replay="other"), start=2, resume=True)
+    with closing(other):
+        assert other.seal == seal_of(tmp_path / "l")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[:4], "4 lines of at least 6 that the checkpoint knows: it was cut"),
+        (lambda lines: [line.replace('"noise_std":1.1', '"noise_std":11.0') for line in lines], "edited"),
+        (lambda lines: [*lines[:3], lines[3].replace('"checksum":null', '"checksum":"0x1p0"'), *lines[4:]], "edited"),
+        (lambda lines: [lines[0].replace("abc", "xyz"), *lines[1:]], "of another run"),
+    ],
+    ids=["cut", "noise", "checksum", "header"],
+)
+def test_another_ledger_than_the_checkpoint_knew(
+    tmp_path: Path, change: Callable[[list[str]], list[str]], message: str
+) -> None:
+    seal = write(tmp_path / "l", 5).seal
+    write(tmp_path / "l", 3, start=5, resume=True)  # it may grow
+    assert difference(tmp_path / "l", seal, "the checkpoint") is None
+    lines = (tmp_path / "l").read_text().splitlines(keepends=True)
+    (tmp_path / "l").write_text("".join(change(lines[:6])))
+    with pytest.raises(LedgerError, match=rf"cannot continue .*{message}.*Restore the ledger"):
+        LedgerWriter(tmp_path / "l", HEADER, start=5, resume=True, known=seal)

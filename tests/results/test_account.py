@@ -12,7 +12,8 @@ import pytest
 from dpbench.cli import main
 from dpbench.privacy.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting import epsilon
-from dpbench.privacy.ledger import Header, LedgerWriter, Release, read_ledger
+from dpbench.privacy.ledger import Header, Release, read_ledger
+from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.plan import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 from dpbench.results import account_plot

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpbench.errors import DPBenchError
 from dpbench.privacy import mechanism
 from dpbench.privacy.clipping import clip_and_sum, clip_weights
-from dpbench.privacy.ledger import LedgerWriter
+from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.noise import keyed_generator
 from dpbench.privacy.plan import ReleasePlan
 from dpbench.strategies import DPSGD, base

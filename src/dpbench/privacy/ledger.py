@@ -7,15 +7,13 @@ run and without the training code (general_approach_2018, section 3).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.privacy.plan import SumQuery, equivalent_queries
@@ -114,20 +112,6 @@ class Ledger:
     def header(self) -> Header:
         """The newest header."""
         return self.headers[-1]
-
-
-def _dump(data: dict[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _header_line(header: Header) -> str:
-    return _dump({"record": "header", "schema": SCHEMA, **asdict(header)})
-
-
-def _release_line(release: Release) -> str:
-    queries = [query._asdict() for query in release.queries]
-    head = {"record": "release", "number": release.number, "checksum": release.checksum}
-    return _dump({**head, "sampling": release.sampling.to_dict(), "queries": queries})
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
@@ -234,120 +218,3 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
     due, same = before[1].number + 1, phase == before[0] or phase == 0  # another phase may repeat numbers
     if (number > due or (number != due and same)) and ledger.damage is None:
         raise LedgerError(f"release {number} follows release {before[1].number}")
-
-
-class LedgerWriter:
-    """Appends releases to a ledger file, each on disk (in the system's buffers) before `append` returns.
-
-    Args:
-        path: The file; its folder is made.
-        header: Of this run. Its `phase` is set here.
-        start: Releases that the restored checkpoint had made; 0 for a fresh run.
-        resume: Whether an existing ledger may be continued.
-
-    Attributes:
-        phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
-            other settings never adds old noise to new sums.
-        events: How often each release was made, all phases together, those of equal cost counted as one.
-
-    Raises:
-        LedgerError: The file exists and `resume` is False, is damaged in the middle, ends before the checkpoint,
-            or the folder cannot be written.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], header: Header, start: int = 0, resume: bool = False) -> None:
-        self.path = Path(path)
-        self._recorded: dict[int, Release] = {}
-        self.events: Counter[Event] = Counter()
-        lines: list[str] = []
-        header = Header(**{**asdict(header), "phase": 0})
-        if self.path.exists() and self.path.stat().st_size:
-            if not resume:
-                raise LedgerError(
-                    f"{self.path} already records a run: resume that run, choose another folder, or move the file away."
-                )
-            header = self._continue(header, start, lines)
-        elif start:
-            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} is missing or empty.")
-        else:
-            lines.append(_header_line(header))
-        self.phase = header.phase
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
-            self._write("".join(lines))
-        except OSError as error:
-            raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
-
-    def _continue(self, header: Header, start: int, lines: list[str]) -> Header:
-        ledger = read_ledger(self.path)
-        if ledger.damage is not None:
-            if not ledger.damage.endswith("cut off"):
-                raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
-            # The process died while writing, before the release was used: the piece of a line may go.
-            whole = self.path.read_bytes()
-            os.truncate(self.path, whole.rindex(b"\n") + 1)
-        self.events.update(ledger.events)
-        last = ledger.header
-        header = Header(**{**asdict(header), "phase": last.phase})
-        for name in ("unit", "neighbouring_relation", "population", "microbatch_size"):
-            if getattr(header, name) != getattr(last, name):
-                raise LedgerError(
-                    f"{self.path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
-                    "one ledger describes one training set. Start a new run."
-                )
-        mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
-        made = {release.number for _, release in ledger.releases}
-        if start and start - 1 not in made:
-            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
-        ahead = {number: release for number, release in mine.items() if number >= start}
-        began = min(mine, default=0) <= start  # else this phase's releases before `start` were made in another one
-        same = header == last and header.replay is not None and began
-        if same:
-            self._recorded = ahead
-        elif header != last or ahead:
-            header = Header(**{**asdict(header), "phase": last.phase + 1})
-            lines.append(_header_line(header))
-        return header
-
-    @property
-    def replays(self) -> int:
-        """Recorded releases that this run will repeat, because it resumes from an earlier checkpoint."""
-        return len(self._recorded)
-
-    def append(self, release: Release) -> None:
-        """Record a release; must return before the release is used.
-
-        A replay of a release that this phase has recorded already (after a crash) is not written again: the same
-        noise on the same sum is the same release.
-
-        Raises:
-            LedgerError: The disk is full or the replay differs from what was recorded.
-        """
-        recorded = self._recorded.pop(release.number, None)
-        if recorded is not None:
-            if recorded != release:
-                raise LedgerError(
-                    f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
-                    "with the same noise would reveal the difference. Something in the run is random beyond its seed "
-                    "(such as augmentation in the data set), or the machine or its number of threads "
-                    "(OMP_NUM_THREADS) differs: resume with another seed, or as before."
-                )
-            return
-        try:
-            self._write(_release_line(release))
-        except OSError as error:
-            raise LedgerError(
-                f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
-                "free some space and resume the run."
-            ) from None
-        self.events[counted_event(release)] += 1
-
-    def _write(self, text: str) -> None:
-        data = text.encode()
-        if self._file.write(data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

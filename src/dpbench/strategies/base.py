@@ -406,12 +406,13 @@ class PrivateStrategy(pl.Callback, ABC):
         """What a resumed run needs to go on with the same releases."""
         state = {"private": self.private, "releases": self.releases, "noise_multiplier": self.noise_multiplier}
         adaptive = self._mechanism is not None and self.pieces.adaptation is not None
-        return {**state, "bounds": self.mechanism.bounds if adaptive else None}
+        return {**state, "bounds": self.mechanism.bounds if adaptive else None, **self._budget.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
         guards.refuse_unknown_past(state_dict.get("private", True), self.private)
         self.releases, self._restored = int(state_dict["releases"]), True
+        self._budget.load_state_dict(state_dict)
         self._bounds = state_dict.get("bounds") if self.pieces.adaptation is not None else None
         if self.noise_multiplier is None:
             self.noise_multiplier = state_dict["noise_multiplier"]

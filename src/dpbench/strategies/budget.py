@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting import check_delta, epsilon, find_accountant
 from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_releases
-from dpbench.privacy.ledger import Event, Header, LedgerWriter, Release, counted_event
+from dpbench.privacy.ledger import Event, Header, Release, counted_event
+from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
+from dpbench.privacy.seal import Seal
 
 _LEAST = 1e-12  # noise multiplier and ε below are taken for zero
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
@@ -27,6 +30,7 @@ class Budget:
 
     Attributes:
         spent: How often each release was made, those of equal cost together.
+        repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
         remaining: Releases that may still be made, or None for no limit.
 
     Raises:
@@ -41,12 +45,27 @@ class Budget:
             )
         self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
         self.spent: Counter[Event] = Counter()
+        self.repeated: Counter[Event] = Counter()
         self.remaining: int | None = None
         self._writer: LedgerWriter | None = None
+        self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything spent so far."""
         return epsilon(self.spent, self.delta, accountant)
+
+    def epsilon_here(self, accountant: str = "rdp") -> float:
+        """Epsilon up to the newest release of this run: without those that are on disk and it has yet to repeat."""
+        return epsilon(self.spent - self.repeated, self.delta, accountant)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By what a resumed run, and a reader, know the ledger again; on ranks other than 0 nothing."""
+        seal = self._seal if self._writer is None else self._writer.seal
+        return {"ledger": None if seal is None else seal._asdict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Expect the ledger of a checkpoint."""
+        self._seal = Seal.read(state.get("ledger"))
 
     def calibrated(self, trainer: pl.Trainer, event: Event) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
@@ -92,13 +111,14 @@ class Budget:
             BudgetExhausted: The target allows no further release.
         """
         path = path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
-        known: tuple[Counter[Event], int, int] = Counter(), 0, 0
+        known: tuple[Counter[Event], Counter[Event], int] = Counter(), Counter(), 0
         if trainer.is_global_zero:  # `log_dir` above asks all ranks
-            self._writer = LedgerWriter(path, header, start=start, resume=resumed)
-            known = self._writer.events, self._writer.replays, self._writer.phase
-        self.spent, replays, phase = trainer.strategy.broadcast(known)
+            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=self._seal if start else None)
+            known = self._writer.events, self._writer.repeated, self._writer.phase
+        self.spent, self.repeated, phase = trainer.strategy.broadcast(known)
         if self._writer is not None:
-            self.spent = self._writer.events  # counted there
+            self.spent, self.repeated = self._writer.events, self._writer.repeated  # counted there
+        replays = self.repeated.total()
         if self.target_epsilon is not None:
             self._limit(trainer, self.target_epsilon, (plan.sampling, equivalent_queries(plan.queries)), start, replays)
         return phase
@@ -126,16 +146,20 @@ class Budget:
 
     def record(self, release: Release) -> None:
         """Put a release on disk; must return before anything uses the noised sum."""
+        event = counted_event(release)
         if self._writer is not None:
             self._writer.append(release)
+        elif self.repeated[event]:
+            self.repeated[event] -= 1
         else:
-            self.spent[counted_event(release)] += 1
+            self.spent[event] += 1
         if self.remaining is not None:
             self.remaining -= 1
 
     def close(self) -> None:
         """Close the ledger."""
         if self._writer is not None:
+            self._seal = self._writer.seal
             self._writer.close()
             self._writer = None
 
