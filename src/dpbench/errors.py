@@ -41,3 +41,22 @@ class Interrupted(DPBenchError):
 
 class BudgetExhausted(DPBenchError):
     """A release would exceed the target epsilon; it was not made."""
+
+
+class WorkerDied(DPBenchError):
+    """One of several processes of a training ended without an error of its own: it was killed, or aborted.
+
+    Args:
+        rank: Which one.
+        world: Number of processes.
+        how: Such as "SIGKILL".
+        command: How to go on, if it is known.
+    """
+
+    def __init__(self, rank: int, world: int, how: str, command: str | None = None) -> None:
+        hint = f"; what was released is in the ledger, go on with: {command}" if command else ""
+        super().__init__(f"process {rank} of {world} (from 0) died in the training ({how}){hint}")
+        self.rank, self.world, self.how = rank, world, how
+
+    def __reduce__(self) -> tuple[type[WorkerDied], tuple[int, int, str]]:
+        return type(self), (self.rank, self.world, self.how)

@@ -256,7 +256,10 @@ def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
     assert 3.99 < results[0]["privacy"]["epsilon"]["rdp"] <= 4
     assert results[0]["privacy"] == results[1]["privacy"]
     assert results[1]["steps"] == 60
-    assert {"privacy/epsilon", "test/accuracy"} <= set(pd.read_csv(two / "metrics.csv"))
+    curves = [pd.read_csv(run / "metrics.csv", index_col="step") for run in (one, two)]
+    assert curves[0]["test/accuracy"].dropna().index.equals(curves[1]["test/accuracy"].dropna().index)
+    assert curves[1]["privacy/epsilon"].dropna().index.equals(curves[0]["privacy/epsilon"].dropna().index)
+    assert set(results[0]["metrics"]) == set(results[1]["metrics"])
 
 
 def test_budget_beside_noise_stops(tmp_path: Path) -> None:

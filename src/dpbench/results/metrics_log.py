@@ -67,7 +67,7 @@ class MetricsCSV(Logger):
     def _read(self) -> dict[int, dict[str, float]]:
         if not self.path.exists():
             return {}
-        rows = pd.read_csv(self.path).to_dict("records")
+        rows = pd.read_csv(self.path, float_precision="round_trip").to_dict("records")
         return {int(row.pop("step")): {str(k): v for k, v in row.items() if pd.notna(v)} for row in rows}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
 from dpbench.strategies.budget import Budget, check_noise
+from dpbench.strategies.process_group import leave_group_at_exit
 from dpbench.strategies.scope import Scope
 
 _NOISE_STREAM, _MODEL_STREAM = 2, 3  # lots are keyed by streams 1 and 4, see data.lots
@@ -173,6 +174,7 @@ class PrivateStrategy(pl.Callback, ABC):
         """Refuse settings under which the guarantee would not hold."""
         if stage != "fit":
             return
+        leave_group_at_exit()
         guards.refuse_trainer_settings(trainer, pl_module)
         size, metrics = self.max_physical_batch_size, self.pieces.metrics
         guards.refuse_in_manual_optimization(pl_module, max_physical_batch_size=size, metrics=metrics)
@@ -373,9 +375,8 @@ class PrivateStrategy(pl.Callback, ABC):
                 "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
                 "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
             )
-        last = self._budget.exhausted
-        if last:
-            trainer.should_stop = True
+        trainer.should_stop = trainer.should_stop or self._budget.exhausted
+        last = trainer.should_stop or trainer.global_step == trainer.max_steps
         early = self.pieces.adaptation is not None and self.releases <= _EARLY
         if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             if self.private:

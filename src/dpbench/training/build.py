@@ -23,6 +23,7 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.results.provenance import code_hash, config_hash, run_key, versions
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_precision, refuse_uncovered
+from dpbench.training import processes
 from dpbench.training.averaging import moving_average
 from dpbench.training.schema import STRATEGIES, options_of
 
@@ -170,6 +171,7 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
         **config["trainer"],
         **extra,
     }
+    options = processes.with_launcher(options)
     trainer = _call(get_class(options.pop("_target_")), options, "trainer")
     if trainer.max_steps == 0 or trainer.max_epochs == 0:
         raise ConfigurationError("trainer.max_steps and trainer.max_epochs must be positive, or -1 for no limit.")

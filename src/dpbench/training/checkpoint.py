@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import secrets
 import signal
 import threading
 import time
@@ -13,6 +16,8 @@ from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
+
+from dpbench.results.files import write_json
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,6 +33,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     Attributes:
         interrupted: Number of the signal that ended the training, or 0.
+        metrics: The last value of whatever was logged, as it stands beside the checkpoint.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
@@ -40,10 +46,14 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self.interrupted = 0
         self.seconds_before = 0.0
         self._start = time.perf_counter()
+        self._session = secrets.token_hex(8)
+        self._ended = False
+        self.metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Wall time so far."""
-        return {"seconds": self.seconds_before + time.perf_counter() - self._start}
+        """Wall time so far, and the session that came to its end with this checkpoint."""
+        seconds = self.seconds_before + time.perf_counter() - self._start
+        return {"seconds": seconds, "ended": self._session if self._ended else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on from the checkpoint."""
@@ -63,12 +73,46 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         """Save if it is time; after a signal, save and stop."""
         if self._asked_to_stop(trainer):
             trainer.should_stop = True
-        last = trainer.should_stop or trainer.global_step == trainer.max_steps
-        if last or trainer.global_step % self._every == 0:
+        self._ended = trainer.should_stop or trainer.global_step == trainer.max_steps
+        if self._ended or trainer.global_step % self._every == 0:
             self._save(trainer)
+
+    @property
+    def _metrics_file(self) -> Path:
+        return self.path.with_name("metrics.json")
+
+    def read_metrics(self) -> None:
+        """Take over what was logged up to the checkpoint, in another process or before an interruption."""
+        try:
+            kept = json.loads(self._metrics_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # of an older version, or no checkpoint yet
+            kept = {}
+        self.metrics = {key: math.nan if value is None else float(value) for key, value in kept.items()}
+
+    def ended_here(self, kept: dict[str, Any]) -> bool:
+        """Whether a checkpoint is the last one of the training that this object has watched.
+
+        Args:
+            kept: The content of the file.
+        """
+        return bool(kept["callbacks"][self.state_key].get("ended") == self._session)
+
+    def _save_metrics(self, trainer: pl.Trainer) -> None:
+        """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.
+
+        Checkpoints are what people publish, and some metrics are private data (nonprivate/…).
+        """
+        for logger in trainer.loggers:
+            logger.save()
+        self.metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
+        if trainer.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+            write_json(self._metrics_file, finite)
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
+        self._save_metrics(trainer)
         new = self.path.with_name(f".{self.path.name}")
         try:
             trainer.save_checkpoint(new)
@@ -86,6 +130,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
+        self._ended = True
         if trainer.global_step != trainer.max_steps and not trainer.should_stop:
             self._save(trainer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.data import ImageDataModule
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.metrics_log import MetricsCSV
@@ -96,8 +97,10 @@ def train(
             callbacks=[*callbacks, *observers],
             default_root_dir=str(folder),
         )
+        if config["run"]["resume"]:
+            last.read_metrics()
         with last.on_signals():
-            _fit(trainer, module, data, checkpoint)
+            _fit(trainer, module, data, checkpoint, last)
         record = _finish(trainer, module, data, config, folder, last, start, private)
         failed = False
         return record
@@ -143,9 +146,22 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     return None
 
 
-def _fit(trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, start: Path | None) -> None:
+def _fit(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    start: Path | None,
+    last: LastCheckpoint,
+) -> None:
     try:
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=False)
+    except WorkerDied as error:
+        if not last.path.exists() or not last.ended_here(_load(last.path)):
+            folder = trainer.default_root_dir
+            raise WorkerDied(error.rank, error.world, error.how, f"dpbench resume {folder}") from error
+        warnings.warn(
+            f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
+        )
     except BudgetExhausted:
         if start is None:  # else: the interrupted run had just spent its budget
             raise
@@ -155,6 +171,25 @@ def _fit(trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningData
         if "checkpoint" in str(error).lower() or "state_dict" in str(error):
             raise ConfigurationError(f"cannot resume from {start}: {str(error).splitlines()[0]}") from error
         raise
+
+
+def _load(path: Path) -> dict[str, Any]:
+    kept: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    return kept
+
+
+def _evaluator(trainer: pl.Trainer, config: dict[str, Any], kept: dict[str, Any]) -> pl.Trainer:
+    """A trainer for the final evaluation, at the step of the checkpoint; it starts no further processes."""
+    progress = kept["loops"]["fit_loop"]
+    if trainer.world_size > 1:
+        alone = {**config["trainer"], "devices": 1, "num_nodes": 1, "strategy": "auto"}
+        shown = [callback for callback in trainer.callbacks if isinstance(callback, RunProgress | SampleGrid)]  # type: ignore[attr-defined]
+        options = {"logger": trainer.loggers, "callbacks": shown, "default_root_dir": trainer.default_root_dir}
+        trainer = build.build_trainer({**config, "trainer": alone}, **options)
+        trainer.fit_loop.load_state_dict(progress)
+    # By which metrics are logged; Lightning restores it when it trains, and here there may be nothing left to train.
+    trainer.fit_loop.epoch_loop._batches_that_stepped = progress["epoch_loop.batch_progress"]["total"]["ready"]
+    return trainer
 
 
 def _finish(
@@ -170,14 +205,16 @@ def _finish(
     from dpbench.results.curves import plot_curves
     from dpbench.results.diagnostics import plot_diagnostics
 
-    kept = torch.load(last.path, map_location="cpu", weights_only=False, mmap=True)
+    kept = _load(last.path)
     steps = int(kept["global_step"])  # with spawned processes only there
     seconds = last.seconds_before + time.perf_counter() - start
-    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    last.read_metrics()  # the same, wherever the training was interrupted
+    metrics = last.metrics
     if last.interrupted:
         write_result(folder, config, metrics, steps, seconds, seconds, False, private)
         raise Interrupted(last.interrupted, f"dpbench resume {folder}")
     module.load_state_dict(kept["state_dict"])  # the average, also where a resumed run had no budget left
+    trainer = _evaluator(trainer, config, kept)
     if data.val_set is not None:  # the last validation may be many steps ago, or was before an interruption
         trainer.validate(module, datamodule=data, verbose=False)
         metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
