@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dpbench.privacy.ledger import read_ledger
@@ -42,6 +44,16 @@ class SameLotOnEveryRank(DPSGD):
         assert loader.lots is not None
 
 
+class WatchesItsEnd(DPSGD):
+    """Notes whether a process is still in its group when the interpreter ends: some then abort."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        assert self.ledger_path is not None
+        note = self.ledger_path.with_name(f"end-{trainer.global_rank}")
+        atexit.register(lambda: note.write_text(str(dist.is_initialized())))  # last come, first called
+        super().setup(trainer, pl_module, stage)
+
+
 def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected: float = 12) -> torch.Tensor:
     torch.manual_seed(3)
     module = Classifier(manual)
@@ -54,7 +66,9 @@ def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected
 @pytest.mark.parametrize(("manual", "expected"), [(False, 12), (True, 12), (False, 1)], ids=["auto", "manual", "empty"])
 def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: float) -> None:
     one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False, manual, expected)
-    two = run(tmp_path / "2", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), True, manual, expected)
+    watched = WatchesItsEnd(noise_multiplier=1.0, seed=0, delta=1e-3, ledger=str(tmp_path / "2" / "ledger.jsonl"))
+    two = run(tmp_path / "2", watched, True, manual, expected)
+    assert [(tmp_path / "2" / f"end-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
     books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
     events = [[(r.number, r.sampling, r.queries) for _, r in book.releases] for book in books]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,10 @@ class MetricsCSV(Logger):
     def _read(self) -> dict[int, dict[str, float]]:
         if not self.path.exists():
             return {}
-        rows = pd.read_csv(self.path, float_precision="round_trip").to_dict("records")
-        return {int(row.pop("step")): {str(k): v for k, v in row.items() if pd.notna(v)} for row in rows}
+        with open(self.path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        # `float` reads what was written to the last bit; what pandas does depends on its version.
+        return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import ProcessException
 from dpbench.errors import DPBenchError, WorkerDied
 from dpbench.strategies.process_group import leave_group
 
-_START_METHODS = {"ddp_spawn": "spawn", "ddp_fork": "fork"}
+_START_METHODS: dict[str, Literal["spawn", "fork"]] = {"ddp_spawn": "spawn", "ddp_fork": "fork"}
 
 
 def with_launcher(options: Mapping[str, Any]) -> dict[str, Any]:
