@@ -3,6 +3,7 @@
 python -m benchmarks                                      everything (twenty minutes on two cores)
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks growth                               against lot size and width (twelve minutes)
+python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks report                               tables and pictures again, from what was measured
 """
 
@@ -18,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import growth_report, report, rows
+from benchmarks.busy import run_busy
 from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
 from benchmarks.measure import measure
@@ -41,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks: error: {unknown[0]}", file=sys.stderr)
         return 2
     stem = options.out / rows.hardware(options.device, options.threads)
+    if options.what == "busy":
+        print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
+        return 0
     grows = options.what == "growth"
     if grows:
         stem = stem.with_name(stem.name + "-growth")
@@ -51,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=raw)
@@ -58,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     def names(text: str) -> list[str]:
         return [name.strip() for name in text.split(";" if ";" in text else ",")]
 
-    parser.add_argument("what", nargs="?", choices=["steps", "growth", "report"], default="steps")
+    parser.add_argument("what", nargs="?", choices=["steps", "growth", "busy", "report"], default="steps")
     parser.add_argument("--workloads", type=names, help="names with commas (with semicolons where a name has a comma)")
     parser.add_argument("--methods", type=names, help="names with commas")
     parser.add_argument("--repeats", type=int, default=5, help="turns for wall time (default: 5)")

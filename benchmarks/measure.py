@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,11 +64,12 @@ class Process:
             known.append(answer["cpu" if cpu else "wall"] / steps)
 
 
-def start(workload: str, method: str, device: str) -> Process:
-    """Start a worker and wait until it has made its first steps."""
+def start(workload: str, method: str, device: str, env: Mapping[str, str] | None = None) -> Process:
+    """Start a worker, with more in its environment if wished, and wait until it has made its first steps."""
     command = [sys.executable, "-m", "benchmarks.worker", workload, method, device]
     log = open(os.devnull, "w")  # noqa: SIM115 (the process keeps it)
-    pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    whole = {**os.environ, **(env or {})}
+    pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=whole)
     process = Process(method, pipe)
     process.peak_mb = process.ask().get("peak_mb")
     return process

@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dpbench.training.threads import wait_briefly
+
 _EXAMPLES = """\
 examples:
   dpbench train                                     real digits, MNIST CNN, DP-SGD, on the CPU
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Ctrl-C, 143 for SIGTERM.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
+    wait_briefly()
     args = list(sys.argv[1:] if arguments is None else arguments)
     if args[:1] == ["train"]:
         return _guarded(lambda: _train(args[1:]))

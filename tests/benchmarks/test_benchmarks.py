@@ -19,7 +19,7 @@ from benchmarks.ours import bare
 from benchmarks.plain import plain
 from benchmarks.workloads import WORKLOADS
 
-from benchmarks import growth_report, optimizers, report, rows
+from benchmarks import busy, growth_report, optimizers, report, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,3 +149,27 @@ def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| MNIST CNN | RMSprop |" in page and "1.83" in page
     assert page.strip() in capsys.readouterr().out
+
+
+def test_the_table_of_a_busy_machine_compares_with_the_default_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopwatch:
+        """A worker whose steps take longer where its threads spin beside other work."""
+
+        def __init__(self, workload: str, method: str, device: str, env: dict[str, str]) -> None:
+            self.spins, self.pipe = env["GOMP_SPINCOUNT"], subprocess.Popen(["true"])
+
+        def ask(self, steps: int, warm: int, threads: int) -> dict[str, float]:
+            slow = 4 if self.spins == "300000" and kinds and kinds[-1] != "nothing" else 1
+            return {"wall": 0.010 * steps * slow / threads}
+
+    kinds: list[str] = []
+    work = busy._work
+    monkeypatch.setattr(busy, "_work", lambda kind, *more: kinds.append(kind) or work(kind, *more))
+    monkeypatch.setattr(busy, "start", Stopwatch)
+    path = busy.run_busy(2, 0.0, tmp_path / "cpu-busy.json", lambda what: None)
+    lines = path.read_text().splitlines()
+    assert "| spinning (PyTorch's default) | 5.0 (1.00) | 20.0 (4.00) | 20.0 (4.00) |" in lines
+    assert "| one thread | 10.0 (2.00) | 10.0 (2.00) | 10.0 (2.00) |" in lines
+    assert len(rows.read(tmp_path / "cpu-busy.json")) == len(busy.WAITING) * len(busy.BESIDE)

@@ -27,6 +27,7 @@ from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.progress import RunProgress, quiet, watched
 from dpbench.training.samples import SAMPLES, SampleGrid
+from dpbench.training.threads import warn_of_spinning
 
 CONFIG, CHECKPOINT = "config.yaml", Path("checkpoints") / "last.ckpt"
 
@@ -71,6 +72,7 @@ def train(
     if engine["keep_memory"]:
         keep_large_blocks()
     native.select(engine["native"])
+    warn_of_spinning(torch.get_num_threads())
     strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     checkpoint = _prepare(config, folder, private)
