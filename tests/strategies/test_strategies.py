@@ -369,15 +369,6 @@ def test_what_does_not_fit_the_run_is_refused_before_training(tmp_path: Path, ma
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_rows_that_are_not_the_lots(tmp_path: Path) -> None:
-    """A collate function that adds a row would put records into wrong microbatches."""
-    loader = loader_of(pictures())
-    collate = loader.collate_fn
-    loader.collate_fn = lambda records: tuple(torch.cat([x, x[:1]]) for x in collate(records))
-    with pytest.raises(ConfigurationError, match="its lot another number"):
-        fit(tmp_path, STRATEGIES["microbatches"], classifier(), loader=loader)
-
-
 def test_metrics_that_training_step_does_not_give(tmp_path: Path) -> None:
     class Silent(Measured):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -23,6 +23,9 @@ from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 
 _LOT, _ASSIGNMENT = 1, 4  # the noise of a release is keyed by other numbers, see strategies.base
+_REMEMBERED = 64  # more than worker processes draw ahead
+
+Share = tuple[NDArray[np.int64], NDArray[np.int64] | None]
 
 
 class Lots(TorchSampler[list[int]]):
@@ -48,6 +51,7 @@ class Lots(TorchSampler[list[int]]):
         self.seed = seed
         self._key = seed
         self._permutation: tuple[int, NDArray[np.int64]] | None = None
+        self._shares: dict[tuple[int, ...], Share] = {}
 
     @property
     def sampling(self) -> Sampling:
@@ -66,13 +70,21 @@ class Lots(TorchSampler[list[int]]):
         for step in range(self.position, self.position - done + len(self)):
             yield self.share(step, rank, world)[0].tolist()
 
-    def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """One rank's part of lot `step`.
+    def share(self, step: int, rank: int, world: int) -> Share:
+        """One rank's part of lot `step`; the last ones are remembered, since they are asked for again.
 
         Returns:
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
             microbatch lies on one rank as a whole), else None.
         """
+        key = (step, rank, world, self.phase, self.microbatches)
+        if key not in self._shares:
+            if len(self._shares) >= _REMEMBERED:
+                self._shares.pop(next(iter(self._shares)))
+            self._shares[key] = self._share(step, rank, world)
+        return self._shares[key]
+
+    def _share(self, step: int, rank: int, world: int) -> Share:
         lot = self.lot(step)
         if not self.microbatches:
             return lot[rank::world], None
@@ -124,6 +136,9 @@ class LotLoader(DataLoader[Any]):
         collate_fn: As for `torch.utils.data.DataLoader`.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
 
+    Attributes:
+        before_lot: Called before each lot is handed out, where a private strategy watches.
+
     Raises:
         ConfigurationError: The data set has no positions, another number of records than the lots, or (where an
             epsilon is due) records that are there twice.
@@ -139,6 +154,7 @@ class LotLoader(DataLoader[Any]):
             refuse_repeated(dataset)
         super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn), **options)
         self.lots = lots
+        self.before_lot: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"LotLoader({type(self.dataset).__name__} of {self.lots.sampling.population} records, {self.lots})"
@@ -179,6 +195,8 @@ class LotLoader(DataLoader[Any]):
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
         for batch in super().__iter__():
             self.lots.position += 1
+            if self.before_lot is not None:
+                self.before_lot()
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -200,6 +200,7 @@ class PrivateStrategy(pl.Callback, ABC):
             guards.refuse_unknown_past(None, self.private)
         lots = self._loader.lots
         lots.position = self.releases  # lot t belongs to release t
+        self._scope.follow(self._loader)
         lots.microbatches = lot_pieces.microbatches(lots.sampling, self.pieces.microbatch_size)
         if self.private:
             guards.warn_of_delta(self.delta, lots.sampling.population)
@@ -253,18 +254,14 @@ class PrivateStrategy(pl.Callback, ABC):
         """Open a lot."""
         assert self._engine is not None
         lot_pieces.leave_gradients_alone(trainer)
-        if trainer.train_dataloader is not self._loader:
-            raise ConfigurationError(
-                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
-                "those that the ledger counts on; use one LotLoader throughout."
-            )
+        guards.refuse_other_loader(trainer, self._loader)
         self._records = guards.count_records(batch)
-        self._microbatch_of = lot_pieces.microbatch_of_rows(self._loader.lots, self.releases, trainer, self._records)
+        self._record_of = lot_pieces.records_of_rows(self._loader, self.releases, trainer, self._records)
         self._row, self._values = 0, {}
         self._absorbed = self._released = False
         self._engine.discard()
         self._engine.recording = True
-        self._scope.open_lot(batch, watched=not self._verified)
+        self._scope.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
@@ -283,7 +280,7 @@ class PrivateStrategy(pl.Callback, ABC):
             if not lot and trainer.world_size == 1:
                 return torch.zeros((), device=pl_module.device, requires_grad=True)
             size = self.max_physical_batch_size
-            *pieces, last = lot_pieces.cut(batch, lot, size, self._microbatch_of, trainer)
+            *pieces, last = lot_pieces.cut(batch, lot, size, self._record_of, trainer)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = output["loss"] if isinstance(output, dict) else output
@@ -306,11 +303,7 @@ class PrivateStrategy(pl.Callback, ABC):
             loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
             return
         guards.refuse_second_release(self._released)
-        if self._absorbed and self.max_physical_batch_size is None:
-            raise ConfigurationError(
-                "backward was called twice for one lot, so that a record could count twice: add the losses up and call "
-                "it once."
-            )
+        guards.refuse_second_backward(self._absorbed and self.max_physical_batch_size is None)
         self._absorb(loss)
 
     def _absorb(self, loss: Tensor) -> None:
@@ -324,7 +317,7 @@ class PrivateStrategy(pl.Callback, ABC):
             if verify:
                 self._verified = self._engine.verified
             rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
-            merge = lot_pieces.merge_of(self._microbatch_of, rows, size, device)
+            merge = lot_pieces.merge_of(self._record_of, rows, size, device)
             if not self._absorbed:
                 mechanism.clear()
             exact, norms = mechanism.absorb(gradients, records, merge, self._values)
@@ -370,11 +363,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Show the epsilon so far; stop before the step that would exceed the budget."""
-        if not self._released:
-            raise ConfigurationError(
-                "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
-                "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
-            )
+        guards.refuse_missing_release(self._released)
         trainer.should_stop = trainer.should_stop or self._budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         early = self.pieces.adaptation is not None and self.releases <= _EARLY
@@ -382,6 +371,10 @@ class PrivateStrategy(pl.Callback, ABC):
             if self.private:
                 pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
             self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """No lot was left out."""
+        self._scope.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last epsilon beside the last accuracy."""

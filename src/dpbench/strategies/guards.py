@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from numpy.typing import NDArray
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
@@ -123,24 +121,8 @@ def refuse_uncovered(sampling: Sampling) -> None:
 State = dict[str, tuple[Tensor, int]]
 
 
-def tensors_of(pl_module: pl.LightningModule) -> State:
-    """Every buffer and parameter with its version, which counts writes in place."""
-    return {name: (x, x._version) for name, x in [*pl_module.named_buffers(), *pl_module.named_parameters()]}
-
-
 def _changed(before: State, after: State) -> list[str]:
     return [k for k, (x, version) in after.items() if before.get(k, (None,))[0] is not x or before[k][1] != version]
-
-
-def refuse_changed_tensors(before: State, after: State) -> None:
-    """Raise UnsupportedModuleError where a forward pass wrote to the model: statistics of private records, unnoised."""
-    changed = _changed(before, after)
-    if changed:
-        raise UnsupportedModuleError(
-            f"the forward pass changes {', '.join(changed)}, which would be saved with the model without noise: keep "
-            "statistics of private records out of the model (a generator makes images for a private discriminator in "
-            "evaluation mode: BatchNorm would tell how many records there were)."
-        )
 
 
 def refuse_early_gradients(before: State, after: State) -> None:
@@ -167,12 +149,24 @@ def count_records(batch: Any) -> int:
     return int(sizes.pop())
 
 
-def refuse_other_rows(microbatch_of: NDArray[np.int64] | None, records: int) -> None:
-    """Raise ConfigurationError where a batch has other rows than its lot, so that microbatches are unknown."""
-    if microbatch_of is None or len(microbatch_of) != records:
+def refuse_other_rows(rows: int, records: int) -> None:
+    """Raise ConfigurationError where a batch has other rows than its lot has records."""
+    if rows != records:
         raise ConfigurationError(
-            f"the batch has {records} rows, its lot another number: microbatch_size needs one row for each record of "
-            "the lot (a collate_fn that adds or drops rows does not go with it)."
+            f"the batch has {rows} rows, its lot has {records} records: each row is clipped on its own, so that a "
+            "record with several rows (augmented views, windows of a text) would count several times, and fewer rows "
+            "cannot be told apart. Let the collate_fn make one row for each record, or say which rows belong together: "
+            "LotLoader(..., record_of_row=...)."
+        )
+
+
+def refuse_skipped_lot(unreleased: bool) -> None:
+    """Raise ConfigurationError where a lot was opened and never released."""
+    if unreleased:
+        raise ConfigurationError(
+            "a lot was drawn, and never released (on_train_batch_start returned -1?): whether a lot is trained on must "
+            "not depend on its records, so each one is released, also an empty one. To stop early, set "
+            "trainer.should_stop from what is not private."
         )
 
 
@@ -201,6 +195,33 @@ def refuse_second_release(released: bool) -> None:
         raise ConfigurationError(
             "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each "
             "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
+        )
+
+
+def refuse_second_backward(called: bool) -> None:
+    """Raise ConfigurationError if the records of this lot were clipped already."""
+    if called:
+        raise ConfigurationError(
+            "backward was called twice for one lot, so that a record could count twice: add the losses up and call "
+            "it once."
+        )
+
+
+def refuse_missing_release(released: bool) -> None:
+    """Raise ConfigurationError at the end of a lot that was not released."""
+    if not released:
+        raise ConfigurationError(
+            "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() "
+            "exactly once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
+        )
+
+
+def refuse_other_loader(trainer: pl.Trainer, loader: LotLoader) -> None:
+    """Raise ConfigurationError if the training loader is no longer the one that the ledger counts on."""
+    if trainer.train_dataloader is not loader:
+        raise ConfigurationError(
+            "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
+            "those that the ledger counts on; use one LotLoader throughout."
         )
 
 

@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbench.data.lots import Lots
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism import Merge
 from dpbench.privacy.sampling import Sampling
@@ -38,13 +38,15 @@ def microbatches(sampling: Sampling, microbatch_size: int) -> int:
     return round(number)
 
 
-def microbatch_of_rows(lots: Lots, step: int, trainer: pl.Trainer, records: int) -> NDArray[np.int64] | None:
-    """Microbatch of each row of this process's batch, ascending; None where a record is an example."""
-    if not lots.microbatches:
-        return None
-    drawn = lots.share(step, trainer.global_rank, trainer.world_size)[1]
-    refuse_other_rows(drawn, records)
-    return drawn
+def records_of_rows(loader: LotLoader, step: int, trainer: pl.Trainer, rows: int) -> NDArray[np.int64] | None:
+    """Record (microbatch) of each row of this process's batch, ascending; None where each row is a record.
+
+    Raises:
+        ConfigurationError: The batch has other rows than its lot has records.
+    """
+    positions, microbatch_of = loader.lots.share(step, trainer.global_rank, trainer.world_size)
+    refuse_other_rows(rows, len(positions))
+    return microbatch_of
 
 
 def leave_gradients_alone(trainer: pl.Trainer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,16 +12,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.strategies.guards import (
     State,
-    refuse_changed_tensors,
     refuse_early_gradients,
     refuse_early_step,
     refuse_early_training,
-    tensors_of,
+    refuse_skipped_lot,
 )
 from dpbench.strategies.lot_records import LotRecords
+from dpbench.strategies.written import Saved, refuse_forward_writes, refuse_late_writes
 
 
 class Scope:
@@ -50,7 +51,13 @@ class Scope:
         self._unchecked, self._unreleased = True, False
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
-        self._before: tuple[State, State] | None = None
+        self._private: Optimizer | None = None
+        self._loader: LotLoader | None = None
+        self._wrapped: dict[str, Any] = {}
+        self._lots = 0
+        self._gradients: State = {}
+        self._before: Saved | None = None  # as of when the lot was drawn
+        self._updated: Saved | None = None  # as of its update
         self.part: nn.Module = pl_module
         self.prefix = ""
         if name is None and len(optimizers) != 1:
@@ -94,51 +101,103 @@ class Scope:
             raise ConfigurationError(
                 f"{self.prefix.rstrip('.') or 'the module'} needs exactly one optimizer, which updates nothing else."
             )
+        self._private = own[0][0]
         return own[0][0]
 
     def watch(self) -> None:
-        """Notice any optimizer that steps too early, and records that enter a network that is not private."""
+        """Notice any optimizer that steps too early, records that enter a network that is not private, and writes."""
         self._hooks = [register_optimizer_step_post_hook(self._after_step)]
         public = self._public() if self.prefix else []
         self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
+        self._wrap("on_train_batch_end", _nothing, self._end_lot)
+        if type(self._whole).on_before_zero_grad is not pl.LightningModule.on_before_zero_grad:
+            self._wrap("on_before_zero_grad", self._refuse_forward_writes, self._remember)
+
+    def follow(self, loader: LotLoader) -> None:
+        """Know when lots come in sight: before any hook has seen one."""
+        self._loader, loader.before_lot = loader, self._draw_lot
+
+    def _wrap(self, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+        hook = getattr(self._whole, name)
+
+        @functools.wraps(hook)
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            before()
+            hook(*args, **kwargs)
+            after()
+
+        self._wrapped[name] = self._whole.__dict__.get(name)
+        self._whole.__dict__[name] = wrapped
 
     def close(self) -> None:
         """Notice no longer."""
         self.close_lot()
         while self._hooks:
             self._hooks.pop().remove()
+        while self._wrapped:
+            name, own = self._wrapped.popitem()
+            if own is None:
+                self._whole.__dict__.pop(name, None)
+            else:
+                self._whole.__dict__[name] = own
+        if self._loader is not None:
+            self._loader.before_lot = None
+        self._before = self._updated = None
 
-    def open_lot(self, batch: Any, watched: bool) -> None:
-        """Private records come in sight.
+    def _draw_lot(self) -> None:
+        self.refuse_skipped_lot()
+        self._lots += 1
+        self._remember()
 
-        Args:
-            batch: The lot.
-            watched: Whether the module must not change before the release; always so with a `private_module`.
-        """
-        self._unreleased = True
-        self._before = (tensors_of(self._whole), self._public_gradients()) if watched or self.prefix else None
+    def _remember(self) -> None:
+        self._before = Saved(self._whole, contents=self._lots.bit_count() == 1)  # lots 1, 2, 4, 8, ...
+
+    def open_lot(self, batch: Any) -> None:
+        """Private records come in sight of the module."""
+        self.refuse_skipped_lot()
+        self._unreleased, self._updated = True, None
+        self._gradients = self._public_gradients()
+        if self._before is None:
+            self._remember()
         if self.prefix:
             self._lot = LotRecords(batch, watched=self._unchecked)
+
+    def refuse_skipped_lot(self) -> None:
+        """Raise ConfigurationError where the last lot was not released."""
+        refuse_skipped_lot(self._unreleased)
 
     def release_lot(self) -> None:
         """They go out of sight of other networks; nothing of the module may have kept anything of them.
 
         Raises:
-            UnsupportedModuleError: A tensor, or a gradient of another network, has changed since the lot was opened.
+            UnsupportedModuleError: A tensor, or a gradient of another network, has changed since the lot was drawn.
         """
         self._unreleased = False
-        if self._before is not None:
-            refuse_changed_tensors(self._before[0], tensors_of(self._whole))
-            refuse_early_gradients(self._before[1], self._public_gradients())
+        self._refuse_forward_writes()
+        refuse_early_gradients(self._gradients, self._public_gradients())
         if self._lot is not None:
             self._lot.hide()
+
+    def _refuse_forward_writes(self) -> None:
+        if self._before is not None:
+            refuse_forward_writes(self._before)
+
+    def _end_lot(self) -> None:
+        """After the last hook that sees the lot."""
+        if self._updated is not None:
+            refuse_late_writes(self._updated)
+        self._before = self._updated = None
 
     def close_lot(self) -> None:
         """The batch is as it was."""
         if self._lot is not None:
             self._lot.show()
             self._lot = None
+            self._settle()
         self._unreleased = False
+
+    def _settle(self) -> None:
+        self._updated = Saved(self._whole, contents=self._lots.bit_count() == 1)
 
     def in_lot(self, training_step: Any) -> Any:
         """A training step whose batch is as it was when others see it."""
@@ -167,8 +226,10 @@ class Scope:
         named = [(name, p) for name, p in self._whole.named_parameters() if id(p) not in private]
         return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         refuse_early_step(self._unreleased)
+        if optimizer is self._private and not self.prefix:  # else other networks follow, which see no record
+            self._settle()
 
     def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._unreleased and self._lot is not None:
@@ -183,3 +244,6 @@ class Scope:
 
     def _holds(self, module: nn.Module) -> bool:
         return any(one is self.part for one in module.modules())
+
+
+def _nothing() -> None: ...
