@@ -350,7 +350,7 @@ def _account(options: Any) -> int:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         plot_epsilon(options.plot, answer.ledgers, answer.facts["delta"], names, options.nominal)
     for name, damage in answer.damage.items():
-        print(f"dpbench: error: {name}: {damage}; epsilon counts what is readable: a lower bound.", file=sys.stderr)
+        print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is no guarantee.", file=sys.stderr)
     return 3 if answer.damage else 0
 
 

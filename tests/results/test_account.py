@@ -192,8 +192,8 @@ def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert answer(capsys, "account", tmp_path, status=3)["complete"] is False
     main(["account", str(tmp_path)])
     out, err = capsys.readouterr()
-    assert "(damaged: at least)" in out
-    assert "is cut off; epsilon counts what is readable: a lower bound" in err
+    assert "(not intact)" in out
+    assert "is cut off; the epsilon of what is there is no guarantee" in err
 
 
 def test_phases_and_changing_lots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,22 @@ def test_a_cut_ledger_is_no_guarantee(run: Path, tmp_path: Path) -> None:
         sample(other, 3, tmp_path / "none")
 
 
+@pytest.mark.parametrize("with_result", [True, False])
+@pytest.mark.parametrize(
+    "wrong", [('noise_std":', 'noise_std":1'), ('"delta":0.0', '"delta":0.1')], ids=["noise", "delta"]
+)
+def test_an_edited_ledger_is_no_guarantee(run: Path, tmp_path: Path, wrong: tuple[str, str], with_result: bool) -> None:
+    """The card said ε = 0.05 of a run whose noise somebody had multiplied by ten."""
+    other = shutil.copytree(run, tmp_path / "other")
+    text = (other / "ledger.jsonl").read_text(encoding="utf-8")
+    assert wrong[0] in text
+    (other / "ledger.jsonl").write_text(text.replace(*wrong), encoding="utf-8")
+    if not with_result:
+        (other / "result.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"edited, or is of another run.*restore the ledger"):
+        sample(other, 3, tmp_path / "none")
+
+
 def test_a_ledger_beside_a_checkpoint_without_privacy_is_no_guarantee(run: Path, tmp_path: Path) -> None:
     """Such as of a private run whose checkpoint was replaced."""
     other = shutil.copytree(run, tmp_path / "other")

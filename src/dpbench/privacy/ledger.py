@@ -97,11 +97,18 @@ class Ledger:
         headers: One per phase.
         releases: In the order of writing; (phase, release).
         damage: None, or what is wrong with the first line that is.
+        doubt: None, or why it is not what its run left, in the eyes of who knows (a result, a checkpoint).
     """
 
     headers: list[Header] = field(default_factory=list)
     releases: list[tuple[int, Release]] = field(default_factory=list)
     damage: str | None = None
+    doubt: str | None = None
+
+    @property
+    def wrong(self) -> str | None:
+        """Why no epsilon from it is proven, if so."""
+        return self.damage or self.doubt
 
     @cached_property
     def events(self) -> Counter[Event]:

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.reproduce.tables import Line, Table
 from dpbench.results.files import write_json
+from dpbench.results.ledgers import RESULT
 from dpbench.results.provenance import code_hash, config_hash
-from dpbench.results.record import EVALUATION, RESULT, read_result
+from dpbench.results.record import EVALUATION, read_result
 
 FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
 _THREADS = "threads.json"
@@ -108,10 +109,19 @@ class Job:
         return 0
 
     def result(self) -> dict[str, Any] | None:
-        """Its record, if it is finished."""
+        """Its record, if it is finished.
+
+        Raises:
+            ConfigurationError: Its ledger is not intact: no table states its epsilon.
+        """
         if not self._complete():
             return None
-        return read_result(self.path)
+        record = read_result(self.path)
+        if (damage := record["privacy"].get("damage")) is not None:
+            raise ConfigurationError(
+                f"{self.path}: {damage}. Restore the ledger, or delete this folder to run it again."
+            )
+        return record
 
     def failure(self) -> str:
         """The last line of a failed run's log, and where all of it lies."""

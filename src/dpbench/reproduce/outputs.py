@@ -16,9 +16,9 @@ from dpbench.reproduce.logged import Logged, write_logged
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import METRICS, Table, in_cell
 from dpbench.results.files import write_atomically
+from dpbench.results.ledgers import RESULT
 from dpbench.results.markdown import markdown_rows
 from dpbench.results.provenance import code_hash
-from dpbench.results.record import RESULT
 
 RUNS = "runs.csv"
 MONTAGE = "samples.png"

@@ -21,11 +21,11 @@ from dpbench.privacy.accounting import (
     nominal_events,
     selection_epsilon,
 )
-from dpbench.privacy.ledger import Event, Ledger, check_one_population, read_ledger
+from dpbench.privacy.ledger import Event, Ledger, check_one_population
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+from dpbench.results.ledgers import find_ledgers, read_run_ledger, runs_without_privacy
 from dpbench.results.markdown import markdown_rows
 
-LEDGER = "ledger.jsonl"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
@@ -97,39 +97,6 @@ def selection_named(shape: str | None, mean_trials: float | None) -> Selection |
         raise ConfigurationError(f"--selection must be {', '.join(_SHAPES)} or a number, not {shape!r}.") from None
 
 
-def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
-    """Ledgers of runs, and of all runs below folders of sweeps.
-
-    Args:
-        paths: Ledgers, folders of runs, folders of sweeps.
-
-    Raises:
-        ConfigurationError: A folder holds none, or a ledger is named twice.
-    """
-    found: list[Path] = []
-    for path in paths:
-        below = [path / LEDGER] if (path / LEDGER).exists() else sorted(path.rglob(LEDGER)) if path.is_dir() else [path]
-        if not path.exists():
-            raise ConfigurationError(
-                f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
-            )
-        if not below and runs_without_privacy([path]):
-            raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
-        if not below:
-            raise ConfigurationError(f"there is no {LEDGER} in or below {path}.")
-        found += below
-    if len({path.resolve() for path in found}) < len(found):
-        raise ConfigurationError("a ledger is named twice: each run counts once.")
-    return {str(path.parent if path.name == LEDGER else path): path for path in found}
-
-
-def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
-    """Runs below some folders that trained and have no ledger, because their strategy is not private."""
-    traces = ("result.json", "partial_result.json", "checkpoints")
-    found = {trace.parent for path in paths if path.is_dir() for name in traces for trace in path.rglob(name)}
-    return sorted(str(folder) for folder in found if not (folder / LEDGER).exists())
-
-
 def account(paths: Sequence[Path], question: Question) -> Answer:
     """Epsilon of one run, or of several on the same data.
 
@@ -141,7 +108,7 @@ def account(paths: Sequence[Path], question: Question) -> Answer:
         DPBenchError: A ledger is unreadable or empty, the accountant or δ does not fit it, or the ledgers do not
             compose.
     """
-    ledgers = {name: read_ledger(path) for name, path in find_ledgers(paths).items()}
+    ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
     if not any(ledger.releases for ledger in ledgers.values()):
         raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
@@ -151,7 +118,7 @@ def account(paths: Sequence[Path], question: Question) -> Answer:
             f"the runs aim at different deltas ({', '.join(map(str, sorted(deltas)))}): give --delta."
         )
     delta = deltas.pop() if question.delta is None else question.delta
-    damage = {name: ledger.damage for name, ledger in ledgers.items() if ledger.damage is not None}
+    damage = {name: ledger.wrong for name, ledger in ledgers.items() if ledger.wrong is not None}
     unprotected = runs_without_privacy(paths)
     if len(ledgers) == 1 and question.selection is None and not unprotected:
         (ledger,) = ledgers.values()
@@ -248,7 +215,7 @@ def _facts_of_one(ledger: Ledger, question: Question, delta: float) -> dict[str,
     facts |= _common_facts([ledger], question, delta) | {"steps": len(ledger.releases)}
     if size > 1:
         facts["microbatch_size"] = size
-    return facts | {"complete": ledger.damage is None}
+    return facts | {"complete": ledger.wrong is None}
 
 
 def _facts_of_several(
@@ -259,7 +226,7 @@ def _facts_of_several(
             "run": name,
             "steps": len(ledger.releases),
             "epsilons": epsilons([ledger], question, delta),
-            "complete": ledger.damage is None,
+            "complete": ledger.wrong is None,
         }
         for name, ledger in ledgers.items()
     ]
@@ -307,7 +274,7 @@ def _rounded(ledgers: Sequence[Ledger]) -> list[str]:
 
 def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     values = facts.get("epsilons", {facts["accountant"]: facts["epsilon"]})
-    lower = "" if facts["complete"] else " at least"
+    lower = "" if facts["complete"] else " at least" if ledger.damage else " unproven"
     lines = {}
     for name, value in values.items():
         label = f"epsilon ({name})" if len(values) > 1 else "epsilon"
@@ -330,11 +297,11 @@ def _text_of_several(facts: dict[str, Any]) -> str:
     names = list(facts["epsilons"])
     rows = [["run", "steps", *(f"epsilon ({name})" for name in names)]]
     for run in facts["runs"]:
-        mark = "" if run["complete"] else " (damaged: at least)"
+        mark = "" if run["complete"] else " (not intact)"
         rows.append([run["run"] + mark, str(run["steps"]), *(_cell(run["epsilons"][name]) for name in names)])
     rows += [[run, "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
     count = len(facts["runs"]) + len(facts["without_privacy"])
-    lower = "" if facts["complete"] else ", at least"
+    lower = "" if facts["complete"] else ", unproven"
     rows.append(
         [f"all {count} published (composition){lower}", str(facts["steps"]), *map(_cell, facts["epsilons"].values())]
     )

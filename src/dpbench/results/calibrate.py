@@ -13,10 +13,10 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accountants import ACCOUNTANTS, FIXED_SIZE, POISSON, relation_of
 from dpbench.privacy.calibration import Setting, missing_in, solved
 from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.ledger import Ledger, check_one_population, read_ledger
+from dpbench.privacy.ledger import Ledger, check_one_population
 from dpbench.privacy.plan import ReleasePlan, Statistic, SumQuery, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import PoissonSampling
-from dpbench.results.account import find_ledgers
+from dpbench.results.ledgers import find_ledgers, read_run_ledger
 
 FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
 _SHOWN_QUERIES = 12
@@ -80,10 +80,12 @@ def read_one_ledger(path: Path) -> Ledger:
     found = find_ledgers([path])
     if len(found) != 1:
         raise LedgerError(f"{path} holds {len(found)} ledgers: name one run.")
-    (ledger,) = (read_ledger(one) for one in found.values())
+    (ledger,) = (read_run_ledger(one) for one in found.values())
     check_one_population({str(path): ledger})
     if ledger.damage is not None:
         raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
+    if ledger.doubt is not None:
+        raise LedgerError(f"{path}: {ledger.doubt}; what it cost is not known. Restore the ledger.")
     if not ledger.releases:
         raise LedgerError(f"{path}: no release is recorded.")
     return ledger

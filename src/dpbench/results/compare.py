@@ -12,9 +12,10 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.ledgers import RESULT
 from dpbench.results.markdown import markdown_rows
-from dpbench.results.record import RESULT, read_result
-from dpbench.results.table import flat_settings
+from dpbench.results.record import read_result
+from dpbench.results.table import UNPROVEN, flat_settings
 
 _STYLES = ("-", "--", ":", "-.")
 _CURVES = (
@@ -71,6 +72,7 @@ def _from_run(path: Path) -> Compared:
     logged = path.parent / "metrics.csv"
     curves = pd.read_csv(logged, index_col="step") if logged.is_file() else pd.DataFrame()
     name = f"{record['config']['run']['name']}, seed {record['seed']}"
+    name += f" ({UNPROVEN})" if "damage" in record["privacy"] else ""
     return Compared(name, flat_settings(record["config"]), {**metrics, "seconds": record["seconds"]}, curves)
 
 

@@ -10,18 +10,21 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
-from dpbench.privacy.ledger import Ledger, read_ledger
+from dpbench.privacy.ledger import Ledger
+from dpbench.privacy.seal import seal_of
 from dpbench.results.files import write_json
+from dpbench.results.ledgers import LEDGER, PARTIAL, RESULT, doubt_about, read_run_ledger
 from dpbench.results.provenance import code_hash, commit, config_hash, hardware, versions
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
-RESULT, PARTIAL, EVALUATION = "result.json", "partial_result.json", "evaluation.json"
+EVALUATION = "evaluation.json"
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
 
-    `judged_on` is there with it. What was found of a checkpoint on the way is left out.
+    `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
+    the ledger was not intact in the end, or is not what it was then.
 
     Raises:
         ConfigurationError: A file is damaged.
@@ -29,6 +32,9 @@ def read_result(folder: Path) -> dict[str, Any]:
     path = folder / RESULT
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["privacy"].get("delta") is not None and (folder / LEDGER).is_file():
+            damage = record["privacy"].get("damage") or doubt_about(folder)
+            record["privacy"] |= {} if damage is None else {"damage": damage}
         if (folder / EVALUATION).is_file():
             path = folder / EVALUATION
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -44,6 +50,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """What a ledger guarantees: epsilon by each accountant, δ, unit, neighbouring relation, sampling.
 
+    With `damage`, where there is any: no epsilon of such a ledger is proven.
     With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
 
     Args:
@@ -52,7 +59,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """
     if not private or not ledger.exists():
         return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
-    book = read_ledger(ledger)
+    book = read_run_ledger(ledger)
     header = book.header
     epsilons = _epsilons(book, ledger_epsilon)
     return {
@@ -64,6 +71,8 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
         "population": header.population,
         "microbatch_size": header.microbatch_size,
         "releases": len(book.releases),
+        "ledger": seal_of(ledger)._asdict(),
+        **({} if book.wrong is None else {"damage": book.wrong}),
         "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
     }
 

@@ -9,14 +9,16 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
+from dpbench.results.ledgers import RESULT
 from dpbench.results.markdown import markdown_rows
-from dpbench.results.record import RESULT, read_result
+from dpbench.results.record import read_result
 
 _ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",
     "test/accuracy": "test accuracy (%)",
     "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
 }
+UNPROVEN = "ledger not intact"  # beside an epsilon that nobody should rely on
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")
 
 
@@ -28,7 +30,7 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
 
     Returns:
         Columns: run, the settings in which the runs differ, accuracy, epsilon by each accountant (infinite without
-        privacy), seconds per step, steps.
+        privacy), seconds per step, steps; `ledger` if one is not intact.
 
     Raises:
         ConfigurationError: There is no finished run.
@@ -52,6 +54,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
         table["images judged on"] = [record.get("judged_on", "–") for record in records]
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
         table[f"epsilon ({name.upper()})"] = [_epsilon(record["privacy"], name) for record in records]
+    if any("damage" in record["privacy"] for record in records):
+        table["ledger"] = [record["privacy"].get("damage", "intact") for record in records]
     table["ms per step"] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
     table["steps"] = [record["steps"] for record in records]
     return table
@@ -82,7 +86,9 @@ def markdown(table: pd.DataFrame) -> str:
     for _, row in table.iterrows():
         cells = []
         for column, value in row.items():
-            form = digits.get(str(column), ".3f" if str(column).startswith("epsilon") else "")
-            cells.append("–" if pd.isna(value) else format(value, form) if form else str(value))
+            of_privacy = str(column).startswith("epsilon")
+            form = digits.get(str(column), ".3f" if of_privacy else "")
+            cell = "–" if pd.isna(value) else format(value, form) if form else str(value)
+            cells.append(f"{cell} ({UNPROVEN})" if of_privacy and row.get("ledger", "intact") != "intact" else cell)
         lines.append(cells)
     return markdown_rows(lines)

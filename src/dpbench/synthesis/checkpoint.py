@@ -17,8 +17,9 @@ from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError
 from dpbench.modules.gan import GAN, SHAPE
+from dpbench.results.ledgers import CHECKPOINT
 from dpbench.training.build import module_for
-from dpbench.training.run import CHECKPOINT, CONFIG
+from dpbench.training.run import CONFIG
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images

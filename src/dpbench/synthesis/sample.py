@@ -15,13 +15,15 @@ from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import Ledger, read_ledger
+from dpbench.privacy.ledger import Ledger
+from dpbench.privacy.seal import Seal, difference
+from dpbench.results.ledgers import LEDGER, RESULT, read_run_ledger
 from dpbench.results.provenance import commit, config_hash
-from dpbench.results.record import RESULT, privacy_of, read_result
+from dpbench.results.record import privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
 
 Format = Literal["npz", "folder"]
-IMAGES, CARD, LEDGER = "images.npz", "privacy.json", "ledger.jsonl"
+IMAGES, CARD = "images.npz", "privacy.json"
 _OWN = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
 
 
@@ -139,17 +141,22 @@ def _complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
     """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
 
     Raises:
-        ConfigurationError: It tells of fewer releases than the checkpoint: ε would be too small.
+        ConfigurationError: It tells of fewer releases than the checkpoint, or is not the ledger that the checkpoint or
+            the result knows: ε would be wrong.
     """
     strategy = checkpoint.get("callbacks", {}).get("dpbench.PrivateStrategy", {"private": False})
     if not strategy["private"]:
         return None
-    ledger = read_ledger(path) if path.exists() else None
+    ledger = read_run_ledger(path) if path.exists() else None
     if ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]:
         raise ConfigurationError(
             f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
             "them no epsilon can be stated; restore the ledger."
         )
+    seal = Seal.read(strategy.get("ledger"))
+    doubt = ledger.doubt or (difference(path, seal, "the checkpoint") if seal is not None else None)
+    if doubt is not None:
+        raise ConfigurationError(f"{path}: {doubt}. No epsilon can be stated; restore the ledger of this run.")
     return ledger
 
 

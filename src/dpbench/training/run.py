@@ -17,9 +17,11 @@ from dpbench.data import ImageDataModule
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.modules import GAN
 from dpbench.privacy import native
+from dpbench.results.ledgers import CHECKPOINT, RESULT
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.provenance import code_hash, commit
-from dpbench.results.record import EVALUATION, RESULT, write_result
+from dpbench.results.record import EVALUATION, write_result
+from dpbench.results.table import UNPROVEN
 from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import PRIVATE_PAST
 from dpbench.training import build, wandb_log
@@ -29,7 +31,7 @@ from dpbench.training.progress import RunProgress, quiet, watched
 from dpbench.training.samples import SAMPLES, SampleGrid
 from dpbench.training.threads import warn_of_spinning
 
-CONFIG, CHECKPOINT = "config.yaml", Path("checkpoints") / "last.ckpt"
+CONFIG = "config.yaml"
 
 
 def train_job(cfg: DictConfig) -> float | None:
@@ -242,12 +244,14 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
     else:
         for name, value in privacy["epsilon"].items():
             shown = "not computed" if value is None else f"{value:.3f}"
+            shown += f" ({UNPROVEN})" if "damage" in privacy else ""
             rows.append(
                 (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
             )
         for name, value in privacy.get("epsilon_microbatch", {}).items():
             shown = "not computed" if value is None else f"{value:.3f}"
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
+    rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
