@@ -313,8 +313,6 @@ def test_sum_reduction() -> None:
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"1 \(BatchNorm1d\) mixes the records.*GroupNorm"),
         (nn.Sequential(nn.SyncBatchNorm(3), nn.Linear(3, 3)), r"0 \(SyncBatchNorm\)"),
         (nn.InstanceNorm1d(3, track_running_stats=True), "track_running_stats=False"),
-        (nn.LSTM(3, 3), r"the model \(LSTM\) has no per-record rule"),
-        (nn.MultiheadAttention(4, 2), "outside of their modules"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "parametrization|spectral"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm"),
         (nn.LazyLinear(3), "not initialised"),

@@ -1,8 +1,8 @@
 """Per-record gradients of a whole model from one backward pass that computes no weight gradient.
 
 Forward hooks keep each layer's input and the gradient edge of its output; one `torch.autograd.grad` gives the gradients
-of those outputs; the rules in `layers` turn the two into per-record gradients, lazily. Nothing is monkeypatched and
-no model is wrapped.
+of those outputs; the rules in `layers` turn the two into per-record gradients, lazily. Recurrent layers and attention
+are computed from their parts while they run (`interception`). Nothing is monkeypatched and no model is wrapped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import ParameterGradients, zero_gradients
-from dpbench.privacy.layers import RULES, LayerGradients, fallback
+from dpbench.privacy.interception import Interceptions, LayerGradients, Part
+from dpbench.privacy.layers import INTERCEPTED, RULES, fallback, sequence_first
 from dpbench.privacy.validation import refuse_unsupported
 
 LossReduction = Literal["mean", "sum"]
@@ -27,14 +28,19 @@ LossReduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class _Use:
-    """One call of a layer in the forward pass."""
+    """One call of a layer in the forward pass, or one part of it."""
 
     name: str
     layer: nn.Module
     inputs: tuple[Any, ...]
     versions: tuple[int, ...]
-    edge: GradientEdge
-    output: Tensor | None  # kept for layers without a rule only
+    edges: tuple[GradientEdge, ...]
+    output: Tensor | None = None  # kept for layers without a rule only
+    part: Part | None = None  # of a layer that is computed from its parts
+
+    @property
+    def who(self) -> str:
+        return f"{self.name or 'the model'} ({type(self.layer).__name__})"
 
 
 class PerRecordEngine:
@@ -68,11 +74,20 @@ class PerRecordEngine:
         self._uses: list[_Use] = []
         self.recording = True
         self.verified = False
-        self._handles: list[RemovableHandle] = [
-            module.register_forward_hook(self._hook(name), with_kwargs=True)
-            for name, module in model.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
-        ]
+        self._interceptions = Interceptions()
+        self._sequence_first = sequence_first(model)
+        self._handles: list[RemovableHandle] = []
+        self._attach(model)
+
+    def _attach(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if type(module) in INTERCEPTED:
+                if any(p.requires_grad for p in module.parameters()):
+                    before, after = self._intercepting(name)
+                    self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                    self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            elif any(p.requires_grad for p in module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -80,6 +95,7 @@ class PerRecordEngine:
             handle.remove()
         self._handles.clear()
         self._uses.clear()
+        self._interceptions.close()
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
@@ -109,9 +125,29 @@ class PerRecordEngine:
             inputs = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
             kept = None if type(layer) in RULES else output.detach()
             versions = tuple(x._version for x in tensors)
-            self._uses.append(_Use(name, layer, inputs, versions, get_gradient_edge(output), kept))
+            self._uses.append(_Use(name, layer, inputs, versions, (get_gradient_edge(output),), kept))
 
         return remember
+
+    def _intercepting(self, name: str) -> tuple[Any, Any]:
+        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.recording and torch.is_grad_enabled():
+                self._interceptions.open(INTERCEPTED[type(layer)](layer, (*args, *kwargs.values())))
+
+        def after(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            interception = self._interceptions.close(layer)
+            if interception is None or output is None:  # not opened, or forward failed
+                return
+            if not interception.parts:
+                raise UnsupportedModuleError(
+                    f"{name} ({type(layer).__name__}) was computed in a way that per-record gradients do not know: "
+                    "call it in training mode, outside of torch.compile and torch.jit."
+                )
+            for part in interception.parts:
+                edges = tuple(edge for edge in part.edges if edge is not None)
+                self._uses.append(_Use(name, layer, part.inputs, part.versions, edges, part=part))
+
+        return before, after
 
     def backward(self, loss: Tensor, records: int, verify: bool = False) -> list[ParameterGradients]:
         """Gradients of each record's own loss.
@@ -132,7 +168,7 @@ class PerRecordEngine:
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
         expected = self._ordinary(loss, scale) if verify else None
-        edges = [use.edge for use in uses]
+        edges = [edge for use in uses for edge in use.edges]
         grads = torch.autograd.grad(loss, edges, scale, allow_unused=True) if edges else ()
         mixed = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
@@ -146,13 +182,21 @@ class PerRecordEngine:
         self, uses: Sequence[_Use], grads: Sequence[Tensor | None], records: int
     ) -> list[ParameterGradients]:
         parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
-        for use, grad in zip(uses, grads, strict=True):
-            if grad is not None:
-                for name, gradients in _layer_gradients(use, grad, records).items():
+        following = iter(grads)
+        for use in uses:
+            own = [next(following) for _ in use.edges]
+            if any(grad is not None for grad in own):
+                for name, gradients in self._use_gradients(use, own, records).items():
                     parameter = use.layer.get_parameter(name)
                     if parameter in parts:
                         parts[parameter].append(gradients)
         return [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
+
+    def _use_gradients(self, use: _Use, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+        if use.part is not None:
+            return _part_gradients(use, use.part, grads, records)
+        assert grads[0] is not None
+        return _layer_gradients(use, grads[0], records, int(use.layer in self._sequence_first))
 
     def _ordinary(self, loss: Tensor, scale: Tensor) -> Sequence[Tensor | None]:
         return torch.autograd.grad(loss, self.parameters, scale, retain_graph=True, allow_unused=True)
@@ -179,20 +223,44 @@ class PerRecordEngine:
                 )
 
 
-def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
-    who = f"{use.name} ({type(use.layer).__name__})"
+def _refuse_changed(use: _Use) -> None:
     tensors = [x for x in use.inputs if isinstance(x, Tensor)]
     if any(x._version != version for x, version in zip(tensors, use.versions, strict=True)):
-        raise UnsupportedModuleError(f"the input of {who} was changed in place after its forward pass.")
-    for x in (*tensors, grad):
-        if x.dim() < 1 or x.shape[0] != records:
+        raise UnsupportedModuleError(f"the input of {use.who} was changed in place after its forward pass.")
+
+
+def _part_gradients(use: _Use, part: Part, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+    _refuse_changed(use)
+    if part.records != records:
+        raise UnsupportedModuleError(
+            f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in "
+            "dimension 0 with batch_first=True, else in dimension 1."
+        )
+    given = iter(grads)
+    known = {name for name, _ in use.layer.named_parameters()}  # a layer may be made without biases
+    gradients = part.gradients([None if edge is None else _summable(next(given)) for edge in part.edges])
+    return {name: own for name, own in gradients.items() if name in known}
+
+
+def _summable(grad: Tensor | None) -> Tensor | None:
+    """In float32 at least, for norms and sums."""
+    return grad.float() if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4 else grad
+
+
+def _layer_gradients(use: _Use, grad: Tensor, records: int, dimension: int) -> LayerGradients:
+    _refuse_changed(use)
+    for x in (*(x for x in use.inputs if isinstance(x, Tensor)), grad):
+        if x.dim() <= dimension or x.shape[dimension] != records:
             raise UnsupportedModuleError(
-                f"{who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
-                "every layer must carry the records in dimension 0, one row each."
+                f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
+                "every layer must carry the records in dimension 0, one row each"
+                + (" (recurrent layers and transformers: batch_first=True)." if x.dim() > 1 else ".")
             )
-    if grad.is_floating_point() and grad.dtype.itemsize < 4:  # norms and sums in float32
-        grad = grad.float()
+    grad = cast(Tensor, _summable(grad))
     inputs = tuple(x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+    if dimension:
+        inputs = tuple(x.transpose(0, 1) if isinstance(x, Tensor) else x for x in inputs)
+        grad = grad.transpose(0, 1)
     rule = RULES.get(type(use.layer))
     try:
         if rule is not None:
@@ -200,7 +268,7 @@ def _layer_gradients(use: _Use, grad: Tensor, records: int) -> LayerGradients:
         assert use.output is not None
         return fallback(use.layer, inputs, grad, use.output)
     except UnsupportedModuleError as error:
-        raise UnsupportedModuleError(f"no per-record gradients for {who}: {error}.") from error
+        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
 
 
 def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:

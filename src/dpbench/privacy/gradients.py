@@ -175,6 +175,32 @@ class OuterProductGradients(ParameterGradients):
         )
 
 
+class StackedGradients(ParameterGradients):
+    """Of a parameter whose rows belong to several linear maps, such as query, key and value of an attention.
+
+    Args:
+        parts: Of the parameter's rows in order, over the same records.
+    """
+
+    def __init__(self, parts: Sequence[ParameterGradients]) -> None:
+        self._parts = parts
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack([part.squared_norms() for part in self._parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.cat([part.weighted_sum(weights) for part in self._parts])
+
+    def per_record(self) -> Tensor:
+        return torch.cat([part.per_record() for part in self._parts], 1)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return StackedGradients([part.select(records) for part in self._parts])
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        return StackedGradients([part.merge(record_of, records, factor) for part in self._parts])
+
+
 class OutputGradients(InstantiatedGradients):
     """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
 

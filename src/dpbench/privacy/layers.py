@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy import kernels
+from dpbench.privacy.attention import AttentionInterception
 from dpbench.privacy.choices import fastest
 from dpbench.privacy.gradients import (
     EmbeddingGradients,
@@ -25,8 +26,9 @@ from dpbench.privacy.gradients import (
     ParameterGradients,
     zero_gradients,
 )
+from dpbench.privacy.interception import Interception, LayerGradients
+from dpbench.privacy.recurrent import RecurrentInterception
 
-LayerGradients = dict[str, ParameterGradients]
 Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
 
 
@@ -228,3 +230,25 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: layer_norm,
 }
 """Exact types only: a subclass may change `forward`, so it takes the fallback."""
+
+INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
+    nn.LSTM: RecurrentInterception,
+    nn.GRU: RecurrentInterception,
+    nn.RNN: RecurrentInterception,
+    nn.MultiheadAttention: AttentionInterception,
+}
+"""Layers that are computed from their parts; exact types too."""
+
+
+def sequence_first(model: nn.Module) -> set[nn.Module]:
+    """Layers that carry records in dimension 1: those inside of a transformer with batch_first=False."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            if not module.self_attn.batch_first:
+                found.update(module.children())
+        elif isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
+            first: Any = module.layers[0]
+            if not first.self_attn.batch_first:
+                found.add(module.norm)
+    return found

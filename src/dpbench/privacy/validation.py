@@ -38,10 +38,11 @@ def _problem(module: nn.Module) -> str | None:
         return "computes its weight from other parameters; remove it (torch.nn.utils.remove_weight_norm)"
     if not trainable:
         return None
-    if isinstance(module, nn.RNNBase):
-        return "has no per-record rule; write the recurrence with torch.nn.Linear layers, or freeze it"
-    if isinstance(module, nn.MultiheadAttention):
-        return "uses its projections outside of their modules; write the attention with torch.nn.Linear layers"
+    for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
+        if isinstance(module, known) and type(module) is not known:
+            return (
+                f"is a subclass, whose forward may differ; hold a torch.nn.{known.__name__} inside of a module instead"
+            )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
         return "rescales by the whole lot; leave out max_norm and scale_grad_by_freq"
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
