@@ -6,10 +6,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations strategies adaptive bench bench-growth check format clean
+.PHONY: help demo test test-slow results combinations strategies adaptive bench bench-growth crash two-processes check format clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.ready ## Train a network privately on real digits (two minutes, no network, no account)
 	$(BIN)/dpbench train experiment=demo
@@ -51,6 +51,15 @@ results: $(VENV)/.ready ## Tables, figures and README.md again from the committe
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+KILLS ?= 200
+RUNS ?= 100
+
+crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes (KILLS=200: an hour; goes on where it stopped)
+	$(BIN)/python -m tests.endurance crash --kills $(KILLS)
+
+two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost (RUNS=100: an hour)
+	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS)
 
 check: $(VENV)/.ready-dev ## Lint, format check and types
 	$(BIN)/ruff check .

@@ -63,3 +63,11 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     assert where.stdout.startswith(path)
     result = train(tmp_path / "elsewhere", "trainer.max_steps=5", "model=mlp", PYTHONPATH=path)
     assert result["steps"] == 5
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """A small `make crash`."""
+    command = [sys.executable, "-m", "tests.endurance", "crash", "--kills", "6", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "runs ended identical" in done.stdout

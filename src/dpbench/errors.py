@@ -54,7 +54,7 @@ class WorkerDied(DPBenchError):
     """
 
     def __init__(self, rank: int, world: int, how: str, command: str | None = None) -> None:
-        hint = f"; what was released is in the ledger, go on with: {command}" if command else ""
+        hint = f". What was released is in the ledger; go on with: {command}" if command else ""
         super().__init__(f"process {rank} of {world} (from 0) died in the training ({how}){hint}")
         self.rank, self.world, self.how = rank, world, how
 

@@ -161,8 +161,9 @@ def _fit(
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=False)
     except WorkerDied as error:
         if not last.path.exists() or not last.ended_here(_load(last.path)):
-            folder = trainer.default_root_dir
-            raise WorkerDied(error.rank, error.world, error.how, f"dpbench resume {folder}") from error
+            begun = last.path.exists() or (last.path.parents[1] / "ledger.jsonl").exists()
+            command = f"dpbench resume {trainer.default_root_dir}" if begun else None
+            raise WorkerDied(error.rank, error.world, error.how, command) from error
         warnings.warn(
             f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
         )

@@ -1,0 +1,244 @@
+"""Runs that are killed at random moments and resumed, until they end with the bytes of a run that nobody disturbed.
+
+Kills are SIGKILLs to a real `dpbench train` or `dpbench resume`, at a moment that is uniform over the time that such a
+command takes. A quarter of the runs consists of ordinary processes; the others are forks of one process that has imported
+everything, because imports take most of the time of so small a run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.endurance.runs import GONE, Process, append, preload, read
+
+_STEPS = 240
+_TINY = [
+    "model=mlp",
+    "model.hidden=[8]",
+    "data.image_size=8",
+    "logger=none",
+    "strategy.delta=1e-4",
+    f"trainer.max_steps={_STEPS}",
+    "trainer.log_every_n_steps=5",
+    "run.checkpoint_every_n_steps=9",
+    "run.name=crash",
+    "run.group=crash",
+]
+_TWO = ["trainer.devices=2", "+trainer.strategy=ddp_fork"]  # forks of a worker start as quickly as their parent
+CONFIGURATIONS: dict[str, list[str]] = {
+    "dpsgd": ["+optimizer.momentum=0.9", "data.val_size=200"],
+    "adaptive_quantile, private metric": ["strategy=adaptive_quantile", "strategy.metrics={accuracy: 1}"],
+    "discretized, corrected": ["strategy=discretized", "optimizer=adam", "optimizer.lr=0.01"],
+    "target_epsilon, average": ["strategy.noise_multiplier=null", "strategy.target_epsilon=3", "ema_decay=0.9"],
+    "microbatches in pieces": ["strategy.microbatch_size=2", "strategy.max_physical_batch_size=24"],
+}
+_TWICE = ("dpsgd", "adaptive_quantile, private metric")  # also on two processes
+_MOST = 8  # kills of one run, which ends undisturbed then
+
+
+def kinds() -> list[tuple[str, bool, bool]]:
+    """(configuration, on two processes, of ordinary processes), in the order in which runs take turns."""
+    one = [(name, False) for name in CONFIGURATIONS]
+    both = [(name, True) for name in _TWICE]
+    turns = [one[0], both[0], one[1], one[2], both[1], one[3], one[4]]
+    every = []
+    for round_ in range(4):  # of two ordinary processes rarely: a start of theirs takes half a minute
+        often = [
+            (two and round_ == number // 2) or (not two and (number + round_) % 3 == 0)
+            for number, (_, two) in enumerate(turns)
+        ]
+        every += [(name, two, ordinary) for (name, two), ordinary in zip(turns, often, strict=True)]
+    return every
+
+
+def words_of(name: str, two: bool, ordinary: bool) -> list[str]:
+    """The configuration on the command line."""
+    processes = [] if not two else ["trainer=ddp_cpu", f"trainer.max_steps={_STEPS}", "trainer.log_every_n_steps=5"]
+    return [*_TINY, *CONFIGURATIONS[name], *(processes if ordinary else _TWO if two else [])]
+
+
+def _folder_state(run: Path) -> tuple[Any, ...]:
+    ledger, checkpoint, curves = run / "ledger.jsonl", run / "checkpoints/last.ckpt", run / "metrics.csv"
+    return tuple(path.stat().st_mtime_ns if path.exists() else None for path in (ledger, checkpoint, curves))
+
+
+def phase_of(run: Path, before: tuple[Any, ...], resumed: bool, steps: int) -> str:
+    """What a process was doing when it was killed, as its folder shows."""
+    if (run / "result.json").exists():
+        return "after the result"
+    if any(name.startswith(".last.ckpt") for name in _left_over(run)):
+        return "writing a checkpoint"
+    if _folder_state(run) == before:
+        return "start of a resume" if resumed else "start"
+    if "result" in " ".join(_left_over(run)):
+        return "writing the result"
+    ledger = run / "ledger.jsonl"
+    if not ledger.exists() or ledger.read_bytes().count(b"\n") <= steps:
+        return "training"
+    return "last step, test, result"
+
+
+def _left_over(run: Path) -> list[str]:
+    return [path.name for path in run.rglob(".*") if path.is_file()]
+
+
+def differences(run: Path, reference: Path) -> list[str]:
+    """What is not equal to the last bit in two finished runs; empty: nothing."""
+    import torch
+
+    from dpbench.privacy.ledger import read_ledger
+
+    found = []
+    states = [torch.load(each / "checkpoints/last.ckpt", weights_only=False) for each in (run, reference)]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        if not _equal(states[0][part], states[1][part]):
+            found.append(part)
+    if (run / "ledger.jsonl").read_bytes() != (reference / "ledger.jsonl").read_bytes():
+        found.append("ledger")
+    if read_ledger(run / "ledger.jsonl").damage is not None:
+        found.append("ledger damaged")
+    records = [json.loads((each / "result.json").read_text(encoding="utf-8")) for each in (run, reference)]
+    found += [part for part in ("metrics", "privacy", "steps", "config_hash") if records[0][part] != records[1][part]]
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+class Crash:
+    """A series of runs.
+
+    Args:
+        folder: For runs and log; a second call goes on with the log.
+        seed: Of every choice.
+    """
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.folder, self.log, self._seed = folder, folder / "crash.jsonl", seed
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lives: dict[tuple[str, bool, bool], float] = {}
+
+    def series(self, kills: int, only: Sequence[tuple[str, bool, bool]] | None = None) -> bool:
+        """Kill until there were so many kills of runs that ended; whether all of these are as they should be."""
+        preload()
+        every = list(only or kinds())
+        while True:
+            lines = read(self.log)
+            ended = [line for line in lines if "differences" in line]
+            done = sum(line["kills"] for line in ended)
+            if done >= kills:
+                return all(not line["differences"] for line in ended)
+            number = max((line["run"] for line in lines), default=-1) + 1
+            line = self.run(number, *every[number % len(every)])
+            append(self.log, line)
+            state = "identical" if not line["differences"] else f"DIFFERS: {line['differences']}"
+            print(f"{done + line['kills']:4}/{kills} kills; run {number}, {line['kind']}: {state}", flush=True)
+
+    def reference(self, name: str, two: bool, ordinary: bool) -> Path:
+        """A run of the same configuration that nobody disturbs; made once."""
+        place = self.folder / f"reference-{list(CONFIGURATIONS).index(name)}-{int(two)}{int(ordinary and two)}"
+        done = place / "run" / "result.json"
+        if not done.exists() or (name, two, ordinary) not in self._lives:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            process = Process.start(["train", *words_of(name, two, ordinary), "hydra.run.dir=run"], place, ordinary)
+            status = process.wait(GONE)
+            if status != 0:
+                raise SystemExit(f"the reference run in {place} ended with {status}: see {process.log}")
+            self._lives[name, two, ordinary] = time.monotonic() - process.begun
+        return place / "run"
+
+    def run(self, number: int, name: str, two: bool, ordinary: bool) -> dict[str, Any]:
+        """One run, with as many kills as it takes; the line of the log that says how it went."""
+        reference = self.reference(name, two, ordinary)
+        draw = random.Random(f"{self._seed}/{number}")
+        place = self.folder / f"run-{number}"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        run, kills = place / "run", []
+        kind = f"{name}{' on two processes' if two else ''}{', ordinary processes' if ordinary else ''}"
+        head = {"run": number, "kind": kind, "seed": f"{self._seed}/{number}", "two": two, "ordinary": ordinary}
+        broken: list[str] = []
+        while True:
+            resumed, before = (run / "config.yaml").exists(), _folder_state(run)
+            words = ["resume", "run"] if resumed else ["train", *words_of(name, two, ordinary), "hydra.run.dir=run"]
+            process = Process.start(words, place, ordinary)
+            moment = draw.uniform(0, self._lives[name, two, ordinary])
+            whom = draw.choice(["parent", "all", "worker"]) if two else "parent"
+            status = process.wait(moment if len(kills) < _MOST else GONE)
+            if status is not None:
+                break
+            whom = process.kill(whom, draw.random())
+            if not process.ended():
+                broken.append(f"hangs after a kill of {whom}")
+            status = process.status
+            if status == 0:  # a worker whose work was done
+                break
+            if whom == "worker" and status == 1 and "dpbench: error: process" not in process.log.read_text():
+                broken.append("no clear line")
+            kill = {"moment": round(moment, 3), "whom": whom, "status": status, "left": _left_over(run)}
+            kills.append({**kill, "phase": phase_of(run, before, resumed, _STEPS)})
+            append(self.log, {**head, **kills[-1]})
+            if (run / "result.json").exists():
+                status = 0
+                break
+        if status == 0:
+            broken += differences(run, reference)
+        else:
+            broken.append(f"status {status}: {process.log.read_text(encoding='utf-8').splitlines()[-1:]}")
+        if not broken:
+            shutil.rmtree(place)
+        return {**head, "kills": len(kills), "differences": broken}
+
+    def report(self) -> str:
+        """What the log says, in Markdown."""
+        from dpbench.results.provenance import commit, hardware, versions
+
+        lines = read(self.log)
+        ended = [line for line in lines if "differences" in line]
+        runs = {line["run"] for line in ended}
+        kills = [line for line in lines if "phase" in line and line["run"] in runs]
+        good = sum(not line["differences"] for line in ended)
+        machine, packages = hardware(), versions()
+        phases = Counter((kill["phase"], kill["two"]) for kill in kills)
+        table = [
+            f"| {phase} | {phases[phase, False]} | {phases[phase, True]} |"
+            for phase in sorted({phase for phase, _ in phases})
+        ]
+        ordinary = sum(kill["ordinary"] for kill in kills)
+        whom = Counter(kill["whom"] for kill in kills if kill["two"])
+        per_run = statistics.median(line["kills"] for line in ended) if ended else 0
+        return "\n".join(
+            [
+                f"{len(kills)} kills in {len(ended)} runs (median {per_run:g} kills a run); "
+                f"**{good} of {len(ended)} runs ended identical** to one that nobody disturbed.",
+                "",
+                "| killed while (as the folder shows) | one process | two processes |",
+                "| --- | --- | --- |",
+                *table,
+                "",
+                f"{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of a process that had "
+                f"imported everything. On two processes the signal went to the parent {whom['parent']} times, to a worker "
+                f"{whom['worker']} times, and to all at once {whom['all']} times.",
+                "",
+                f"Machine: {machine['cpu']}, {machine['cores']} cores; PyTorch {packages['torch']}, "
+                f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}; seed {self._seed}.",
+            ]
+        )
