@@ -1,8 +1,8 @@
 """Runs that are killed at random moments and resumed, until they end with the bytes of a run that nobody disturbed.
 
 Kills are SIGKILLs to a real `dpbench train` or `dpbench resume`, at a moment that is uniform over the time that such a
-command takes. A quarter of the runs consists of ordinary processes; the others are forks of one process that has imported
-everything, because imports take most of the time of so small a run.
+command takes. Every third or fourth run consists of ordinary processes; the others are forks of one process that has
+imported everything, because imports take most of the time of so small a run.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ class Crash:
                 *table,
                 "",
                 f"{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of a process that had "
-                f"imported everything. On two processes the signal went to the parent {whom['parent']} times, to a worker "
-                f"{whom['worker']} times, and to all at once {whom['all']} times.",
+                f"imported everything. On two processes the signal went to the parent {whom['parent']} times, to a "
+                f"worker {whom['worker']} times, and to all at once {whom['all']} times.",
                 "",
                 f"Machine: {machine['cpu']}, {machine['cores']} cores; PyTorch {packages['torch']}, "
                 f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}; seed {self._seed}.",
