@@ -36,6 +36,7 @@ from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.privacy.plan import SumQuery, record_changes
 from dpbench.strategies import guards, lot_pieces
 from dpbench.strategies.budget import Budget, check_noise
+from dpbench.strategies.coupling import CouplingProbe, Lot
 from dpbench.strategies.process_group import leave_group_at_exit
 from dpbench.strategies.scope import Scope
 
@@ -187,9 +188,10 @@ class PrivateStrategy(pl.Callback, ABC):
         guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
         self._scope.watch()
         pl_module.__dict__["backward"] = self._backward
-        step, whole = pl_module.training_step, pl_module.automatic_optimization
-        step = self._in_pieces(trainer, pl_module, step) if whole else self._scope.in_lot(step)
-        pl_module.__dict__["training_step"] = step
+        own, whole = pl_module.training_step, pl_module.automatic_optimization
+        step = self._in_pieces(trainer, pl_module, own) if whole else self._scope.in_lot(own)
+        self._probe = CouplingProbe(trainer, pl_module, self._engine, self.loss_reduction)
+        pl_module.__dict__["training_step"] = self._probe.before(own, step, self._lot)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
@@ -266,6 +268,10 @@ class PrivateStrategy(pl.Callback, ABC):
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         generator = keyed_generator((self._key, _MODEL_STREAM, self.releases, rank))
         guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
+
+    def _lot(self) -> Lot:
+        bound = min(group.max_grad_norm for group in self.mechanism.plan.groups)
+        return Lot(self.releases, self._record_of, self.max_physical_batch_size, bound)
 
     def _in_pieces(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
         """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.

@@ -92,19 +92,33 @@ def cut(
         dist.all_reduce(count, dist.ReduceOp.MAX)
         ends += [records] * (int(count) - len(ends))
 
-    return [_rows(batch, records, start, end) for start, end in pairwise(ends)]
+    return [select(batch, records, slice(start, end)) for start, end in pairwise(ends)]
 
 
-def _rows(batch: Any, records: int, start: int, end: int) -> Any:
-    def entries(x: Any) -> bool:  # such as the records' texts
+def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
+    """Some rows of a batch: of its tensors, and of its lists with an entry for each row, such as texts.
+
+    Args:
+        batch: Tensors and lists in lists, tuples and dictionaries.
+        records: Number of its rows.
+        index: Which; positions give copies, which know nothing of the batch's graph.
+    """
+
+    def entries(x: Any) -> bool:
         return (
             isinstance(x, list | tuple) and len(x) == records and not any(isinstance(y, Tensor) for y in tree_leaves(x))
         )
 
-    def cut(x: Any) -> Any:
-        return x[start:end] if entries(x) or (isinstance(x, Tensor) and x.dim()) else x
+    def of(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if isinstance(index, slice):
+                return x[index] if x.dim() else x
+            return x.detach()[torch.from_numpy(index).to(x.device)] if x.dim() else x.detach().clone()
+        if entries(x):
+            return x[index] if isinstance(index, slice) else type(x)([x[i] for i in index])
+        return x
 
-    return tree_map(cut, batch, is_leaf=entries)
+    return tree_map(of, batch, is_leaf=entries)
 
 
 def merge_of(microbatch_of: NDArray[np.int64] | None, rows: slice, size: int, device: torch.device) -> Merge | None:

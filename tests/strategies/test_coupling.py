@@ -1,0 +1,624 @@
+"""Steps whose records depend on one another are refused; healthy ones pass, and are not changed by the probe."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
+
+from dpbench.errors import UnsupportedModuleError
+from dpbench.strategies import DPSGD
+from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
+
+LossOf = Callable[["Net", Tensor, Tensor], Tensor]
+
+
+class Net(pl.LightningModule):
+    """A small network with a loss that a test gives."""
+
+    def __init__(self, loss: LossOf, net: nn.Module | None = None, manual: bool = False) -> None:
+        super().__init__()
+        self.net = net or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.loss, self.automatic_optimization = loss, not manual
+        self.bank: deque[Tensor] = deque(maxlen=8)
+        self.register_buffer("seen", torch.zeros(6))
+        self.calls = 0
+        self.rng, self.drawn = np.random.default_rng(1), torch.Generator().manual_seed(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.calls += 1
+        return update(self, self.loss(self, *batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def records(size: int = 40, classes: int = 3) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(
+        torch.randn(size, 6, generator=generator), torch.randint(classes, (size,), generator=generator)
+    )
+
+
+def fit(folder: Path, module: pl.LightningModule, steps: int = 2, data: Any = None, **options: Any) -> DPSGD:
+    trainer_options = options.pop("trainer", {})
+    strategy = DPSGD(**{"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, **options})
+    trainer = trainer_for(folder, strategy, steps, **trainer_options)
+    trainer.fit(module, loader_of(data or records(), 16))
+    return strategy
+
+
+def each(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x), y, reduction="none")
+
+
+def mean(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return each(module, x, y).mean()
+
+
+# ------------------------------------------------------------------------------------------------- coupled losses
+
+
+def mixup(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    order = torch.randperm(len(x))
+    out = module.net(0.7 * x + 0.3 * x[order])
+    return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y[order])
+
+
+def contrastive(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    z = F.normalize(module.net(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.5, torch.arange(len(x)))
+
+
+def variance(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return mean(module, x, y) + F.relu(1 - module.net(x).var(0)).mean()
+
+
+def hard_mining(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    losses = each(module, x, y)
+    return (losses * (losses > losses.detach().median())).mean()
+
+
+def class_weights(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x), y, weight=torch.tensor([0.2, 1.0, 3.0]))
+
+
+def ignored(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x), y, ignore_index=0)
+
+
+def rolled(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x) + 0.5 * module.net(x).roll(1, 0), y)
+
+
+def softmax_over_records(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return (each(module, x, y) * each(module, x, y).detach().softmax(0)).sum() / 16
+
+
+def largest(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return each(module, x, y).max()
+
+
+def total(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return each(module, x, y).sum()
+
+
+def fixed_divisor(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return each(module, x, y).sum() / 16
+
+
+def centred(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x - x.mean(0)), y)
+
+
+def normalised_weights(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    weights = x[:, 0].exp()
+    return (each(module, x, y) * weights).sum() / weights.sum()
+
+
+def memory_bank(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """The records of this lot are in it before they are compared with it."""
+    z = module.net(x)
+    module.bank.extend(z.detach())
+    return (z - torch.stack(list(module.bank)).mean(0)).square().sum(1).mean()
+
+
+def late(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """From lot 4 on."""
+    return centred(module, x, y) if module.trainer.global_step >= 3 else mean(module, x, y)
+
+
+def sometimes(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """In half of the lots, by chance."""
+    return mixup(module, x, y) if float(torch.rand(())) < 0.5 else mean(module, x, y)
+
+
+def random_total(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """A wrong reduction behind noise."""
+    return F.cross_entropy(module.net(x + 0.1 * torch.randn_like(x)), y, reduction="sum")
+
+
+def triplet(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    z = module.net(x)
+    return F.triplet_margin_loss(z, z.roll(1, 0), z.roll(2, 0))
+
+
+# ------------------------------------------------------------------------------------------------- coupled networks
+
+
+class OverRecords(nn.Module):
+    """Something over dimension 0."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def batch_norm(x: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True)
+
+
+def spread(x: Tensor) -> Tensor:
+    """Minibatch standard deviation, as in StyleGAN."""
+    return x + (x - x.mean(0)).square().mean(0).add(1e-8).sqrt()
+
+
+def sorted_and_back(x: Tensor) -> Tensor:
+    """Buckets by length, or routing to experts: rows of one bucket are treated alike."""
+    order = x.sum(1).argsort()
+    scale = torch.linspace(0.5, 1.5, len(x))[:, None]
+    return (x[order] * scale)[order.argsort()]
+
+
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+class NormalisedGradient(nn.Module):
+    """A hook that divides the gradient of an activation by its norm over the lot."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad / grad.norm())
+        return x
+
+
+def with_inside(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(6, 8), make(), nn.Tanh(), nn.Linear(8, 3))
+
+
+def over_records(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return with_inside(lambda: OverRecords(function))
+
+
+COUPLED: dict[str, tuple[LossOf, Callable[[], nn.Module] | None]] = {
+    function.__name__: (function, None)
+    for function in (
+        mixup,
+        contrastive,
+        variance,
+        hard_mining,
+        class_weights,
+        ignored,
+        rolled,
+        softmax_over_records,
+        largest,
+        total,
+        fixed_divisor,
+        centred,
+        normalised_weights,
+        memory_bank,
+        late,
+        sometimes,
+        random_total,
+        triplet,
+    )
+} | {
+    "batch_norm": (mean, over_records(batch_norm)),
+    "spread": (mean, over_records(spread)),
+    "sorted": (mean, over_records(sorted_and_back)),
+    "attention": (mean, over_records(attention)),
+    "softmax": (mean, over_records(lambda x: x.softmax(0))),
+    "hook": (mean, with_inside(NormalisedGradient)),
+}
+NUMBER = {"total", "fixed_divisor", "random_total"}
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_records_are_refused(tmp_path: Path, name: str, manual: bool) -> None:
+    loss, net = COUPLED[name]
+    words = "the number of the other" if name in NUMBER else "a record's gradient depends on the"
+    with pytest.raises(UnsupportedModuleError, match=words):
+        fit(tmp_path, Net(loss, net and net(), manual), 10)
+
+
+def test_the_message_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModuleError, match="is the loss the mean over the records, as loss_reduction='mean'"):
+        fit(tmp_path, Net(total))
+    with pytest.raises(UnsupportedModuleError, match="is the loss the sum over the records, as loss_reduction='sum'"):
+        fit(tmp_path / "sum", Net(mean), loss_reduction="sum")
+    with pytest.raises(UnsupportedModuleError, match="contents of the other .* record_of_row"):
+        fit(tmp_path / "pairs", Net(contrastive))
+    fit(tmp_path / "right", Net(total), loss_reduction="sum")
+
+
+# ------------------------------------------------------------------------------------------------- healthy
+
+
+def smoothed(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(x), y, label_smoothing=0.1)
+
+
+def focal(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    losses = each(module, x, y)
+    return ((1 - (-losses).exp()).square() * losses).mean()
+
+
+def reconstruction(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(module.net(x), x[:, :3])
+
+
+def padded(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """Two tokens, the second of which some records lack; the divisor is fixed."""
+    tokens = torch.stack([each(module, x, y), each(module, x.flip(1), y) * (y > 0)], 1)
+    return (tokens.sum(1) / 2).mean()
+
+
+def weighted_by_class(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return (each(module, x, y) * torch.tensor([0.2, 1.0, 3.0])[y]).mean()
+
+
+def dropped(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module.net(F.dropout(x, 0.3)), y)
+
+
+def variational(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    out = module.net(x)
+    mu, log = out[:, :1], out[:, 1:2]
+    z = mu + torch.randn_like(mu) * (0.5 * log).exp()
+    kl = 0.5 * (mu.square() + log.exp() - log - 1).sum(1)
+    return (F.mse_loss(z.expand(-1, 3), x[:, :3], reduction="none").sum(1) + kl).mean()
+
+
+def tasks(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    out = module.net(x)
+    return F.cross_entropy(out, y) + 0.5 * F.mse_loss(out[:, 0], x[:, 0]) + 0.1 * out.square().sum(1).mean()
+
+
+def recomputed(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    hidden = module.net[0](x)
+    out = module.net[2](checkpoint(torch.tanh, hidden, use_reentrant=False))
+    return F.cross_entropy(out, y)
+
+
+def augmented(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    noise = np.random.normal(size=tuple(x.shape)) * random.random()
+    return F.cross_entropy(module.net(x + 0.1 * torch.from_numpy(noise).float()), y)
+
+
+def own_generator(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    x = x + 0.1 * torch.from_numpy(module.rng.normal(size=tuple(x.shape))).float()
+    return F.cross_entropy(module.net(x + torch.randn(x.shape, generator=module.drawn)), y)
+
+
+def views_in_a_record(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """Anchor, positive and negative are parts of one record."""
+    part = [module.net(torch.cat([x[:, i : i + 2]] * 3, 1)) for i in (0, 2, 4)]
+    return F.triplet_margin_loss(*part)
+
+
+def tiny(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return 1e-12 * mean(module, x, y)
+
+
+def saturated(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    out = module.net(x) + 25.0 * F.one_hot(y, 3)
+    return F.cross_entropy(out, y)
+
+
+def nothing(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return 0 * mean(module, x, y)
+
+
+def hinge(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.multi_margin_loss(module.net(x), y)
+
+
+def pseudo_labels(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """With a fixed threshold for each record's own confidence."""
+    out = module.net(x)
+    sure = out.softmax(1).amax(1).detach() > 0.4
+    return (F.cross_entropy(out, out.argmax(1), reduction="none") * sure).mean()
+
+
+def logs(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    loss = mean(module, x, y)
+    module.log("nonprivate/loss", loss.detach(), batch_size=len(x))
+    return loss
+
+
+class Metric(nn.Module):
+    """Keeps a metric and attributes, which have to be as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean, self.calls, self.sizes = nn.Linear(6, 3), MeanMetric(), 0, [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.sizes.append(len(x))
+        self.mean(x.detach())
+        out: Tensor = self.linear(x)
+        return out
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(12, 4), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.table((x * 3).long().clamp(-5, 6) + 5).flatten(1))
+        return out
+
+
+HEALTHY: dict[str, tuple[LossOf, Callable[[], nn.Module] | None]] = {
+    function.__name__: (function, None)
+    for function in (
+        mean,
+        smoothed,
+        focal,
+        reconstruction,
+        padded,
+        weighted_by_class,
+        dropped,
+        variational,
+        tasks,
+        recomputed,
+        augmented,
+        own_generator,
+        views_in_a_record,
+        tiny,
+        saturated,
+        nothing,
+        hinge,
+        pseudo_labels,
+        logs,
+    )
+} | {
+    "metric": (mean, Metric),
+    "embedding": (mean, Embedded),
+    "layer norm": (mean, with_inside(lambda: nn.LayerNorm(8))),
+    "dropout": (mean, with_inside(nn.Dropout)),
+    "relu": (mean, with_inside(nn.ReLU)),
+    "frozen": (mean, with_inside(lambda: nn.Linear(8, 8).requires_grad_(False))),
+    "convolution": (
+        mean,
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
+    ),
+}
+
+
+def run(folder: Path, name: str, manual: bool, steps: int = 9, **options: Any) -> tuple[Net, DPSGD]:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    loss, net = HEALTHY[name]
+    module = Net(loss, net and net(), manual)
+    return module, fit(folder, module, steps, **options)
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_steps_pass_and_are_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, manual: bool
+) -> None:
+    """Weights, attributes and metrics are to the last bit what they are without a probe."""
+    from dpbench.strategies.coupling import CouplingProbe
+
+    probed, _ = run(tmp_path / "probed", name, manual)
+    monkeypatch.setattr(CouplingProbe, "check", lambda *_: None)
+    plain, _ = run(tmp_path / "plain", name, manual)
+    assert torch.equal(weights_of(probed), weights_of(plain))
+    assert probed.calls == plain.calls == 9
+    if name == "metric":
+        assert probed.net.calls == plain.net.calls and probed.net.sizes == plain.net.sizes
+        assert probed.net.mean.compute() == plain.net.mean.compute()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("name", ["mean", "layer norm", "relu", "dropout", "tasks"])
+def test_precisions(tmp_path: Path, name: str, precision: Any) -> None:
+    run(tmp_path, name, False, trainer={"precision": precision})
+    with pytest.raises(UnsupportedModuleError, match="depends on the"):
+        fit(tmp_path / "coupled", Net(centred), trainer={"precision": precision})
+
+
+# ------------------------------------------------------------------------------------------------- where and when
+
+
+def test_what_a_step_holds_is_put_back() -> None:
+    from dpbench.strategies.step_state import StepState
+
+    class Helper:
+        def __init__(self) -> None:
+            self.count, self.found = 0, {"a": [1]}
+
+    class Holds(Net):
+        def __init__(self) -> None:
+            super().__init__(mean, nn.Sequential(nn.Linear(6, 3), Metric()))
+            self.helper, self.table, self.names = Helper(), np.zeros(3), {1}
+            self.half = torch.zeros(2).expand(2, 2)
+
+    module = Holds()
+    trainer = trainer_for(Path(), pl.Callback(), 1)
+    gradient = module.net[0].weight.grad = torch.ones(3, 6)
+    version = module.seen._version
+    state = StepState(trainer, module)
+
+    def draws() -> list[float]:
+        numbers = [float(torch.rand(())), random.random(), np.random.rand(), float(module.rng.random())]
+        return [*numbers, float(torch.rand((), generator=module.drawn))]
+
+    first = draws()
+    assert module.net[0].weight.grad is None
+    module.seen.data.add_(1)
+    module.seen = torch.ones(6)
+    module.helper.count, module.helper.found["a"], module.helper.found["b"] = 1, [2], 3
+    module.table += 1
+    module.names.add(2)
+    module.bank.append(torch.ones(1))
+    module.net[1].sizes.append(7)
+    module.net[1].mean(torch.ones(3))
+    module.net[1].eval()
+    module.net[0].weight.requires_grad_(False).grad = torch.zeros(3, 6)
+    module.register_buffer("late", torch.zeros(1))
+    module.new = 1
+    trainer.should_stop = True
+    state.restore(seed=7)
+    other = draws()
+    assert all(a != b for a, b in zip(first, other, strict=True))
+    state.finish()
+    assert draws() == first
+    assert not module.seen.any() and module.seen._version == version
+    assert (module.helper.count, module.helper.found) == (0, {"a": [1]})
+    assert not module.table.any() and module.names == {1} and not module.bank
+    assert module.net[1].sizes == [0] and module.net[1].mean.update_count == 0 and module.net[1].training
+    assert module.net[0].weight.requires_grad and module.net[0].weight.grad is gradient
+    assert not hasattr(module, "late") and not hasattr(module, "new") and not trainer.should_stop
+
+
+class Counting(DPSGD):
+    """Keeps its probe and the rows that it trained on."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        self.lots: list[int] = []
+        self.probed: list[int] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, module, batch, batch_idx)
+        self.lots.append(len(batch[0]))
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.probed.append(self._probe.rows)
+
+
+def counting(folder: Path, module: pl.LightningModule, steps: int, size: float, records_: int = 400) -> Counting:
+    strategy = Counting(noise_multiplier=1.0, seed=0, delta=1e-4)
+    trainer_for(folder, strategy, steps).fit(module, loader_of(records(records_), size))
+    return strategy
+
+
+def test_lots_that_are_probed_and_what_it_costs(tmp_path: Path) -> None:
+    """Lots 1, 2, 4, 8, ...; a lot and a half, then 48 rows each: below 1 % of 500 lots of 256."""
+    counts = counting(tmp_path, Net(mean), 70, 100)
+    grown = [i + 1 for i, rows in enumerate(counts.probed) if rows > (counts.probed[i - 1] if i else 0)]
+    assert grown == [1, 2, 4, 8, 16, 32, 64]
+    assert counts.probed[0] == counts.lots[0] + counts.lots[0] // 2
+    assert np.diff(counts.probed).max() == 48
+    assert counts.probed[-1] == counts.probed[0] + 6 * 48
+    assert 256 * 1.5 + 8 * 48 < 0.01 * 500 * 256
+
+
+def test_small_lots_are_passed_over(tmp_path: Path) -> None:
+    counts = counting(tmp_path, Net(mean), 40, 1.2)
+    first = next(i for i, size in enumerate(counts.lots) if size > 2)
+    assert first > 0 and not any(counts.probed[:first]) and counts.probed[first] > 0
+    with pytest.raises(UnsupportedModuleError, match="contents"):
+        counting(tmp_path / "coupled", Net(centred), 40, 1.2)
+
+
+def test_lots_that_are_not_finite_give_no_verdict(tmp_path: Path) -> None:
+    data = records()
+    data.tensors[0][::7] = float("nan")
+    data.tensors[0][3] = 1e38
+    fit(tmp_path, Net(reconstruction), 10, data)
+    with pytest.raises(UnsupportedModuleError, match="contents"):
+        fit(tmp_path / "coupled", Net(hard_mining), 10, data)
+    data.tensors[0][:] = float("nan")
+    fit(tmp_path / "all", Net(reconstruction), 10, data)
+
+
+def test_steps_that_no_seed_repeats_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    def unseeded(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(
+            module.net(x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).float()), y
+        )
+
+    with pytest.warns(UserWarning, match="could not be checked: training_step is random beyond the seeds"):
+        fit(tmp_path, Net(unseeded), 10)
+
+
+def test_steps_that_need_a_whole_lot_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    def whole(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        if len(x) < 10:
+            raise ValueError("too few")
+        return mean(module, x, y)
+
+    with pytest.warns(UserWarning, match="could not be checked: training_step fails with a part of a lot"):
+        fit(tmp_path, Net(whole), 2)
+    with pytest.raises(UnsupportedModuleError, match="contents"):
+        fit(tmp_path / "coupled", Net(lambda m, x, y: whole(m, x - x.mean(0), y)), 2)
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_microbatches_may_be_coupled_inside_only(tmp_path: Path, size: int) -> None:
+    run(tmp_path, "dropout", False, microbatch_size=size, steps=5)
+    if size == 4:
+        with pytest.raises(UnsupportedModuleError, match="depends on the contents"):
+            fit(tmp_path / "coupled", Net(centred), microbatch_size=size)
+    else:  # the whole lot is one microbatch
+        fit(tmp_path / "coupled", Net(centred), microbatch_size=size)
+
+
+def test_pieces_of_a_lot(tmp_path: Path) -> None:
+    """No probe is larger than what fits into memory."""
+    sizes: list[int] = []
+
+    def watched(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return mean(module, x, y)
+
+    fit(tmp_path, Net(watched), 9, max_physical_batch_size=5)
+    assert max(sizes) == 5
+    with pytest.raises(UnsupportedModuleError, match="contents"):
+        fit(tmp_path / "coupled", Net(centred), max_physical_batch_size=5)
+
+
+def test_attributes_of_a_step_are_not_touched(tmp_path: Path) -> None:
+    """A step counts its calls, logs and draws; the run is the same as ever, and it is the last lot that is kept."""
+
+    class Loud(pl.loggers.logger.DummyLogger):
+        lines = 0
+
+        def log_metrics(self, *_: Any, **__: Any) -> None:
+            type(self).lines += 1
+
+    def told(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        module.logger.log_metrics({"a": 1.0})
+        module.last = x
+        return mean(module, x, y)
+
+    module = Net(told)
+    fit(tmp_path, module, 3, trainer={"logger": Loud(), "log_every_n_steps": 1})
+    assert module.calls == 3 and Loud.lines == 2 * 3 + 1  # with every epsilon, and the last one again
+    assert len(module.last) == len(loader_of(records(), 16).lots.lot(2))
