@@ -18,10 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.calls import backward, copies, is_shared, positional, refuse_reentrant
 from dpbench.privacy.gradients import ParameterGradients, zero_gradients
 from dpbench.privacy.interception import Interceptions, LayerGradients, Part
-from dpbench.privacy.layers import INTERCEPTED, RULES, fallback, sequence_first
-from dpbench.privacy.validation import refuse_unsupported
+from dpbench.privacy.layers import INTERCEPTED, RULES, Rule, fallback, refuse_disagreement, rule_of, sequence_first
+from dpbench.privacy.samplers import Sampled, of_opacus, refuse_packed
+from dpbench.privacy.validation import guard_training_mode, refuse_unsupported
 
 LossReduction = Literal["mean", "sum"]
 
@@ -35,7 +37,8 @@ class _Use:
     inputs: tuple[Any, ...]
     versions: tuple[int, ...]
     edges: tuple[GradientEdge, ...]
-    output: Tensor | None = None  # kept for layers without a rule only
+    rule: Rule | None = None
+    output: Tensor | None = None  # kept for layers without a rule of ours
     part: Part | None = None  # of a layer that is computed from its parts
 
     @property
@@ -55,6 +58,8 @@ class PerRecordEngine:
         parameters: The parameters, in the same order.
         verified: Whether a call of `backward` with `verify` could compare, and found all well.
         recording: Whether forward passes are kept for the next call of `backward`.
+        records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
+            which all records share, need it.
 
     Raises:
         UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
@@ -74,9 +79,12 @@ class PerRecordEngine:
         self._uses: list[_Use] = []
         self.recording = True
         self.verified = False
+        self.records: int | None = None
+        self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
         self._handles: list[RemovableHandle] = []
+        self._handles += guard_training_mode(model, lambda: self.recording)
         self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
@@ -86,8 +94,12 @@ class PerRecordEngine:
                     before, after = self._intercepting(name)
                     self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
                     self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
+                self._handles.append(module.register_forward_pre_hook(refuse_packed))
             elif any(p.requires_grad for p in module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
+                embedding = type(module) is nn.Embedding
+                hook = self._embedding_hook(name) if embedding else self._hook(name, rule_of(module))
+                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -101,6 +113,11 @@ class PerRecordEngine:
         """Forget forward passes that no backward pass followed."""
         self._uses.clear()
 
+    def expect(self, records: int) -> None:
+        """Forget what no backward pass followed, and keep the forward passes of so many records."""
+        self._uses.clear()
+        self.recording, self.records = True, records
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Forward passes inside are not recorded."""
@@ -110,24 +127,45 @@ class PerRecordEngine:
         finally:
             self.recording = before
 
-    def _hook(self, name: str) -> Any:
+    def _hook(self, name: str, rule: Rule | None) -> Any:
+        checked = rule is None or isinstance(rule, Sampled)
+
         def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not (self.recording and torch.is_grad_enabled()):
                 return
-            if not isinstance(output, Tensor) or kwargs:
+            if not isinstance(output, Tensor):
                 raise UnsupportedModuleError(
-                    f"{name} ({type(layer).__name__}) must take positional arguments and return one tensor: "
-                    "per-record gradients are not available otherwise."
+                    f"{name} ({type(layer).__name__}) must return one tensor: per-record gradients are not available "
+                    "otherwise. Put its own parameters into modules of their own, which return tensors."
                 )
             if not output.requires_grad:
                 return
+            if kwargs:
+                args = positional(layer, args, kwargs)
             tensors = [x for x in args if isinstance(x, Tensor)]
             inputs = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-            kept = None if type(layer) in RULES else output.detach()
+            kept = output.detach() if checked else None
             versions = tuple(x._version for x in tensors)
-            self._uses.append(_Use(name, layer, inputs, versions, (get_gradient_edge(output),), kept))
+            self._uses.append(_Use(name, layer, inputs, versions, (get_gradient_edge(output),), rule, kept))
 
         return remember
+
+    def _embedding_hook(self, name: str) -> Any:
+        """As `_hook`; tokens that all records share, such as positions, count for each record on its own."""
+        remember = self._hook(name, RULES[nn.Embedding])
+
+        def copy(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+            if self.records is None or not (self.recording and torch.is_grad_enabled()):
+                return remember(layer, args, kwargs, output)  # type: ignore[no-any-return]
+            (tokens,) = positional(layer, args, kwargs)
+            if not is_shared(tokens, self.records, layer in self._shared):
+                return remember(layer, (tokens,), {}, output)  # type: ignore[no-any-return]
+            self._shared[layer] = name
+            output = copies(output, tokens, self.records)
+            remember(layer, (copies(tokens, tokens, self.records),), {}, output)
+            return output
+
+        return copy
 
     def _intercepting(self, name: str) -> tuple[Any, Any]:
         def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,39 +205,41 @@ class PerRecordEngine:
         uses, self._uses = self._uses, []
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
-        expected = self._ordinary(loss, scale) if verify else None
         edges = [edge for use in uses for edge in use.edges]
-        grads = torch.autograd.grad(loss, edges, scale, allow_unused=True) if edges else ()
+        if verify:
+            refuse_reentrant(loss)
+        # In one pass: a compiled network can go back only once.
+        wanted: list[Any] = [*edges, *self.parameters] if verify else [*edges]
+        both = backward(loss, wanted, scale) if wanted else ()
+        grads, expected = both[: len(edges)], both[len(edges) :]
         mixed = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
-            if expected is not None:
+            if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
-                self._compare(self._gradients(uses, grads, records), expected, records, mixed)
+                self._compare(self._gradients(uses, grads, records, True), expected, records, mixed)
             return self._gradients(uses, grads, records)
 
     def _gradients(
-        self, uses: Sequence[_Use], grads: Sequence[Tensor | None], records: int
+        self, uses: Sequence[_Use], grads: Sequence[Tensor | None], records: int, verify: bool = False
     ) -> list[ParameterGradients]:
         parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
         following = iter(grads)
         for use in uses:
             own = [next(following) for _ in use.edges]
             if any(grad is not None for grad in own):
-                for name, gradients in self._use_gradients(use, own, records).items():
+                for name, gradients in self._use_gradients(use, own, records, verify).items():
                     parameter = use.layer.get_parameter(name)
                     if parameter in parts:
                         parts[parameter].append(gradients)
         return [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
 
-    def _use_gradients(self, use: _Use, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+    def _use_gradients(self, use: _Use, grads: Sequence[Tensor | None], records: int, verify: bool) -> LayerGradients:
         if use.part is not None:
             return _part_gradients(use, use.part, grads, records)
         assert grads[0] is not None
-        return _layer_gradients(use, grads[0], records, int(use.layer in self._sequence_first))
-
-    def _ordinary(self, loss: Tensor, scale: Tensor) -> Sequence[Tensor | None]:
-        return torch.autograd.grad(loss, self.parameters, scale, retain_graph=True, allow_unused=True)
+        dimension = int(use.layer in self._sequence_first)
+        return _layer_gradients(use, grads[0], records, dimension, self._shared, verify)
 
     def _compare(
         self, result: list[ParameterGradients], expected: Sequence[Tensor | None], records: int, mixed: bool
@@ -247,28 +287,42 @@ def _summable(grad: Tensor | None) -> Tensor | None:
     return grad.float() if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4 else grad
 
 
-def _layer_gradients(use: _Use, grad: Tensor, records: int, dimension: int) -> LayerGradients:
+def _layer_gradients(
+    use: _Use, grad: Tensor, records: int, dimension: int, shared: dict[nn.Module, str], verify: bool
+) -> LayerGradients:
     _refuse_changed(use)
-    for x in (*(x for x in use.inputs if isinstance(x, Tensor)), grad):
+    rows = [grad] if type(use.layer) is nn.EmbeddingBag else [*(x for x in use.inputs if isinstance(x, Tensor)), grad]
+    for x in rows:
         if x.dim() <= dimension or x.shape[dimension] != records:
             raise UnsupportedModuleError(
                 f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
-                "every layer must carry the records in dimension 0, one row each"
-                + (" (recurrent layers and transformers: batch_first=True)." if x.dim() > 1 else ".")
+                f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
             )
-    grad = cast(Tensor, _summable(grad))
+    grad, output = cast(Tensor, _summable(grad)), use.output
     inputs = tuple(x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
     if dimension:
         inputs = tuple(x.transpose(0, 1) if isinstance(x, Tensor) else x for x in inputs)
-        grad = grad.transpose(0, 1)
-    rule = RULES.get(type(use.layer))
+        grad, output = grad.transpose(0, 1), None if output is None else output.transpose(0, 1)
     try:
-        if rule is not None:
-            return rule(use.layer, inputs, grad)
-        assert use.output is not None
-        return fallback(use.layer, inputs, grad, use.output)
+        if use.rule is None:
+            assert output is not None
+            return fallback(use.layer, inputs, grad, output, dimension)
+        gradients = use.rule(use.layer, inputs, grad)
+        if verify and output is not None:
+            refuse_disagreement(use.layer, inputs, grad, output, dimension, gradients)
+        return gradients
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> str:
+    if type(use.layer) is nn.Embedding:
+        return f": pass its tokens (position ids are some) with shape ({records}, ...), for example by tokens.expand"
+    if shared and x.dim() > 2 and x.shape[:2] == (1, records):
+        return f" ({', '.join(shared.values())} already gives one row for each record: leave out unsqueeze(0))"
+    if x.dim() > 1 and x.shape[1] == records:
+        return " (recurrent layers and transformers: batch_first=True)"
+    return ""
 
 
 def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:

@@ -28,6 +28,7 @@ from dpbench.privacy.gradients import (
 )
 from dpbench.privacy.interception import Interception, LayerGradients
 from dpbench.privacy.recurrent import RecurrentInterception
+from dpbench.privacy.samplers import of_opacus, sampler_of
 
 Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
 
@@ -175,7 +176,54 @@ def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor
     return gradients
 
 
-def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, output: Tensor) -> LayerGradients:
+def batch_norm(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Scale and shift of each channel in evaluation mode, after running statistics: a, g (R, C, *)."""
+    a = inputs[0]
+
+    def over_pixels(values: Tensor) -> Tensor:
+        return values.flatten(2).sum(2) if values.dim() > 2 else values
+
+    def weight() -> Tensor:
+        mean, variance = layer.running_mean.to(a.dtype), layer.running_var.to(a.dtype)
+        return over_pixels(F.batch_norm(a, mean, variance, eps=layer.eps) * grad_output)
+
+    return {"weight": InstantiatedGradients(weight), "bias": InstantiatedGradients(lambda: over_pixels(grad_output))}
+
+
+def embedding_bag(layer: nn.EmbeddingBag, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
+    tokens, offsets, factors = (*inputs, None, None)[:3]
+    if layer.mode == "max":
+        raise UnsupportedModuleError("mode='max' has no rule; take mode='sum' or 'mean'")
+    if offsets is not None:
+        starts = offsets[:-1] if layer.include_last_offset else offsets
+        ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
+        place = torch.arange(int((ends - starts).max()) if len(starts) else 0, device=tokens.device) + starts[:, None]
+        present = place < ends[:, None]
+        place = place.clamp(max=max(len(tokens) - 1, 0))
+        tokens, factors = tokens[place], None if factors is None else factors[place]
+    else:
+        present = torch.ones_like(tokens, dtype=torch.bool)
+    if layer.padding_idx is not None:
+        present = present & (tokens != layer.padding_idx)
+    weights = present.to(grad_output.dtype)
+    if layer.mode == "mean":
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
+    if factors is not None:
+        weights = weights * factors
+    return {"weight": EmbeddingGradients(grad_output[:, None] * weights[:, :, None], tokens, layer.num_embeddings)}
+
+
+def transposed_linear(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    """Y = a W + b, as GPT-2 of `transformers` has it ("Conv1D"): a (R, ..., in), W (in, out)."""
+    records = grad_output.shape[0]
+    a, g = (x.reshape(records, x[0:1, ..., 0].numel() if records else 1, x.shape[-1]) for x in (inputs[0], grad_output))
+    return {"weight": OuterProductGradients(a, g), "bias": InstantiatedGradients(lambda: g.sum(1))}
+
+
+def fallback(
+    layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, output: Tensor, dimension: int = 0
+) -> LayerGradients:
     """Any layer that treats records independently and without randomness: `vmap` of its own backward pass.
 
     Args:
@@ -183,6 +231,7 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
         inputs: Its positional arguments; tensors carry the records in dimension 0.
         grad_output: Gradient of its output.
         output: Its output for the whole lot, to notice layers that mix records.
+        dimension: Where the layer itself expects the records.
 
     Raises:
         UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
@@ -196,8 +245,8 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
 
     def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> Tensor:
-            row = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in record)
-            return cast(Tensor, torch.func.functional_call(layer, values, row)).squeeze(0)
+            row = tuple(x.unsqueeze(dimension) if isinstance(x, Tensor) else x for x in record)
+            return cast(Tensor, torch.func.functional_call(layer, values, row)).squeeze(dimension)
 
         value, pullback, *_ = torch.func.vjp(forward, parameters)
         return value, pullback(cotangent)[0]
@@ -216,12 +265,47 @@ def fallback(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, out
     return {name: _ready(row) for name, row in rows.items()}
 
 
+def refuse_disagreement(
+    layer: nn.Module,
+    inputs: tuple[Any, ...],
+    grad_output: Tensor,
+    output: Tensor,
+    dimension: int,
+    gradients: LayerGradients,
+) -> None:
+    """Compare a few records' gradients with `fallback`, where that can be computed.
+
+    Raises:
+        UnsupportedModuleError: They differ, or the layer mixes records.
+    """
+    few = slice(0, 4)
+    inputs = tuple(x[few] if isinstance(x, Tensor) else x for x in inputs)
+    try:
+        truth = fallback(layer, inputs, grad_output[few], output[few], dimension)
+    except UnsupportedModuleError as error:
+        if error.__cause__ is None:
+            raise
+        return  # vmap cannot run it
+    for name, expected in truth.items():
+        want, got = expected.per_record(), gradients[name].per_record()[few]
+        if float((got - want).norm()) > 1e-3 * float(want.norm()) + 1e-6:
+            raise UnsupportedModuleError(
+                f"the gradient sampler registered for {type(layer).__name__} gives other gradients for {name} than "
+                "autograd does record by record"
+            )
+
+
 def _ready(rows: Tensor) -> ParameterGradients:
     return InstantiatedGradients(lambda: rows)
 
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.SyncBatchNorm: batch_norm,
+    nn.EmbeddingBag: embedding_bag,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.Conv3d: convolution,
@@ -230,6 +314,19 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: layer_norm,
 }
 """Exact types only: a subclass may change `forward`, so it takes the fallback."""
+
+ELSEWHERE: dict[tuple[str, str], Rule] = {
+    ("opacus.layers.dp_rnn", "RNNLinear"): linear,  # one call a time step: positions, not a sum of gradients
+    ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
+}
+"""Layers of other packages, by module and name, so that nothing is imported."""
+
+
+def rule_of(layer: nn.Module) -> Rule | None:
+    """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
+    kind = type(layer)
+    return RULES.get(kind) or ELSEWHERE.get((kind.__module__, kind.__name__)) or sampler_of(layer)
+
 
 INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
     nn.LSTM: RecurrentInterception,
@@ -241,7 +338,7 @@ INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
 
 
 def sequence_first(model: nn.Module) -> set[nn.Module]:
-    """Layers that carry records in dimension 1: those inside of a transformer with batch_first=False."""
+    """Layers that carry records in dimension 1: those inside of a transformer or attention with batch_first=False."""
     found: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -251,4 +348,7 @@ def sequence_first(model: nn.Module) -> set[nn.Module]:
             first: Any = module.layers[0]
             if not first.self_attn.batch_first:
                 found.add(module.norm)
+        elif of_opacus(module, "DPMultiheadAttention"):
+            biases = {m for m in module.children() if of_opacus(m, "SequenceBias")}  # always see positions first
+            found |= biases if cast(Any, module).batch_first else set(module.children())
     return found

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
 
-_GROUP_NORM_HINT = "replace it by torch.nn.GroupNorm (opacus.validators.ModuleValidator.fix does that)"
+_SHOWN = 3
+_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 def refuse_unsupported(model: nn.Module) -> None:
@@ -15,20 +19,45 @@ def refuse_unsupported(model: nn.Module) -> None:
     Raises:
         UnsupportedModuleError: Names every offending module, the reason and the remedy.
     """
-    problems = [
-        f"{name or 'the model'} ({type(module).__name__}) {problem}"
-        for name, module in model.named_modules()
-        if (problem := _problem(module)) is not None
-    ]
+    problems: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        problem = _problem(module)
+        if problem is not None:
+            problems.setdefault(problem, []).append(f"{name or 'the model'} ({type(module).__name__})")
     if problems:
-        raise UnsupportedModuleError("this model cannot be trained privately: " + "; ".join(problems) + ".")
+        reasons = "; ".join(f"{_few(names)} {problem}" for problem, names in problems.items())
+        raise UnsupportedModuleError(f"this model cannot be trained privately: {reasons}.")
+
+
+def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
+    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a lot in training mode.
+
+    Args:
+        model: Passed `refuse_unsupported`.
+        recording: Whether private records are in sight.
+    """
+
+    def refuse(layer: nn.Module, args: object) -> None:
+        problem = _problem(layer) if layer.training and recording() else None
+        if problem is not None:
+            raise UnsupportedModuleError(f"a {type(layer).__name__} was put into training mode: it {problem}.")
+
+    return [module.register_forward_pre_hook(refuse) for module in model.modules() if isinstance(module, _STATISTICS)]
+
+
+def _few(names: list[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _problem(module: nn.Module) -> str | None:
     trainable = any(p.requires_grad for p in module.parameters(recurse=False))
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return f"mixes the records of a lot; {_GROUP_NORM_HINT}"
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return (
+            "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
+            "statistics of a pretrained network, or replace it by torch.nn.GroupNorm"
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
         return "is not initialised yet; run one forward pass on random data before training"

@@ -261,8 +261,7 @@ class PrivateStrategy(pl.Callback, ABC):
         self._record_of = lot_pieces.records_of_rows(self._loader, self.releases, trainer, self._records)
         self._row, self._values = 0, {}
         self._absorbed = self._released = False
-        self._engine.discard()
-        self._engine.recording = True
+        self._engine.expect(self._records)
         self._scope.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
@@ -297,7 +296,8 @@ class PrivateStrategy(pl.Callback, ABC):
         return step
 
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
-        self._records = guards.count_records(piece)
+        assert self._engine is not None
+        self._records = self._engine.records = guards.count_records(piece)
         output = training_step(piece, *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output

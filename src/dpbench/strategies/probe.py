@@ -46,9 +46,9 @@ def record_gradients(
     module = trainer.lightning_module
     step: Any = getattr(module.training_step, "__wrapped__", module.training_step)  # not the private strategy's own
     batch = trainer.strategy.batch_to_device(batch)
+    records = engine.records = guards.count_records(batch)
     with torch.random.fork_rng(), _silent(module), trainer.precision_plugin.train_step_context(), torch.enable_grad():
         torch.manual_seed(seed)
         output = step(batch, 0)
     loss = output["loss"] if isinstance(output, dict) else output
-    records = guards.count_records(batch)
     return engine.backward(loss, records), records

@@ -62,9 +62,11 @@ class Scope:
         self.prefix = ""
         if name is None and len(optimizers) != 1:
             raise ConfigurationError(
-                f"the module has {len(optimizers)} optimizers, and a private strategy releases to one: name the "
-                "submodule that sees private records in the module's attribute private_module (the others see only "
-                "what it says of inputs that are not private)."
+                f"the module has {len(optimizers)} optimizers, and a private strategy releases to one. For several "
+                "learning rates (backbone and head) make one optimizer with a parameter group each: "
+                'torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": '
+                'self.head.parameters(), "lr": 0.1}]). For a GAN, name the submodule that sees private records in the '
+                "module's attribute private_module (the others see only what it says of inputs that are not private)."
             )
         if name is None:
             return

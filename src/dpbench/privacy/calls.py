@@ -1,0 +1,93 @@
+"""How a layer was called: with names, with the same tokens for all records, in a network that is checkpointed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import UnsupportedModuleError
+
+_UNLIKELY = 8
+"""From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
+
+
+def positional(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call in the order of `forward`.
+
+    Raises:
+        UnsupportedModuleError: Some can be given by name only.
+    """
+    bound = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs)
+    if not bound.kwargs:
+        return bound.args[1:]
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise UnsupportedModuleError(
+            f"{type(layer).__name__} is called with {', '.join(bound.kwargs)} by name only: per-record gradients need "
+            "arguments that can be given by position."
+        )
+    return bound.args[1:]
+
+
+def is_shared(tokens: Tensor, records: int, before: bool) -> bool:
+    """Whether an embedding is asked for the same tokens for all records, as for positions 0, 1, 2, ...
+
+    Args:
+        tokens: Of shape (1, ...), or (T,) without a dimension for records.
+        records: R.
+        before: Whether it was so in an earlier call.
+    """
+    if tokens.dim() > 1:
+        return tokens.shape[0] == 1 != records
+    if tokens.dim() < 1 or len(tokens) == 1:
+        return False
+    if len(tokens) != records or before:
+        return True
+    return records >= _UNLIKELY and bool((tokens.diff() == 1).all())
+
+
+def copies(shared: Tensor, tokens: Tensor, records: int) -> Tensor:
+    """What was shared by all records (tokens, or their embeddings), once for each: a view (R, T, ...)."""
+    return shared.expand(records, *(shared.shape[1:] if tokens.dim() > 1 else shared.shape))
+
+
+_REENTRANT = (
+    "gradient checkpointing with use_reentrant=True hides the layers inside from everything but loss.backward(): pass "
+    "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs in transformers)."
+)
+
+
+def refuse_reentrant(loss: Tensor) -> None:
+    """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
+    seen, found = set(), [loss.grad_fn]
+    while found:
+        node: Any = found.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise UnsupportedModuleError(_REENTRANT)
+        seen.add(node)
+        found += [following for following, _ in node.next_functions]
+
+
+def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of a loss times `scale`, None where it does not depend on an input.
+
+    Args:
+        loss: Scalar.
+        inputs: Tensors and gradient edges.
+        scale: Scalar.
+
+    Raises:
+        UnsupportedModuleError: The network is checkpointed in a way that gives no such gradients.
+    """
+    try:
+        return torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise UnsupportedModuleError(_REENTRANT) from error
