@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbench.errors import ConfigurationError, DataError
+from dpbench.errors import ConfigurationError, DataError, brief
 
 Split = Literal["train", "test"]
 
@@ -115,7 +115,7 @@ def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> A
     except Exception as error:
         bad = _damaged_file(dataset, folder)
         raise DataError(
-            f"{name} in {folder} is incomplete or damaged ({bad or str(error).strip().splitlines()[0]}): "
+            f"{name} in {folder} is incomplete or damaged ({bad or brief(error)}): "
             "delete that folder and let torchvision download it again, or copy an intact one there."
         ) from error
     return data

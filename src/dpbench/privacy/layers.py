@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.errors import UnsupportedModuleError
+from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy import kernels
 from dpbench.privacy.attention import AttentionInterception
 from dpbench.privacy.choices import fastest
@@ -257,7 +257,7 @@ def fallback(
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModuleError(
             f"it has no rule in dpbench.privacy.layers, and torch.func.vmap over its records failed "
-            f"({str(error).strip().splitlines()[0]}); freeze it, replace it or add a rule"
+            f"({brief(error)}); freeze it, replace it or add a rule"
         ) from error
     loose = 100 if output.dtype.itemsize < 4 else 1
     if not torch.allclose(values, output.to(values.dtype), rtol=1e-3 * loose, atol=1e-5 * loose, equal_nan=True):

@@ -149,7 +149,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
             ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
-        except (ValueError, KeyError, TypeError, ArithmeticError, LedgerError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, LedgerError) as error:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"

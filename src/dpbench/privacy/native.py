@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 
 Mode = Literal["auto", "on", "off"]
 _VARIABLE = "DPBENCH_NATIVE"
@@ -110,9 +110,9 @@ def _build() -> ctypes.CDLL | str:
         _compile(file)
         return ctypes.CDLL(str(file))
     except subprocess.CalledProcessError as error:
-        return f"{error.cmd[0]}: {(error.stderr or 'failed').strip().splitlines()[0]}"
+        return f"{error.cmd[0]}: {(error.stderr.strip() or 'failed').splitlines()[0]}"
     except (OSError, RuntimeError) as error:
-        return str(error).splitlines()[0]
+        return brief(error)
 
 
 def cache_folder() -> Path:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.errors import ConfigurationError, Interrupted, brief
 from dpbench.reproduce.tables import Line, Table
 from dpbench.results.files import write_json
 from dpbench.results.ledgers import RESULT
@@ -82,7 +82,7 @@ class Job:
 
     def _judged(self) -> bool:
         """As `commands` has it judged, not with other options."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
             told = [found[name] for name in ("images", "seed", "features", "judged_on", "steps")]
             made = json.loads((self.path / RESULT).read_text(encoding="utf-8"))["steps"]
@@ -125,7 +125,7 @@ class Job:
 
     def failure(self) -> str:
         """The last line of a failed run's log, and where all of it lies."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             message = json.loads((self.path / FAILED).read_text(encoding="utf-8"))["message"]
             return f"{self.row}, {self.column}, seed {self.seed}: {message} ({self.path / LOG})"
         return f"{self.row}, {self.column}, seed {self.seed} ({self.path / LOG})"
@@ -169,7 +169,7 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path, more: Seq
     try:
         config = plain(compose("config", list(words)))
     except HydraException as error:
-        cause = str(error).splitlines()[0]
+        cause = brief(error)
         raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
     if table.metric.startswith("val/") and not config["data"]["val_size"]:
         raise ConfigurationError(
@@ -232,7 +232,7 @@ def run_job(job: Job, threads: int | None) -> None:
 
 def _threads_of(job: Job, threads: int | None) -> int | None:
     """Those that it began with, or from now on these."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         begun: int | None = json.loads((job.path / _THREADS).read_text(encoding="utf-8"))["threads"]
         return begun
     write_json(job.path / _THREADS, {"threads": threads})

@@ -12,6 +12,7 @@ from dpbench.reproduce.pictures import draw_curves, draw_histogram, draw_series
 from dpbench.reproduce.tables import Table
 from dpbench.results.diagnostics import HISTOGRAM
 from dpbench.results.files import write_atomically
+from dpbench.results.readers import read_csv, read_metrics
 
 Logged = dict[str, pd.DataFrame]
 """Name of a file without its ending → columns row, column, seed, and what was logged."""
@@ -50,7 +51,7 @@ def _joined(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.Data
 
 def _metrics(job: Job) -> pd.DataFrame:
     path = job.path / METRICS
-    return pd.read_csv(path) if path.is_file() else pd.DataFrame({"step": []})
+    return read_metrics(path).reset_index() if path.is_file() else pd.DataFrame({"step": []})
 
 
 def _curve(job: Job, metric: str) -> pd.DataFrame:
@@ -70,7 +71,7 @@ def _lines(job: Job, prefix: str) -> pd.DataFrame:
 
 def _histogram(job: Job) -> pd.DataFrame:
     path = job.path / HISTOGRAM
-    return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    return read_csv(path, ["log10_from", "log10_to", "count"]) if path.is_file() else pd.DataFrame()
 
 
 def read_logged(table: Table, folder: Path) -> Logged:

@@ -19,6 +19,7 @@ from dpbench.results.files import write_atomically
 from dpbench.results.ledgers import RESULT
 from dpbench.results.markdown import markdown_rows
 from dpbench.results.provenance import code_hash
+from dpbench.results.readers import read_csv
 
 RUNS = "runs.csv"
 MONTAGE = "samples.png"
@@ -76,7 +77,7 @@ def unlike(folder: Path, runs: pd.DataFrame) -> str | None:
     """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing."""
     if not (folder / RUNS).is_file():
         return None
-    old = pd.read_csv(folder / RUNS)
+    old = read_csv(folder / RUNS, [], "restore {path}, or move it away", ("*",))
     if missing := {"code_hash", "config_hash", "commit"} - set(old):
         return f"a {RUNS} without {', '.join(sorted(missing))}"
     if not set(old["code_hash"]) <= {code_hash()}:

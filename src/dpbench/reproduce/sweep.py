@@ -45,7 +45,13 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
     try:
         with _watching(jobs), _terminable():
             place = f"hydra.sweep.dir='{listing.parent / '.sweep'}'"
-            launch(["-m", f"jobs='{listing}'", f"number={numbers}", place, *words], conf, "reproduce", swept_job)
+            launch(
+                ["-m", f"jobs='{listing}'", f"number={numbers}", place, *words],
+                conf,
+                "reproduce",
+                swept_job,
+                checked=False,
+            )
     except RuntimeError as error:
         if "srun" not in str(error):
             raise

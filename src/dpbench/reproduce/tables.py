@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 
 METRICS = {
     "test/accuracy": "Test accuracy",
@@ -164,7 +164,7 @@ def read_table(name: str, conf: Path) -> Table:
             raise TypeError("it is no mapping")
         return _table(own, name, {str(key): value for key, value in data.items()})
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException, YAMLError) as error:
-        missing = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        missing = f"{error} is missing" if isinstance(error, KeyError) else brief(error)
         raise ConfigurationError(f"{path} defines no table: {missing}.") from error
 
 

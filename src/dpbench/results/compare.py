@@ -14,9 +14,11 @@ from dpbench.errors import ConfigurationError
 from dpbench.results.figures import new_figure, write_figure
 from dpbench.results.ledgers import RESULT
 from dpbench.results.markdown import markdown_rows
+from dpbench.results.readers import read_csv, read_metrics
 from dpbench.results.record import read_result
 from dpbench.results.table import UNPROVEN, flat_settings
 
+_WORDS = ("row", "column", "words", "metric", "*")
 _STYLES = ("-", "--", ":", "-.")
 _CURVES = (
     "val/accuracy", "test/accuracy", "nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss",
@@ -70,7 +72,7 @@ def _from_run(path: Path) -> Compared:
     record = read_result(path.parent)
     metrics = {**record["metrics"], **{f"privacy/epsilon_{k}": v for k, v in record["privacy"]["epsilon"].items()}}
     logged = path.parent / "metrics.csv"
-    curves = pd.read_csv(logged, index_col="step") if logged.is_file() else pd.DataFrame()
+    curves = read_metrics(logged)
     name = f"{record['config']['run']['name']}, seed {record['seed']}"
     name += f" ({UNPROVEN})" if "damage" in record["privacy"] else ""
     return Compared(name, flat_settings(record["config"]), {**metrics, "seconds": record["seconds"]}, curves)
@@ -79,8 +81,14 @@ def _from_run(path: Path) -> Compared:
 def _from_table(folder: Path) -> list[Compared]:
     """A cell's settings are the words that made it; its metrics and curves are means over seeds."""
     found, logged = [], folder / "curves.csv"
-    curves = pd.read_csv(logged) if logged.is_file() else pd.DataFrame(columns=["row", "column", "step", "value"])
-    for (row, column), own in pd.read_csv(folder / "runs.csv").groupby(["row", "column"], sort=False):
+    restore = "restore {path}, or make it again (dpbench reproduce)"
+    names = ["step", "value"]
+    curves = pd.DataFrame(columns=["row", "column", *names])
+    if logged.is_file():
+        curves = read_csv(logged, ["row", "column", *names], restore, ("row", "column", "*"))
+    figures = ["value", "seconds", "epsilon_rdp", "epsilon_pld"]
+    cells = read_csv(folder / "runs.csv", ["row", "column", "words", "metric", *figures], restore, _WORDS)
+    for (row, column), own in cells.groupby(["row", "column"], sort=False):
         words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
         settings = dict(word.partition("=")[::2] for word in words)
         more = {name: pd.to_numeric(own[name], errors="coerce").mean() for name in map(str, own) if "/" in name}

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.readers import read_metrics
 
 _BOUND = "privacy/bound/"
 _LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
@@ -27,7 +28,7 @@ def plot_curves(folder: Path, title: str) -> Path | None:
     source = folder / "metrics.csv"
     if not source.exists():
         return None
-    table = pd.read_csv(source, index_col="step")
+    table = read_metrics(source)
     private = "privacy/epsilon" in table
     bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
     rows = 1 + private + bool(bounds)

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from dpbench.results.figures import new_figure, write_figure
+from dpbench.results.readers import read_csv, read_metrics
 
 HISTOGRAM = "nonprivate_gradient_histogram.csv"
 
@@ -23,8 +24,7 @@ def plot_diagnostics(folder: Path, title: str) -> Path | None:
     Returns:
         The picture's path, or None if there is nothing to draw.
     """
-    source = folder / "metrics.csv"
-    table = pd.read_csv(source, index_col="step") if source.exists() else pd.DataFrame()
+    table = read_metrics(folder / "metrics.csv")
     norms = _columns(table, "nonprivate/grad_norm/")
     if norms.empty:
         return None
@@ -70,7 +70,7 @@ def _histogram(ax: Axes, source: Path) -> None:
     ax.set_ylabel("share of values")
     if not source.exists():
         return
-    table = pd.read_csv(source)
+    table = read_csv(source, ["log10_from", "log10_to", "count"])
     total = max(table["count"].sum(), 1)
     inner = table[np.isfinite(table["log10_from"]) & np.isfinite(table["log10_to"])]
     width = inner["log10_to"] - inner["log10_from"]

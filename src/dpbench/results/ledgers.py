@@ -16,6 +16,7 @@ from dpbench.privacy.seal import Seal, difference
 LEDGER, CHECKPOINT = "ledger.jsonl", Path("checkpoints") / "last.ckpt"
 RESULT, PARTIAL = "result.json", "partial_result.json"
 _STRATEGY = "dpbench.PrivateStrategy"
+_OTHER_SHAPES = (ValueError, TypeError, AttributeError)
 
 
 def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
@@ -93,7 +94,7 @@ def doubt_about(run: Path, releases: int | None = None) -> str | None:
 def _witnesses(run: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Who tells what of a ledger, and whether it was complete then."""
     for name in (RESULT, PARTIAL):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(OSError, KeyError, RecursionError, *_OTHER_SHAPES):
             privacy = json.loads((run / name).read_text(encoding="utf-8"))["privacy"]
             yield name, dict(privacy), name == RESULT
             if name == RESULT:
@@ -101,6 +102,8 @@ def _witnesses(run: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
     if (run / CHECKPOINT).is_file():
         import torch
 
-        with suppress(OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError, AttributeError):
+        with suppress(
+            OSError, RuntimeError, EOFError, UnpicklingError, LookupError, ValueError, TypeError, AttributeError
+        ):
             state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=True, mmap=True)
             yield "the checkpoint", dict(state["callbacks"][_STRATEGY]), False

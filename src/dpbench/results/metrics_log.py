@@ -11,6 +11,7 @@ import pandas as pd
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from dpbench.errors import ConfigurationError, brief
 from dpbench.results.files import write_atomically
 
 
@@ -68,10 +69,19 @@ class MetricsCSV(Logger):
     def _read(self) -> dict[int, dict[str, float]]:
         if not self.path.exists():
             return {}
-        with open(self.path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        # `float` reads what was written to the last bit; what pandas does depends on its version.
-        return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
+        try:
+            with open(self.path, encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            # `float` reads what was written to the last bit; what pandas does depends on its version.
+            return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ConfigurationError(
+                f"{self.path} is damaged: move it away, and the run goes on with curves from here ({brief(error)})."
+            ) from error
+
+    def check(self) -> None:
+        """Raise ConfigurationError where what is there cannot be continued."""
+        self._read()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}

@@ -15,7 +15,7 @@ from typing import Any
 from dpbench import __version__
 
 _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
-_NOT_HASHED = ("run", "logger", "launcher")
+_NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _NOT_HASHED_DATA = ("root", "download")
 _NOT_IN_A_RUN = ("reproduce", "cli.py")  # they start runs and read them, and compute nothing inside

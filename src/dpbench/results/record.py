@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from dpbench.privacy.seal import seal_of
 from dpbench.results.files import write_json
 from dpbench.results.ledgers import LEDGER, PARTIAL, RESULT, doubt_about, read_run_ledger
 from dpbench.results.provenance import code_hash, commit, config_hash, hardware, versions
+from dpbench.results.readers import Evaluation, Record, read_json
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
 EVALUATION = "evaluation.json"
@@ -29,21 +29,16 @@ def read_result(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: A file is damaged.
     """
-    path = folder / RESULT
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if record["privacy"].get("delta") is not None and (folder / LEDGER).is_file():
-            damage = record["privacy"].get("damage") or doubt_about(folder)
-            record["privacy"] |= {} if damage is None else {"damage": damage}
-        if (folder / EVALUATION).is_file():
-            path = folder / EVALUATION
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found.get("steps") == record["steps"]:
-                numbers = {name: value for name, value in found.items() if isinstance(value, float)}
-                record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
-                record["judged_on"] = found["judged_on"]
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged: delete {path} to make it again.") from error
+    record = read_json(folder / RESULT, Record)
+    if record["privacy"].get("delta") is not None and (folder / LEDGER).is_file():
+        damage = record["privacy"].get("damage") or doubt_about(folder)
+        record["privacy"] |= {} if damage is None else {"damage": damage}
+    if (folder / EVALUATION).is_file():
+        found = read_json(folder / EVALUATION, Evaluation)
+        if found["steps"] == record["steps"]:
+            numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+            record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
+            record["judged_on"] = found["judged_on"]
     return record
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any
 
 import torch
-from hydra.utils import get_class
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
-from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 from dpbench.modules.gan import GAN, SHAPE
 from dpbench.results.ledgers import CHECKPOINT
+from dpbench.results.readers import read_checkpoint
 from dpbench.training.build import module_for
-from dpbench.training.run import CONFIG
+from dpbench.training.checks import CLASSIFIER, class_of
+from dpbench.training.folder import CONFIG, read_config
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images
@@ -49,22 +46,16 @@ def load_gan(run: Path) -> Trained:
     Raises:
         ConfigurationError: It holds no run, no generator, no checkpoint, or one of another architecture.
     """
-    if not (run / CONFIG).is_file():
-        raise ConfigurationError(f"{run} holds no run of dpbench ({run / CONFIG} is missing).")
+    config = read_config(run)
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(run / CONFIG), resolve=True)
-        target = config.get("module", {}).get("_target_")
-        generates = target is not None and issubclass(get_class(target), GAN)
-    except (YAMLError, OmegaConfBaseException, AttributeError, ImportError, ValueError) as error:
-        raise ConfigurationError(f"{run / CONFIG} is damaged: {str(error).splitlines()[0]}") from error
-    if not generates:
+        module_class = class_of(config.get("module", CLASSIFIER), "module")
+    except (ConfigurationError, AttributeError) as error:
+        raise ConfigurationError(f"{run / CONFIG} is damaged: {brief(error)}") from error
+    if not issubclass(module_class, GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
     if not (run / CHECKPOINT).is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run / CHECKPOINT} is missing.")
-    try:
-        state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=False)
-    except (RuntimeError, EOFError, UnpicklingError) as error:
-        raise ConfigurationError(f"{run / CHECKPOINT} cannot be read: {str(error).splitlines()[0]}") from error
+    state = read_checkpoint(run / CHECKPOINT)
     try:
         module = module_for(config, **state[SHAPE])
         module.load_state_dict(state["state_dict"])

@@ -11,7 +11,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from dpbench.data.images import normalise
 from dpbench.data.sources import source
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 from dpbench.synthesis.downstream import train_cnn
 
 NEIGHBOURS = 5  # of density and coverage
@@ -70,7 +70,7 @@ def feature_network(shape: tuple[int, int, int], name: str) -> Network:
         distance = FrechetInceptionDistance(feature=2048, normalize=True)
     except Exception as error:  # not installed, or weights that cannot be downloaded
         raise ConfigurationError(
-            f"the Inception network is not at hand ({str(error).splitlines()[0]}): pip install torch-fidelity and let "
+            f"the Inception network is not at hand ({brief(error)}): pip install torch-fidelity and let "
             "it download its weights, or take --features digits."
         ) from error
 

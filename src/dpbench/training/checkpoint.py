@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -18,6 +17,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from dpbench.results.files import write_json
+from dpbench.results.readers import Metrics, read_json
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -83,10 +83,9 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def read_metrics(self) -> None:
         """Take over what was logged up to the checkpoint, in another process or before an interruption."""
-        try:
-            kept = json.loads(self._metrics_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # of an older version, or no checkpoint yet
-            kept = {}
+        kept: dict[str, float | None] = {}  # of an older version, or no checkpoint yet
+        if self._metrics_file.is_file():
+            kept = read_json(self._metrics_file, Metrics, "delete {path}: what was logged before is lost")
         self.metrics = {key: math.nan if value is None else float(value) for key, value in kept.items()}
 
     def ended_here(self, kept: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.mechanism import Mechanism
 from dpbench.results.diagnostics import HISTOGRAM
 from dpbench.results.files import write_atomically
+from dpbench.results.readers import read_csv
 from dpbench.strategies import ClipOnly, PrivateStrategy
 from dpbench.strategies.guards import count_records
 from dpbench.strategies.probe import record_gradients
@@ -58,7 +59,9 @@ class GradientDiagnostics(pl.Callback):
         if stage != "fit":
             return
         if self._folder is not None and (self._folder / HISTOGRAM).exists():  # a resumed run goes on counting
-            self._counts = pd.read_csv(self._folder / HISTOGRAM)["count"].to_numpy(dtype=float).copy()
+            self._counts = read_csv(self._folder / HISTOGRAM, ["count"])["count"].to_numpy(dtype=float).copy()
+            if len(self._counts) != len(EDGES) - 1:
+                raise ConfigurationError(f"{self._folder / HISTOGRAM} is damaged: delete it to count again.")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
         self._strategy = found[0] if found else None
