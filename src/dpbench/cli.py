@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 from dpbench.training.threads import wait_briefly
 
@@ -53,6 +54,20 @@ example:
 """
 
 
+_COMMANDS = (
+    "train", "priors", "resume", "account", "calibrate", "reproduce", "compare", "table", "sample", "evaluate",
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what was wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"dpbench: error: {message}{end} See {self.prog} --help.\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
@@ -71,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args[:1] == ["priors"]:
         return _guarded(lambda: _priors(args[1:]))
     parser = _parser()
+    if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+        near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+        parser.error(f"there is no command {args[0]}." + (f" Did you mean {near[0]}?" if near else ""))
     options, rest = parser.parse_known_args(args or ["--help"])
     if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -203,7 +221,8 @@ def _reproduce_parser(commands: Any) -> None:
     )
     add = reproduce.add_argument
     add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
-    add("words", nargs="*", metavar="KEY=VALUE", help="seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher=")
+    words = "seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher="
+    add("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     add("--status", action="store_true", help="run nothing; show what is finished")
     add("--replace", action="store_true", help="overwrite results that other code has made")
     add("--out", type=Path, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
@@ -217,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
 
     raw = argparse.RawDescriptionHelpFormatter
     description = "Differentially private deep learning with PyTorch Lightning: train, compare, and trust the epsilon."
-    parser = argparse.ArgumentParser("dpbench", description=description, epilog=_EXAMPLES, formatter_class=raw)
+    parser = _Parser("dpbench", description=description, epilog=_EXAMPLES, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"dpbench {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("train", help="train and test a model (Hydra overrides)", add_help=False)
@@ -230,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
+    resume.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
     resume.set_defaults(run=_resume)
     _account_parser(commands)
     _calibrate_parser(commands)

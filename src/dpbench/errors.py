@@ -60,3 +60,9 @@ class WorkerDied(DPBenchError):
 
     def __reduce__(self) -> tuple[type[WorkerDied], tuple[int, int, str]]:
         return type(self), (self.rank, self.world, self.how)
+
+
+def brief(error: BaseException) -> str:
+    """The first line that an exception has to say, or its type's name if it says nothing."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)

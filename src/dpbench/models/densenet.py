@@ -66,6 +66,8 @@ class DenseNet(nn.Sequential):
         per_block, rest = divmod(depth - 4, 3)
         if rest or per_block < 1:
             raise ValueError(f"densenet40 needs depth = 3·n + 4 with n ≥ 1, not {depth}.")
+        if growth < 1 or not 0 < compression <= 1:
+            raise ValueError(f"densenet40 needs growth ≥ 1 and 0 < compression ≤ 1, not {growth} and {compression}.")
         channels = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(input_shape[0], channels, 3, padding=1, bias=False)]
         for block in range(3):

@@ -27,6 +27,8 @@ class MLP(nn.Sequential):
     ) -> None:
         if isinstance(hidden, int):
             hidden = [hidden]
+        if any(width < 1 for width in hidden):
+            raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for n_in, n_out in pairwise(widths):

@@ -108,7 +108,9 @@ class SmallAlexNet(nn.Sequential):
 
     def __init__(self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64, crop: int = 28) -> None:
         in_channels, height, width = input_shape
-        require(min(height, width, crop) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
+        if channels < 1 or crop < 8:
+            raise ValueError(f"small_alexnet needs channels ≥ 1 and crop ≥ 8, not {channels} and {crop}.")
+        require(min(height, width) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
         height, width = (min(side, crop) // 2 // 2 for side in (height, width))
         blocks: list[nn.Module] = [CenterCrop(crop)]
         for n_in in (in_channels, channels):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytorch_lightning as pl
-from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
-from torch import Tensor
 
 from dpbench.data.images import ImageDataModule
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.results.provenance import code_hash, config_hash, run_key, versions
@@ -25,9 +21,8 @@ from dpbench.strategies import PrivateStrategy
 from dpbench.strategies.guards import refuse_precision, refuse_uncovered
 from dpbench.training import processes
 from dpbench.training.averaging import moving_average
+from dpbench.training.checks import CLASSIFIER, OPTIMIZER, class_of, several
 from dpbench.training.schema import STRATEGIES, options_of
-
-_CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -47,10 +42,9 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
     Raises:
         ConfigurationError: An option is unknown or out of range.
     """
-    if not isinstance(config["seed"], int) or config["seed"] < 0:
-        raise ConfigurationError(f"seed must be a whole number from 0 on, not {config['seed']!r}.")
     options = dict(config["strategy"])
-    cls = get_class(options.pop("_target_"))
+    cls = class_of(options, "strategy")
+    del options["_target_"]
     secure = options.pop("secure", False)
     if issubclass(cls, PrivateStrategy):
         refuse_precision(config["trainer"].get("precision"))
@@ -85,8 +79,6 @@ def build_diagnostics(config: dict[str, Any], folder: Path) -> list[pl.Callback]
 def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
     """The moving average of the weights, if it was asked for."""
     decay = config.get("ema_decay")  # older runs know none
-    if isinstance(decay, str):
-        raise ConfigurationError(f"ema_decay must be a number (or null), not {decay!r}.")
     return [] if decay is None else [moving_average(decay)]
 
 
@@ -96,7 +88,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule
     kind = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
     secure = config["strategy"].get("secure", False)
     options |= {"sampling": kind, "seed": None if secure else run_key(config)}
-    data = _call(get_class(options.pop("_target_")), options, "data")
+    data = _made("data", options)
     assert isinstance(data, ImageDataModule)
     data.setup()
     if isinstance(strategy, PrivateStrategy):
@@ -115,23 +107,21 @@ def module_for(
     """The same without the data."""
     options = dict(config["model"])
     shape = {"input_shape": input_shape, "num_classes": num_classes}
-    model = _call(get_class(options.pop("_target_")), options | shape, "model")
-    words = {key: value for key, value in config["optimizer"].items() if not key.startswith("_")}
-    _refuse_words_for_numbers(get_class(config["optimizer"]["_target_"]), words, "optimizer")
-    optimizer = _instantiate(config["optimizer"], "optimizer")
-    schedule = _instantiate(config["schedule"], "schedule") if config["schedule"].get("_target_") else None
-    around = dict(config.get("module", _CLASSIFIER))  # older runs know no other
-    cls = get_class(around.pop("_target_"))
-    refuse_other_networks(cls, model, config["data"])
-    if "generator_optimizer" in around:
-        around["generator_optimizer"] = _instantiate(around["generator_optimizer"], "module.generator_optimizer")
+    model = _made("model", options | shape)
+    optimizer = _later("optimizer", config["optimizer"])
+    schedule = _later("schedule", config["schedule"]) if config["schedule"].get("_target_") else None
+    around = dict(config.get("module", CLASSIFIER))  # older runs know no other
+    refuse_other_networks(class_of(around, "module"), model, config["data"])
+    if around.get("generator_optimizer") is not None:
+        cls = class_of(around["generator_optimizer"], "module.generator_optimizer", OPTIMIZER)
+        around["generator_optimizer"] = partial(cls, **_without_marks(around["generator_optimizer"]))
     common = {"model": model, "optimizer": optimizer, "num_classes": num_classes, "monitored": monitored}
-    module = _call(cls, {**common, "schedule": schedule, **around}, "module")
+    module = _made("module", {**around, **common, "schedule": schedule})
     assert isinstance(module, ImageClassifier | GAN)
     try:
         _try_schedule(module.configure_optimizers())
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigurationError(f"optimizer or schedule: {error}.") from error
+    except Exception as error:  # of PyTorch's or a user's own classes
+        raise ConfigurationError(f"optimizer or schedule: {brief(error).rstrip('.')}.") from error
     return module
 
 
@@ -171,35 +161,32 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
         **config["trainer"],
         **extra,
     }
-    options = processes.with_launcher(options)
-    trainer = _call(get_class(options.pop("_target_")), options, "trainer")
-    if trainer.max_steps == 0 or trainer.max_epochs == 0:
-        raise ConfigurationError("trainer.max_steps and trainer.max_epochs must be positive, or -1 for no limit.")
+    if several(options) and (options.get("strategy") or "auto") == "auto":
+        options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
+    trainer = _made("trainer", processes.with_launcher(options))
     assert isinstance(trainer, pl.Trainer)
     return trainer
 
 
+def _made(group: str, options: Mapping[str, Any]) -> Any:
+    """The object that a group describes."""
+    return _call(class_of(options, group), _without_marks(options), group)
+
+
+def _later(group: str, options: Mapping[str, Any]) -> partial[Any]:
+    """What a group describes, but for its first argument."""
+    return partial(class_of(options, group), **_without_marks(options))
+
+
+def _without_marks(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in options.items() if not str(name).startswith("_")}
+
+
 def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
-    _refuse_words_for_numbers(cls, options, group)
     try:
         inspect.signature(cls).bind(**options)
         return cls(**options)
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"{group}: {str(error).strip()}") from error
-
-
-def _refuse_words_for_numbers(cls: type, options: Mapping[str, Any], group: str) -> None:
-    hints = get_type_hints(cls.__init__)  # type: ignore[misc]
-    for name, value in options.items():
-        kinds = {kind for kind in get_args(hints.get(name)) if not isinstance(kind, list)} or {hints.get(name)}
-        if isinstance(value, str) and kinds <= {int, float, bool, NoneType, Tensor}:
-            raise ConfigurationError(f"{group}.{name} must be a number, not {value!r}.")
-
-
-def _instantiate(options: Any, group: str) -> Any:
-    try:
-        return instantiate(options)
-    except InstantiationException as error:
-        raise ConfigurationError(f"{group}: {str(error.__cause__ or error).splitlines()[0]}") from error
+    except DPBenchError:
+        raise
+    except Exception as error:  # of Lightning's, PyTorch's or a user's own classes
+        raise ConfigurationError(f"{group}: {brief(error)}") from error

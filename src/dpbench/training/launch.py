@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shutil
@@ -12,7 +11,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
+from dpbench.training.folder import read_config
+from dpbench.training.options import nearest
 
 
 class _SweepInterrupted(BaseException):
@@ -24,6 +25,7 @@ class _SweepInterrupted(BaseException):
 
 
 _EXTRAS = ("submitit", "ray")
+_SWEEPERS = {name: f"hydra-{name}-sweeper" for name in ("optuna", "ax", "nevergrad")}
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 
 
@@ -48,6 +50,7 @@ def launch(
     conf: Path | None = None,
     name: str = "config",
     job: Callable[[DictConfig], float | None] | None = None,
+    checked: bool = True,
 ) -> int:
     """Compose the configuration and run the job or the sweep.
 
@@ -56,6 +59,7 @@ def launch(
         conf: Folder of the configuration.
         name: Primary configuration in it.
         job: What to run; None: `train_job`.
+        checked: Whether a job's configuration is that of a run, to be checked before anything starts.
 
     Raises:
         ConfigurationError: The words do not compose.
@@ -65,6 +69,7 @@ def launch(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from dpbench.training.preflight import in_order, preflight
     from dpbench.training.run import train_job
     from dpbench.training.schema import register_schemas
 
@@ -90,8 +95,10 @@ def launch(
             raise _SweepInterrupted(error) from error
 
     task = swept if {"-m", "--multirun"} & set(words) else single
-    before, sys.argv = sys.argv, ["dpbench train", *words]
+    before, sys.argv = sys.argv, ["dpbench train", *in_order(words)]
     try:
+        if checked:
+            preflight(words, conf, name)
         hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
     except _SweepInterrupted as stop:
         raise stop.error from None
@@ -110,8 +117,7 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The folder holds no run.
     """
-    if not (folder / "config.yaml").is_file():
-        raise ConfigurationError(f"{folder} holds no run of dpbench ({folder / 'config.yaml'} is missing).")
+    read_config(folder)
     place = [
         f"hydra.run.dir='{folder.resolve()}'",
         "hydra.output_subdir=null",
@@ -142,16 +148,31 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
     for extra in _EXTRAS:
         if f"hydra/launcher/{extra}" in text:
             return f"launcher={extra} is not installed: {_installing(extra)}."
-    if (missing := re.search(r"Could not find '(\w+)/([\w/]+)'", text)) is not None:
-        group, choice = missing.groups()
-        names = groups_of(conf).get(group, [])
-        return f"there is no {group}={choice}.{_nearest(choice, names, group + '=')} Known: {', '.join(names)}."
+    if "Could not find '" in text:
+        return _unknown_choice(text, conf)
     if (unknown := re.search(r"Could not override '([\w.]+)'", text)) is not None:
         return _unknown_key(unknown[1], words, conf, name)
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     cause = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
-    first = text.splitlines()[0]
+    first = brief(error)
     return cause if first in cause else f"{first}: {cause}"
+
+
+def _unknown_choice(text: str, conf: Path) -> str:
+    """Which names there are instead: of Hydra's own groups and of a user's folders too."""
+    wanted = re.search(r"Could not find '(.*?)'", text)
+    options = re.search(r"Available options in '(.*?)':\n((?:\t.*\n?)*)", text)
+    path = wanted[1] if wanted else ""
+    group = options[1] if options else path.rpartition("/")[0]
+    choice = path.removeprefix(f"{group}/")
+    listed = options[2].split() if options else []
+    names = sorted({*listed, *(groups_of(conf).get(group, []) if conf.is_dir() else [])})
+    if group == "hydra/sweeper" and choice in _SWEEPERS:
+        return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
+    known = f" Known: {', '.join(names)}." if names else ""
+    return (
+        f"there is no {group + '=' if group else 'configuration '}{choice}.{nearest(choice, names, group + '=')}{known}"
+    )
 
 
 def _installing(extra: str) -> str:
@@ -176,10 +197,7 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
     if not isinstance(node, DictConfig):
         return f"there is no key {key}. `dpbench train --cfg job` prints all keys."
     names = [str(option) for option in node if option != "_target_"]
-    hint = _nearest(leaf, names, f"{path}." if path else "")
+    if leaf in names:
+        return f"{key} cannot be set: another word (such as ~{path.partition('.')[0]}) takes it away."
+    hint = nearest(leaf, names, f"{path}." if path else "")
     return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
-
-
-def _nearest(word: str, names: Sequence[str], prefix: str) -> str:
-    near = difflib.get_close_matches(word, names, 1)
-    return f" Did you mean {prefix}{near[0]}?" if near else ""

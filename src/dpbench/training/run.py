@@ -11,15 +11,17 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.data import ImageDataModule
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.ledgers import CHECKPOINT, RESULT
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.provenance import code_hash, commit
+from dpbench.results.readers import read_checkpoint
 from dpbench.results.record import EVALUATION, write_result
 from dpbench.results.table import UNPROVEN
 from dpbench.strategies import PrivateStrategy
@@ -27,6 +29,8 @@ from dpbench.strategies.guards import PRIVATE_PAST
 from dpbench.training import build, wandb_log
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
+from dpbench.training.checks import check_config
+from dpbench.training.objective import optimises, refuse_choice, value_of
 from dpbench.training.progress import RunProgress, quiet, watched
 from dpbench.training.samples import SAMPLES, SampleGrid
 from dpbench.training.threads import warn_of_spinning
@@ -41,12 +45,16 @@ def train_job(cfg: DictConfig) -> float | None:
         cfg: The composed configuration.
 
     Returns:
-        Test accuracy, for sweepers.
+        The objective, for sweepers; without one test accuracy, to sweepers that choose nothing.
+
+    Raises:
+        ConfigurationError: The sweeper would choose by test data.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    record = train(build.plain(cfg), folder)
-    accuracy = record["metrics"].get("test/accuracy")
-    return None if accuracy is None else float(accuracy)
+    hydra, config = HydraConfig.get(), build.plain(cfg)
+    chosen = hydra.mode == RunMode.MULTIRUN and optimises(hydra)
+    if chosen:
+        refuse_choice(config)
+    return value_of(train(config, Path(hydra.runtime.output_dir)), config, chosen)
 
 
 def train(
@@ -68,6 +76,7 @@ def train(
         Interrupted: After a Ctrl-C or SIGTERM, when everything is saved.
     """
     start = time.perf_counter()
+    check_config(config)
     code_hash(), commit()  # what runs now; the files may have changed when the record is written
     quiet()
     engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}  # older runs know no engine
@@ -78,6 +87,9 @@ def train(
     strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     checkpoint = _prepare(config, folder, private)
+    if checkpoint is not None:  # a damaged file is named now, not when the training is under way
+        read_checkpoint(checkpoint)
+    MetricsCSV(folder).check()
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
@@ -160,7 +172,7 @@ def _fit(
     try:
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=False)
     except WorkerDied as error:
-        if not last.path.exists() or not last.ended_here(_load(last.path)):
+        if not last.path.exists() or not last.ended_here(read_checkpoint(last.path)):
             begun = last.path.exists() or (last.path.parents[1] / "ledger.jsonl").exists()
             command = f"dpbench resume {trainer.default_root_dir}" if begun else None
             raise WorkerDied(error.rank, error.world, error.how, command) from error
@@ -174,13 +186,8 @@ def _fit(
         if isinstance(error, DPBenchError) or start is None:
             raise
         if "checkpoint" in str(error).lower() or "state_dict" in str(error):
-            raise ConfigurationError(f"cannot resume from {start}: {str(error).splitlines()[0]}") from error
+            raise ConfigurationError(f"cannot resume from {start}: {brief(error)}") from error
         raise
-
-
-def _load(path: Path) -> dict[str, Any]:
-    kept: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-    return kept
 
 
 def _evaluator(trainer: pl.Trainer, config: dict[str, Any], kept: dict[str, Any]) -> pl.Trainer:
@@ -210,7 +217,7 @@ def _finish(
     from dpbench.results.curves import plot_curves
     from dpbench.results.diagnostics import plot_diagnostics
 
-    kept = _load(last.path)
+    kept = read_checkpoint(last.path)
     steps = int(kept["global_step"])  # with spawned processes only there
     seconds = last.seconds_before + time.perf_counter() - start
     last.read_metrics()  # the same, wherever the training was interrupted

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import pandas as pd
 from pytorch_lightning.loggers import WandbLogger
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 from dpbench.results.compare import Compared
 from dpbench.results.table import flat_settings
 
@@ -84,7 +84,7 @@ def recorded(place: str) -> list[Compared]:
     try:
         runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
     except (ValueError, OSError, wandb.Error) as error:
-        raise ConfigurationError(f"wandb cannot list {project}: {str(error).splitlines()[0]}") from error
+        raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
     if not runs:
         raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
     found = []

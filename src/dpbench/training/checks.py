@@ -1,0 +1,288 @@
+"""A composed configuration, checked as a whole before anything is made of it or written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from hydra.utils import get_class
+from pydantic import AfterValidator, Field
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from dpbench.data.images import ImageDataModule
+from dpbench.errors import ConfigurationError, brief
+from dpbench.modules import GAN, ImageClassifier
+from dpbench.strategies import NonPrivate, PrivateStrategy
+from dpbench.training.objective import objective_of
+from dpbench.training.options import check_options, check_values, described, fits, nearest, shown
+from dpbench.training.schema import STRATEGIES, options_of
+
+CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}  # of runs that are older than the choice
+_MARKS = ("_target_", "_partial_")
+
+
+def _of_a_folder(name: str) -> str:
+    if name != name.strip() or name.strip(".") == "" or len(name.encode()) > 150 or re.search(r"[/\\\x00-\x1f]", name):
+        raise ValueError
+    return name
+
+
+def _of_wandb(name: str) -> str:
+    if not name.strip() or re.search(r"[/\\#?%:\x00-\x1f]", name):
+        raise ValueError
+    return name
+
+
+Name = Annotated[str, AfterValidator(_of_a_folder), "a name of at most 150 letters without slashes"]
+Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
+Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
+Limit = Annotated[int, AfterValidator(lambda n: n if n == -1 or n >= 1 else int("")), "positive, or -1 for no limit"]
+Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
+Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
+Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
+Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
+
+
+@dataclass
+class _Run:
+    name: Name
+    group: Name
+    tags: list[Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 letters"]]
+    checkpoint_every_n_steps: Positive
+    resume: bool
+
+
+@dataclass
+class _Engine:
+    native: Literal["auto", "on", "off"] = "auto"
+    keep_memory: bool = True
+
+
+@dataclass
+class _Logger:
+    wandb: bool
+    mode: Literal["auto", "online", "offline"] = "auto"
+    project: Annotated[str, Field(max_length=128), AfterValidator(_of_wandb), "a name without any of / \\ # ? % :"] = (
+        "dpbench"
+    )
+
+
+@dataclass
+class _Diagnostics:
+    every_n_steps: Positive | None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What may stand behind a group's `_target_`.
+
+    Attributes:
+        bases: One of these, or a subclass.
+        ours: Options that the harness passes.
+        narrower: Annotations that say more than those of the class.
+        remedy: For another class.
+    """
+
+    bases: tuple[type, ...]
+    ours: frozenset[str] = frozenset()
+    narrower: Mapping[str, Any] | None = None
+    remedy: str = ""
+
+
+_FROM_PYTHON = "; train anything else from Python, with the callback dpbench.DPSGD and Lightning's Trainer"
+OPTIMIZER = _Kind((Optimizer,), frozenset({"params"}))
+_KINDS = {
+    "data": _Kind(
+        (ImageDataModule,),
+        frozenset({"seed"}),
+        {
+            "val_size": Count,
+            "eval_batch_size": Positive,
+            "image_size": Side | None,
+            "sampling": str | None,
+            "root": Folder | None,
+        },
+        _FROM_PYTHON,
+    ),
+    "model": _Kind((nn.Module,), frozenset({"input_shape", "num_classes"})),
+    "module": _Kind(
+        (ImageClassifier, GAN),
+        frozenset({"model", "optimizer", "num_classes", "monitored", "schedule"}),
+        {"generator_optimizer": Any},
+        _FROM_PYTHON,
+    ),
+    "strategy": _Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint"})),
+    "optimizer": OPTIMIZER,
+    "schedule": _Kind((LRScheduler,), frozenset({"optimizer"})),
+    "trainer": _Kind(
+        (pl.Trainer,),
+        frozenset({"logger", "callbacks", "default_root_dir", "use_distributed_sampler", "fast_dev_run"}),
+        {
+            "max_steps": Limit,
+            "max_epochs": Limit | None,
+            "log_every_n_steps": Positive,
+            "check_val_every_n_epoch": Positive | None,
+            "num_nodes": Annotated[Literal[1], "1"],
+        },
+    ),
+}
+_PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "diagnostics": _Diagnostics}
+_SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
+_STRATEGY_OPTIONS = {name for strategy in STRATEGIES.values() for name in options_of(strategy)}
+_NEEDED = ("data", "model", "strategy", "optimizer", "schedule", "trainer", "run", "logger", "diagnostics", "seed")
+_OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that cannot be meant: whatever can be said without making anything of it.
+
+    Args:
+        config: Resolved, as plain data.
+
+    Raises:
+        ConfigurationError: One line that names the first wrong key, and what it takes.
+    """
+    check_values(config, "")
+    known = [*_KINDS, *_PLAIN, *_SINGLE]
+    for key in config:
+        if key not in (*known, *_OF_HYDRA):
+            raise ConfigurationError(f"there is no key {key}.{nearest(key, known)} Known: {', '.join(known)}.")
+    for key in _NEEDED:
+        if key not in config:
+            raise ConfigurationError(f"{key} is missing: it cannot be left out of the configuration.")
+    for key, hint in _SINGLE.items():
+        if key in config and not fits(hint, config[key]):
+            raise ConfigurationError(f"{key} must be {described(hint)}, not {shown(config[key])}.")
+    for group, cls in _PLAIN.items():
+        if group in config:
+            options = _mapping(config[group], group)
+            check_options(cls, options, group)
+            _refuse_gaps(cls, options, group)
+    for group in _KINDS:
+        if group in config:
+            _check_group(group, _mapping(config[group], group))
+    _check_end(config["trainer"], config["strategy"])
+    _check_processes(config["trainer"])
+    objective_of(config)
+
+
+def class_of(options: Mapping[str, Any], group: str, kind: _Kind | None = None) -> type:
+    """The class behind `_target_`; nothing else is ever imported by name, and nothing but such a class is called.
+
+    Args:
+        options: Of the group.
+        group: Its name.
+        kind: What the class must be; None: what the group takes.
+
+    Raises:
+        ConfigurationError: There is none, it cannot be imported, or is no class of the right kind.
+    """
+    kind, path = kind or _KINDS[group], options.get("_target_")
+    wanted = " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in kind.bases)
+    if not isinstance(path, str) or not path.strip():
+        raise ConfigurationError(f"{group}._target_ must name a class ({wanted}, or a subclass), not {shown(path)}.")
+    try:
+        cls = get_class(path)
+    except Exception as error:  # whatever a user's own file may raise
+        why = brief(error.__cause__ or error)
+        raise ConfigurationError(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
+    if not issubclass(cls, kind.bases):
+        raise ConfigurationError(f"{group}._target_={path} must be {wanted}, or a subclass{kind.remedy}.")
+    return cls
+
+
+def _mapping(options: Any, group: str) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"{group} is a group of settings ({group}.KEY=VALUE), not {shown(options)}.")
+    return options
+
+
+def _refuse_gaps(cls: type, options: Mapping[str, Any], group: str) -> None:
+    try:
+        cls(**options)
+    except TypeError as error:
+        names = re.findall(r"'(\w+)'", str(error))
+        raise ConfigurationError(f"{group}.{names[-1]} is missing: it cannot be left out.") from error
+
+
+def _check_group(group: str, options: Mapping[str, Any], kind: _Kind | None = None) -> None:
+    if group == "schedule" and options.get("_target_", "") is None:  # constant
+        return
+    kind = kind or _KINDS[group]
+    cls = class_of(options, group, kind)
+    inner = {name: value for name, value in options.items() if name not in _MARKS}
+    if strange := [name for name in inner if name.startswith("_")]:
+        raise ConfigurationError(f"there is no key {group}.{strange[0]}.")
+    if options.get("_partial_", True) is not True:
+        raise ConfigurationError(f"{group}._partial_ must be true: its first argument comes later.")
+    if group == "strategy":
+        secure = inner.pop("secure", False)
+        if not isinstance(secure, bool):
+            raise ConfigurationError(f"strategy.secure must be true or false, not {shown(secure)}.")
+        if issubclass(cls, NonPrivate):  # takes the options of private strategies, and leaves them alone
+            return
+    if group == "module" and (later := inner.get("generator_optimizer")) is not None:
+        _check_group("module.generator_optimizer", _mapping(later, "module.generator_optimizer"), OPTIMIZER)
+        inner = {name: value for name, value in inner.items() if name != "generator_optimizer"}
+    _refuse_calls(inner, group)
+    own = dict.fromkeys(_STRATEGY_OPTIONS, Any) if group == "strategy" else None  # these say more themselves
+    check_options(cls, inner, group, kind.ours, own or kind.narrower)
+
+
+def _refuse_calls(value: Any, path: str) -> None:
+    """Hydra would call whatever `_target_` names, wherever it stands."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        if key in _MARKS:
+            raise ConfigurationError(f"{path}.{key} stands where nothing is made from a class.")
+        _refuse_calls(inner, f"{path}.{key}")
+
+
+def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
+    endless = trainer.get("max_steps", -1) == -1 and trainer.get("max_epochs", -1) == -1 and not trainer.get("max_time")
+    budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
+    if endless and not budget:
+        raise ConfigurationError(
+            "nothing ends this run: set trainer.max_steps or trainer.max_epochs (or strategy.target_epsilon beside the "
+            "noise)."
+        )
+
+
+def several(trainer: Mapping[str, Any]) -> bool:
+    """Whether a trainer's options ask for more than one process on this machine."""
+    devices = trainer.get("devices", 1)
+    if isinstance(devices, list):
+        return len(devices) > 1
+    if isinstance(devices, str):
+        if devices.strip().lstrip("-").isdecimal():
+            devices = int(devices)
+        else:
+            return "," in devices.strip(", ") or (devices == "auto" and trainer.get("accelerator") == "gpu")
+    return bool(devices > 1 or devices == -1)
+
+
+def _check_processes(trainer: Mapping[str, Any]) -> None:
+    strategy = trainer.get("strategy") or "auto"
+    if strategy not in ("auto", "ddp_spawn", "ddp_fork"):
+        raise ConfigurationError(
+            f"trainer.strategy={shown(strategy)} cannot be used from the command line, where processes are spawned: "
+            "leave it out, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
+        )
+    devices = trainer.get("devices", 1)
+    if isinstance(devices, str) and devices.strip().isdecimal():
+        devices = int(devices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = max(2, cores)  # two fit anywhere, to try how it goes
+    accelerator = trainer.get("accelerator", "auto")
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
+    if on_cpu and type(devices) is int and not 1 <= devices <= most:
+        raise ConfigurationError(
+            f"trainer.devices must lie between 1 and {most} on this machine's {cores} processor core(s), not {devices}."
+        )

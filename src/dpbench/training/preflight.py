@@ -1,0 +1,188 @@
+"""Every job of a command, composed and checked before the first one starts or a folder is made."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpbench.errors import ConfigurationError, brief
+from dpbench.training.checks import check_config
+from dpbench.training.objective import optimises, refuse_choice
+from dpbench.training.options import shown
+
+_ASKS = ("help", "hydra_help", "cfg", "info", "shell_completion")  # and runs nothing
+
+
+def flags_of(words: Sequence[str]) -> Namespace:
+    """The words of a command line as Hydra will read them.
+
+    Raises:
+        ConfigurationError: There is a flag that it does not know, or a value is missing.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigurationError(f"{message} (see dpbench train --help).")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    flags = parser.parse_intermixed_args(list(words))
+    if flags.cfg is None and flags.resolve:
+        raise ConfigurationError("--resolve goes with --cfg job.")
+    chosen = [name for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(flags, name)]
+    if len(chosen) > 1:
+        raise ConfigurationError(f"only one of --{' and --'.join(chosen)} can be asked for.")
+    return flags
+
+
+def in_order(words: Sequence[str]) -> list[str]:
+    """The same words with the flags first: Hydra does not find overrides on both sides of a flag.
+
+    Raises:
+        ConfigurationError: See `flags_of`.
+    """
+    overrides = flags_of(words).overrides
+    flags = list(words)
+    for word in overrides:
+        flags.remove(word)
+    return [*flags, *overrides]
+
+
+def preflight(words: Sequence[str], conf: Path, name: str) -> None:
+    """Compose and check whatever a command would run.
+
+    Args:
+        words: Hydra overrides and flags.
+        conf: Folder of the configuration.
+        name: Primary configuration in it.
+
+    Raises:
+        ConfigurationError: A run's configuration is wrong, a sweep has no run, or its sweeper may not choose.
+        HydraException: The words do not compose.
+    """
+    flags = flags_of(words)
+    if any(getattr(flags, question) for question in _ASKS) or flags.experimental_rerun:
+        return
+    if flags.config_path is not None:
+        raise ConfigurationError("--config-path takes the place of all configuration: add your own with --config-dir.")
+    primary = flags.config_name or name
+    with _loaded(conf, flags.config_dir) as hydra:
+        _refuse_other_choices(hydra, flags.overrides)
+        many = flags.multirun or hydra.get_mode(primary, flags.overrides) == RunMode.MULTIRUN
+        master = _composed(hydra, primary, flags.overrides, RunMode.MULTIRUN if many else RunMode.RUN)
+        if not many:
+            _check_places(master.hydra, ("run.dir",))
+            _check_job(master)
+            return
+        chooses = optimises(master.hydra)
+        _check_places(master.hydra, ("sweep.dir", "sweep.subdir"))
+        for overrides in _jobs(hydra, master, chooses):
+            job = _composed(hydra, primary, [*master.hydra.overrides.hydra, *overrides], RunMode.RUN)
+            config = _check_job(job)
+            if chooses:
+                refuse_choice(config)
+
+
+@contextmanager
+def _loaded(conf: Path, more: str | None) -> Iterator[Hydra]:
+    path = create_automatic_config_search_path(None, None, str(conf.resolve()))
+    if more is not None:
+        if not Path(more).is_dir():
+            raise ConfigurationError(f"--config-dir {more} is no folder.")
+        path.prepend("command-line", f"file://{os.path.abspath(more)}", SearchPathQuery(provider="schema"))
+    before = HydraConfig.instance().cfg
+    try:
+        yield Hydra.create_main_hydra2("train", path)
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = before
+
+
+def _composed(hydra: Hydra, name: str, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    try:
+        cfg = hydra.compose_config(name, list(overrides), run_mode=mode, with_log_configuration=False)
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as error:  # Hydra's own, where a word is something that it does not expect
+        bad = [word for word in overrides if "hydra." in word] or overrides
+        raise ConfigurationError(f"{' '.join(bad)} cannot be composed: {brief(error)}") from error
+    HydraConfig.instance().set_config(cfg)
+    return cfg
+
+
+def _refuse_other_choices(hydra: Hydra, overrides: Sequence[str]) -> None:
+    """A group takes one name: a list of them would merge files (a private strategy with none, say)."""
+    loader = hydra.config_loader
+    for one in OverridesParser.create(loader).parse_overrides(list(overrides)):
+        key = one.key_or_group
+        if not key:
+            raise ConfigurationError(f"{one.input_line!r} is no setting: write KEY=VALUE or GROUP=NAME.")
+        if one.is_sweep_override() or one.is_delete() or isinstance(one.value(), str):
+            continue
+        if names := loader.get_group_options(key):
+            raise ConfigurationError(f"{key} takes one name, not {shown(one.value())}. Known: {', '.join(names)}.")
+
+
+def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
+    """The overrides of each job; of a sweeper that chooses, one job with what it does not choose."""
+    sweeper: Any = master.hydra.sweeper
+    params = {} if chooses else _parameters(sweeper)
+    words = [*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task]
+    parsed: list[Override] = OverridesParser.create(hydra.config_loader).parse_overrides(words)
+    if chooses:
+        return [[str(one.input_line) for one in parsed if not one.is_sweep_override()]]
+    size = sweeper.get("max_batch_size")
+    if size is not None and size != -1 and size < 1:
+        raise ConfigurationError(f"hydra.sweeper.max_batch_size must be positive (or null), not {size}.")
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    if not jobs:
+        empty = [
+            str(one.input_line) for one in parsed if one.is_sweep_override() and not [*one.sweep_string_iterator()]
+        ]
+        raise ConfigurationError(f"{' '.join(empty)} leaves nothing to run: the sweep has no job.")
+    return jobs
+
+
+def _parameters(sweeper: DictConfig) -> Mapping[str, str]:
+    params = OmegaConf.to_container(sweeper, resolve=True).get("params") or {}  # type: ignore[union-attr]
+    if not isinstance(params, Mapping) or not all(isinstance(value, str | int | float) for value in params.values()):
+        raise ConfigurationError(
+            f"hydra.sweeper.params gives each key its values in one word, such as {{seed: '0,1'}}, not {shown(params)}."
+        )
+    return params
+
+
+def _check_places(hydra: DictConfig, keys: Sequence[str]) -> None:
+    for key in keys:
+        raw = OmegaConf.to_container(hydra, resolve=False)
+        for part in key.split("."):
+            raw = raw[part] if isinstance(raw, Mapping) else None
+        if not isinstance(raw, str) or not raw.strip():
+            raise ConfigurationError(f"hydra.{key} must be the path of a folder, not {shown(raw)}.")
+    if hydra.launcher.get("n_jobs", 1) == 0:
+        raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
+
+
+def _check_job(cfg: DictConfig) -> dict[str, Any]:
+    from dpbench.training.build import plain
+
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    config = plain(own)
+    check_config(config)
+    return config

@@ -1,0 +1,199 @@
+"""Bad input of `dpbench train`: one line and nothing left behind, whatever the mistake is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.training import objective
+from dpbench.training.build import build_trainer
+from tests.training.test_cli import TINY
+
+FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+CASES: dict[str, list[tuple[str, str]]] = {
+    "numbers that are not finite": [
+        ("optimizer.lr=nan", "optimizer.lr must be finite, not nan"),
+        ("optimizer.lr=inf", "optimizer.lr must be finite, not inf"),
+        ("+optimizer.momentum=nan", "optimizer.momentum must be finite"),
+        ("schedule=cosine schedule.eta_min=nan", "schedule.eta_min must be finite"),
+        ("ema_decay=inf", "ema_decay must be finite"),
+        ("+optimizer.weight_decay=[nan]", "optimizer.weight_decay[0] must be finite"),
+    ],
+    "no whole numbers": [
+        ("trainer.max_steps=1.5", "trainer.max_steps must be positive, or -1 for no limit, not 1.5"),
+        ("trainer.max_steps=1e30", "trainer.max_steps must be positive"),
+        ("seed=1.5", "seed must be a whole number from 0 on"),
+        ("data.val_size=1.5", "data.val_size must be a whole number"),
+        ("model.hidden=[1.5]", "model.hidden must be a whole number or a list"),
+        ("seed=99999999999999999999999", "seed must lie between"),
+    ],
+    "intervals": [
+        ("run.checkpoint_every_n_steps=0", "run.checkpoint_every_n_steps must be a whole number from 1 on"),
+        ("run.checkpoint_every_n_steps=-3", "run.checkpoint_every_n_steps must be a whole number from 1 on"),
+        ("trainer.log_every_n_steps=-1", "trainer.log_every_n_steps must be a whole number from 1 on"),
+        ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be a whole number from 1 on"),
+        ("diagnostics.every_n_steps=0", "diagnostics.every_n_steps must be a whole number from 1 on"),
+        ("data.eval_batch_size=0", "data.eval_batch_size must be a whole number from 1 on"),
+        ("data.image_size=0", "data.image_size must be a whole number of pixels from 1"),
+        ("model.hidden=[0]", "model.hidden must hold widths from 1 on"),
+        ("trainer.max_steps=-1", "nothing ends this run"),
+        ("~trainer.max_steps", "nothing ends this run"),
+    ],
+    "words": [
+        ("run.name=", "run.name must be a name of at most 150 letters without slashes, not ''"),
+        ("run.name=a/../b", "run.name must be a name of at most 150 letters without slashes"),
+        ("run.group=", "run.group must be a name"),
+        ("run.tags=abc", "run.tags must be a list in which each is a word"),
+        ("run.tags=[1]", "run.tags must be a list in which each is a word"),
+        ("logger=wandb logger.mode=foo", "logger.mode must be auto or online or offline, not 'foo'"),
+        ("logger=wandb logger.project=", "logger.project must be a name"),
+        ("hydra.run.dir=", "hydra.run.dir must be the path of a folder, not ''"),
+        ("data.root=''", "data.root must be the path of a folder"),
+        ("optimizer.lr=", "optimizer.lr must be a number, not ''"),
+        ("optimizer.lr={a:1}", "optimizer.lr must be a number, not {'a': 1}"),
+        ("seed=[0,1]", "seed must be a whole number"),
+        ("engine.native=perhaps", "engine.native must be auto or on or off"),
+    ],
+    "unknown keys": [
+        ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
+        ("+logger.entity=me", "there is no key logger.entity. Known: mode, project, wandb"),
+        ("+seeed=1", "there is no key seeed. Did you mean seed?"),
+        ("+optimizer.momentun=1", "Did you mean optimizer.momentum?"),
+        ("+module.monitored=val", "module.monitored cannot be set"),
+        ("+model.num_classes=3", "model.num_classes cannot be set"),
+        ("+data.seed=3", "data.seed cannot be set"),
+    ],
+    "what was taken away": [
+        *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
+        ("~data.name", "missing a required argument: 'name'"),
+        ("~run.tags", "run.tags is missing"),
+        ("~model", "another word (such as ~model) takes it away"),
+    ],
+    "what is called": [
+        ("model._target_=os.system", "is no class that can be imported"),
+        ("model._target_=foo.Bar", "No module named 'foo'"),
+        ("model._target_=", "model._target_ must name a class"),
+        ("model._target_=null", "model._target_ must name a class"),
+        ("optimizer._target_=torch.optim.Foo", "No module named 'torch.optim.Foo'"),
+        ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
+        ("optimizer._partial_=false", "optimizer._partial_ must be true"),
+        ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),
+        ("module._target_=pytorch_lightning.LightningModule", "train anything else from Python, with the callback"),
+        ("data._target_=pytorch_lightning.LightningDataModule", "must be dpbench's ImageDataModule, or a subclass"),
+        ("+optimizer.foreach={_target_:os.getpid}", "stands where nothing is made from a class"),
+        ("+optimizer.foreach._target_=os.getpid", "stands where nothing is made from a class"),
+    ],
+    "groups": [
+        ("optimizer=null", "optimizer takes one name, not None. Known: adagrad"),
+        ("trainer=5", "trainer takes one name, not 5"),
+        ("data=[digits,mnist]", "data takes one name, not ['digits', 'mnist']"),
+        ("run=5", "run is a group of settings (run.KEY=VALUE), not 5"),
+        ("=5", "'=5' is no setting"),
+        ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: demo, "),
+    ],
+    "processes": [
+        ("trainer.devices=9999", "trainer.devices must lie between 1 and"),
+        ("trainer.devices=0", "trainer.devices must lie between 1 and"),
+        ("+trainer.strategy=ddp", "take ddp_spawn (trainer=ddp_cpu"),
+        ("+trainer.num_nodes=2", "trainer.num_nodes must be 1"),
+    ],
+    "sweeps": [
+        ("-m seed=0,-1", "seed must be a whole number from 0 on (below 2^32), not -1"),
+        ("-m seed=range(0)", "seed=range(0) leaves nothing to run: the sweep has no job"),
+        ("-m seed=0,1 hydra.sweep.dir=", "hydra.sweep.dir must be the path of a folder"),
+        ("-m seed=0,1 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be positive"),
+        ("-m launcher=joblib hydra.launcher.n_jobs=0 seed=0,1", "hydra.launcher.n_jobs=0 runs nothing"),
+        ("-m hydra.sweeper.params=5", "hydra.sweeper.params=5"),
+        ("-m +hydra.sweeper.params={seed:{a:1}}", "+hydra.sweeper.params={seed:{a:1}} cannot be composed"),
+        ("-m hydra/sweeper=optuna", "hydra/sweeper=optuna is not installed: pip install hydra-optuna-sweeper"),
+        ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic"),
+        ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, joblib"),
+    ],
+    "flags": [
+        ("--foo", "unrecognized arguments: --foo"),
+        ("--cfg foo", "invalid choice: 'foo'"),
+        ("--config-dir=nowhere", "--config-dir nowhere is no folder"),
+        ("--config-name=foo", "Cannot find primary config 'foo'"),
+    ],
+    "objectives": [
+        ("objective=test/accuracy", "not on test data"),
+        ("objective=nonprivate/train_loss", "not on test data or noiseless training data"),
+        ("objective=val/accuracy", "needs records held out: set data.val_size"),
+        ("objective=5", "objective must be the name of a metric"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("words", "message"), [case for cases in CASES.values() for case in cases])
+def test_one_line_and_nothing_left(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *FEW, *words.split()]) in (1, 2)
+    err = capsys.readouterr().err
+    assert err.startswith("dpbench: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
+
+
+@pytest.mark.parametrize("words", ["trian", "xyzzy", "resume", "account", "account x --delta abc", "table --csv -q"])
+def test_wrong_usage_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    err = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert err.startswith("dpbench: error: ")
+    assert err.count("\n") == 1
+    assert "KEY=VALUE" not in err  # which may be left out
+
+
+def test_a_command_that_is_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trian"])
+    assert "Did you mean train?" in capsys.readouterr().err
+
+
+def test_flags_may_stand_between_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "data=mnist", "--cfg", "job", "seed=5"]) == 0
+    assert "seed: 5" in capsys.readouterr().out
+
+
+def test_several_devices_spawn_processes() -> None:
+    """Lightning's own choice would start `dpbench train` again as a script, which it is not."""
+    config = {"trainer": {"_target_": "pytorch_lightning.Trainer", "accelerator": "cpu", "devices": 2}}
+    trainer = build_trainer(config, logger=False, enable_checkpointing=False)
+    assert type(trainer.strategy).__name__ == "SpawnedDDP"
+
+
+class _Hydra(dict[str, Any]):
+    BASIC: ClassVar = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}}
+    OPTUNA: ClassVar = {"sweeper": {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}}
+
+
+CLASSIFIER: dict[str, Any] = {"module": {"_target_": "dpbench.modules.ImageClassifier"}}
+
+
+def test_a_sweeper_chooses_on_what_was_held_out() -> None:
+    assert objective.optimises(_Hydra.OPTUNA)
+    assert not objective.optimises(_Hydra.BASIC)
+    record = {"metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75, "private/loss": 2.0, "val/loss": None}}
+    held_out = {"data": {"val_size": 200}, **CLASSIFIER}
+    assert objective.value_of(record, held_out, chosen=True) == 0.5
+    assert objective.value_of(record, {**held_out, "objective": "private/loss"}, chosen=True) == 2
+    without = {"data": {"val_size": 0}, **CLASSIFIER}
+    assert objective.value_of(record, without, chosen=False) == 0.75  # nothing is chosen by it
+    for config in (without, {"data": {"val_size": 9}, "module": {"_target_": "dpbench.modules.GAN"}}):
+        with pytest.raises(ConfigurationError, match="only test data are there"):
+            objective.value_of(record, config, chosen=True)
+    with pytest.raises(ConfigurationError, match="objective=val/loss is not finite"):
+        objective.value_of(record, {**held_out, "objective": "val/loss"}, chosen=True)
+    with pytest.raises(ConfigurationError, match="objective=val/f1 was not measured; .*val/accuracy"):
+        objective.value_of(record, {**held_out, "objective": "val/f1"}, chosen=True)
