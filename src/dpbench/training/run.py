@@ -79,17 +79,10 @@ def train(
     check_config(config)
     code_hash(), commit()  # what runs now; the files may have changed when the record is written
     quiet()
-    engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}  # older runs know no engine
-    if engine["keep_memory"]:
-        keep_large_blocks()
-    native.select(engine["native"])
-    warn_of_spinning(torch.get_num_threads())
+    _select_engine(config)
     strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     checkpoint = _prepare(config, folder, private)
-    if checkpoint is not None:  # a damaged file is named now, not when the training is under way
-        read_checkpoint(checkpoint)
-    MetricsCSV(folder).check()
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
@@ -125,6 +118,14 @@ def train(
             wandb_log.finish_wandb(failed)
 
 
+def _select_engine(config: dict[str, Any]) -> None:
+    engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}  # older runs know no engine
+    if engine["keep_memory"]:
+        keep_large_blocks()
+    native.select(engine["native"])
+    warn_of_spinning(torch.get_num_threads())
+
+
 def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path | None:
     """Claim the folder, or find the checkpoint of the run to resume; nothing is ever mixed up.
 
@@ -145,6 +146,9 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     if config["run"]["resume"] and not private and (folder / "ledger.jsonl").exists():
         raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
+        MetricsCSV(folder).check()  # a damaged file is named now, not when the training is under way
+        if checkpoint.exists():
+            read_checkpoint(checkpoint)
         (folder / EVALUATION).unlink(missing_ok=True)  # of a checkpoint on the way
         return checkpoint if checkpoint.exists() else None
     if (folder / "ledger.jsonl").exists() and not (folder / CONFIG).exists():
