@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 def train(folder: Path, *words: str, **env: str) -> dict[str, object]:
     command = [sys.executable, "-m", "dpbench", "train", "logger=none", "hydra.run.dir=run", *words]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads((folder / "run" / "result.json").read_text())
     return result

@@ -117,7 +117,7 @@ def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> Non
     sweep = subprocess.Popen(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, stdout=subprocess.DEVNULL)
     begun = time.monotonic()
     while not (releases := [*(tmp_path / "runs").rglob("long-private-*/ledger.jsonl")]) or not _halfway(releases[0]):
-        assert sweep.poll() is None and time.monotonic() - begun < 60
+        assert sweep.poll() is None and time.monotonic() - begun < 1200
         time.sleep(0.02)
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
@@ -182,7 +182,7 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
     basic, other = tmp_path / "basic", tmp_path / "other"
     for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
         command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=1200)
     one, two = results(basic), results(other)
     assert set(one) == set(two) and len(one) == 2
     for name in one:

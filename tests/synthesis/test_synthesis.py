@@ -32,7 +32,7 @@ TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.w
 
 def train(folder: Path, *words: str) -> Path:
     command = [sys.executable, "-m", "dpbench", "train", *TINY, f"hydra.run.dir='{folder}'", *words]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    subprocess.run(command, check=True, capture_output=True, timeout=1200)
     return folder
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -24,9 +23,13 @@ TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "d
 PRIVATE = ["strategy.delta=1e-4", "strategy.noise_multiplier=1.0"]
 
 
-def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+ROOT = Path(__file__).parents[2]
+HANGS = 1200  # seconds; no test waits for a time
+
+
+def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dpbench", *words],
+        [sys.executable, "-m", module, *words],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
         stdout=subprocess.PIPE,
@@ -37,9 +40,18 @@ def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
 
 def dpbench(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str, str]:
     process = start(folder, *words, **env)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == status, f"{words}\n{out}\n{err}"
     return out, err
+
+
+def signalled(folder: Path, number: signal.Signals, step: int, *words: str) -> tuple[int, str]:
+    """Exit status and standard error of a training that gets a signal right after a step."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = (str(int(number)), str(step), "train", *TINY, *words)
+    process = start(folder, *words, module="tests.training.signalled", PYTHONPATH=path)
+    _, err = process.communicate(timeout=HANGS)
+    return process.returncode, err
 
 
 def train(folder: Path, run: str, *words: str, status: int = 0, **env: str) -> Path:
@@ -146,17 +158,6 @@ def test_validation_split_is_not_trained_on(tmp_path: Path) -> None:
     assert pd.read_csv(run / "metrics.csv")["test/accuracy"].notna().sum() == 1
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(2000):
-        if process.poll() is not None:
-            pytest.fail(f"ended early: {process.communicate()}")
-        ledger = run / "ledger.jsonl"
-        if ledger.exists() and ledger.read_bytes().count(b"\n") > step:
-            return
-        time.sleep(0.02)
-    pytest.fail("the run never got there")
-
-
 LONG = [*PRIVATE, "trainer.max_steps=900", "run.checkpoint_every_n_steps=37", "+optimizer.momentum=0.9"]
 
 
@@ -178,14 +179,10 @@ def same_result(run: Path, other: Path) -> None:
 
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
-    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
-    wait_for_step(run, 200, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.communicate()
+    signalled(tmp_path, signal.SIGKILL, 200, "hydra.run.dir=run", *LONG)
     assert not (run / "result.json").exists()
     before = len(read_ledger(run / "ledger.jsonl").releases)
-    assert 200 <= before < 900
+    assert before == 200
     step = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["global_step"]
     assert step < before  # some releases have to be replayed
     dpbench(tmp_path, "resume", "run")
@@ -194,12 +191,8 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path, uninterrupted: Path
 
 def test_killed_before_any_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
-    process = start(
-        tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG[:-2], "run.checkpoint_every_n_steps=899", LONG[-1]
-    )
-    wait_for_step(run, 20, process)
-    process.kill()
-    process.communicate()
+    words = [*LONG[:-2], "run.checkpoint_every_n_steps=899", LONG[-1]]
+    signalled(tmp_path, signal.SIGKILL, 20, "hydra.run.dir=run", *words)
     assert not (run / "checkpoints/last.ckpt").exists()
     dpbench(tmp_path, "resume", "run")
     assert torch.equal(weights(run), weights(uninterrupted))
@@ -208,11 +201,8 @@ def test_killed_before_any_checkpoint(tmp_path: Path, uninterrupted: Path) -> No
 
 def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
-    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
-    wait_for_step(run, 100, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    status, err = signalled(tmp_path, signal.SIGINT, 100, "hydra.run.dir=run", *LONG)
+    assert status == 130
     assert "dpbench resume" in err
     partial = json.loads((run / "partial_result.json").read_text())
     assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
@@ -229,10 +219,7 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterru
 
 def test_resume_with_other_settings_counts_everything(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
-    wait_for_step(run, 60, process)
-    process.kill()
-    process.communicate()
+    signalled(tmp_path, signal.SIGKILL, 60, "hydra.run.dir=run", *LONG)
     before = len(read_ledger(run / "ledger.jsonl").releases)
     saved = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["global_step"]
     dpbench(tmp_path, "resume", "run", "optimizer.lr=0.01", "trainer.max_steps=200")
@@ -376,7 +363,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("outputs/*/*"))  # nothing is left behind
@@ -455,11 +442,8 @@ def test_a_refused_run_changes_nothing(tmp_path: Path, uninterrupted: Path) -> N
 
 
 def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
-    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG)
-    wait_for_step(tmp_path / "run", 60, process)
-    process.terminate()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
+    status, err = signalled(tmp_path, signal.SIGTERM, 60, "hydra.run.dir=run", *LONG)
+    assert status == 143
     assert "dpbench resume" in err
     assert (tmp_path / "run/partial_result.json").exists()
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
@@ -467,23 +451,18 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_whole_sweep(tmp_path: Path, number: signal.Signals) -> None:
-    sweep = ["train", "-m", *TINY, *LONG[:-1], "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x"]
-    process = start(tmp_path, *sweep, "trainer.max_steps=900")
-    wait_for_step(tmp_path / "sweep/0-x", 60, process)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
+    sweep = ["-m", *LONG[:-1], "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x", "trainer.max_steps=900"]
+    status, err = signalled(tmp_path, number, 60, *sweep)
+    assert status == 128 + number, err
     assert "dpbench resume" in err
     assert not (tmp_path / "sweep/1-x").exists()
 
 
 def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG, "trainer=ddp_cpu", "trainer.max_steps=900")
-    wait_for_step(run, 60, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    words = ["hydra.run.dir=run", *LONG, "trainer=ddp_cpu", "trainer.max_steps=900"]
+    status, err = signalled(tmp_path, signal.SIGINT, 60, *words)
+    assert status == 130, err
     partial = json.loads((run / "partial_result.json").read_text())
     assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
     assert not (run / "checkpoints/.stop").exists()
@@ -585,13 +564,8 @@ def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
 
 def test_a_run_never_changes_between_private_and_not(tmp_path: Path) -> None:
     for name, strategy in (("reference", "clip_only"), ("private", "dpsgd")):
-        words = [f"strategy={strategy}", *PRIVATE, "trainer.max_steps=900", "run.checkpoint_every_n_steps=20"]
-        process = start(tmp_path, "train", *TINY, f"hydra.run.dir={name}", "trainer.log_every_n_steps=5", *words)
-        deadline = time.monotonic() + 100
-        while not (tmp_path / name / "checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.kill()
-        process.communicate()
+        words = [f"strategy={strategy}", *PRIVATE, "trainer.max_steps=90", "run.checkpoint_every_n_steps=20"]
+        signalled(tmp_path, signal.SIGKILL, 25, f"hydra.run.dir={name}", "trainer.log_every_n_steps=5", *words)
     _, err = dpbench(tmp_path, "resume", "reference", "strategy._target_=dpbench.strategies.DPSGD", status=1)
     assert "not made by a private strategy" in err
     _, err = dpbench(tmp_path, "resume", "private", "strategy._target_=dpbench.strategies.ClipOnly", status=1)

@@ -1,0 +1,40 @@
+"""`python -m tests.training.signalled NUMBER STEP train …`: dpbench that gets a signal right after a step.
+
+A test that watches a run from outside and sends the signal then may come too late on a busy machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from dpbench.cli import main
+from dpbench.training import run
+
+
+class Signals(pl.Callback):
+    """Sends a signal to the process that made it, from whichever process trains."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self._pid, self._number, self._step = os.getpid(), number, step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.is_global_zero and trainer.global_step == self._step:
+            os.kill(self._pid, self._number)
+            heard = Path(trainer.default_root_dir) / "checkpoints" / ".stop"  # what the parent tells its workers
+            while self._pid != os.getpid() and not heard.exists():
+                time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    from tests.training import signalled  # spawned processes know this module by its name only
+
+    observer = signalled.Signals(int(sys.argv[1]), int(sys.argv[2]))
+    run.train = functools.partial(run.train, observers=[observer])
+    sys.exit(main(sys.argv[3:]))
