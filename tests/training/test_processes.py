@@ -106,7 +106,10 @@ def test_a_process_that_is_killed_in_mid_run_is_one_line(tmp_path: Path, whole: 
     assert isinstance(caught.value, DPBenchError)
     assert not (run / "result.json").exists()
     assert len(read_ledger(run / "ledger.jsonl").releases) >= 5
+    (run / "checkpoints" / ".stop").touch()  # as if it had been told to stop, and killed then
+    (run / ".metrics.csv.4711").touch()
     train(config_of(*TWO, "run.resume=true"), run)
+    assert not (run / ".metrics.csv.4711").exists()
     assert metrics_of(run) == metrics_of(whole)
     assert (run / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
 

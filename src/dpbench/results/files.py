@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+_TORN = re.compile(r"\..+\.\d+")  # as `write_atomically` names them
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -16,6 +19,13 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what killed processes have left of files that they were writing; only while nobody else writes there."""
+    for path in folder.rglob(".*"):
+        if _TORN.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -142,6 +142,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Inside, the first Ctrl-C or SIGTERM finishes the step and stops; a second one interrupts at once."""
+        self._stop_file.unlink(missing_ok=True)  # of a process that was killed while it stopped
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -18,6 +18,7 @@ from dpbench.data import ImageDataModule
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.modules import GAN
 from dpbench.privacy import native
+from dpbench.results.files import remove_torn
 from dpbench.results.ledgers import CHECKPOINT, RESULT
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.provenance import code_hash, commit
@@ -107,6 +108,7 @@ def train(
             default_root_dir=str(folder),
         )
         if config["run"]["resume"]:
+            remove_torn(folder)
             last.read_metrics()
         with last.on_signals():
             _fit(trainer, module, data, checkpoint, last)
