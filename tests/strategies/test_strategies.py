@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, RMSprop
+from torch.utils.data import DataLoader
 
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
@@ -415,7 +416,7 @@ def test_no_strategy_goes_on_from_a_past_that_it_does_not_know(tmp_path: Path) -
         fit(tmp_path / name, make, classifier(), 4, **options)
     plain = tmp_path / "plain.ckpt"
     trainer = trainer_for(tmp_path / "plain", Save(plain), 4)
-    trainer.fit(classifier(), loader_of(pictures()))
+    trainer.fit(classifier(), DataLoader(pictures(), 12))
     for start in (checkpoints["clip_only"], plain):
         with pytest.raises(ConfigurationError, match="not made by a private strategy"):
             fit(tmp_path / "later", AutomaticClipping, classifier(), 8, ckpt_path=start)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
+from dpbench.data.attendance import refuse_unattended
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
@@ -41,6 +42,7 @@ class Lots(TorchSampler[list[int]]):
             other settings is drawn afresh, as the accounting assumes.
         microbatches: Number of microbatches of a lot; set by the strategy, 0 without them. Each record of a lot is put
             into one of them independently of all others, so that no record can move another one.
+        attended: Whether a strategy has taken them over for a training.
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
@@ -48,6 +50,7 @@ class Lots(TorchSampler[list[int]]):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
         self._sampling = sampling
         self.position = self.phase = self.microbatches = 0
+        self.attended = False
         self.seed = seed
         self._key = seed
         self._permutation: tuple[int, NDArray[np.int64]] | None = None
@@ -69,6 +72,13 @@ class Lots(TorchSampler[list[int]]):
         done = self.position % len(self)
         for step in range(self.position, self.position - done + len(self)):
             yield self.share(step, rank, world)[0].tolist()
+
+    def start_at(self, position: int) -> None:
+        """Begin a training at a lot; the first one of a run gets a new key where none was given."""
+        self.position = position
+        if not position:
+            self._key, self._permutation = self.seed, None
+            self._shares.clear()
 
     def share(self, step: int, rank: int, world: int) -> Share:
         """One rank's part of lot `step`; the last ones are remembered, since they are asked for again.
@@ -193,6 +203,7 @@ class LotLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
+        refuse_unattended(self.lots.attended)
         for batch in super().__iter__():
             self.lots.position += 1
             if self.before_lot is not None:

@@ -9,8 +9,6 @@ A strategy chooses `groups` and `pieces`; everything here is the same for all of
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import native
 from dpbench.privacy.clipping import VectorGroup
 from dpbench.privacy.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.discretization import check_threshold
@@ -33,10 +31,12 @@ from dpbench.privacy.ledger import Header, Release
 from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces
 from dpbench.privacy.metrics import PrivateMetrics, Value, check_share
 from dpbench.privacy.noise import fresh_key, keyed_generator
-from dpbench.privacy.plan import SumQuery, record_changes
-from dpbench.strategies import guards, lot_pieces
-from dpbench.strategies.budget import Budget, check_noise
+from dpbench.strategies import choices, guards, lot_pieces, runs
+from dpbench.strategies.attached import TrainerOnly, attached, refuse_others, refuse_unreleased_training, trained
+from dpbench.strategies.budget import Budget, check_counts, check_noise
 from dpbench.strategies.coupling import CouplingProbe, Lot
+from dpbench.strategies.non_private import NonPrivate
+from dpbench.strategies.options import CheckedOptions
 from dpbench.strategies.process_group import leave_group_at_exit
 from dpbench.strategies.scope import Scope
 
@@ -47,7 +47,7 @@ Observer = Callable[[Mechanism, list[str], Sequence[ParameterGradients], Tensor]
 """Called with (mechanism, parameter names, per-record gradients before discretization, squared norms by group)."""
 
 
-class PrivateStrategy(pl.Callback, ABC):
+class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
     """A Lightning callback that makes every update of the model a private release.
 
     Guarantee: (ε, δ)-differential privacy of all updates together, with an example as the unit, the neighbouring
@@ -107,9 +107,7 @@ class PrivateStrategy(pl.Callback, ABC):
     ) -> None:
         super().__init__()
         check_noise(noise_multiplier, target_epsilon)
-        for name, value in (("max_physical_batch_size", max_physical_batch_size), ("microbatch_size", microbatch_size)):
-            if value is not None and (value != int(value) or value < 1):
-                raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
+        check_counts(max_physical_batch_size=max_physical_batch_size, microbatch_size=microbatch_size)
         if seed is not None and seed < 0:
             raise ConfigurationError(f"seed must not be negative, got {seed}.")
         check_threshold(discretization_threshold, "discretization_threshold")
@@ -130,10 +128,12 @@ class PrivateStrategy(pl.Callback, ABC):
         )
         self.observers: list[Observer] = []
         self.releases = 0
-        self._key = fresh_key() if seed is None else seed
+        self._key = 0 if seed is None else seed
         self._budget = Budget(target_epsilon, delta, accountant)
         self._bounds: tuple[Bounds, Bounds] | None = None  # of a checkpoint
-        self._restored = False
+        self._restored, self._given_noise = False, noise_multiplier
+        self._admitted: bool | None = None
+        self._loader: LotLoader | None = None
         self._engine: PerRecordEngine | None = None
         self._mechanism: Mechanism | None = None
         self._values: Mapping[str, Value] = {}
@@ -153,12 +153,7 @@ class PrivateStrategy(pl.Callback, ABC):
     @property
     def mechanism(self) -> Mechanism:
         """What turns lots into releases; a ConfigurationError if nothing was trained in this process."""
-        if self._mechanism is None:
-            raise ConfigurationError(
-                "nothing was trained in this process (with ddp_spawn the training ran in others): read the ledger, for "
-                "example with `dpbench account`."
-            )
-        return self._mechanism
+        return trained(self._mechanism)
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything released so far, at `delta`; infinite for a reference without privacy.
@@ -176,16 +171,22 @@ class PrivateStrategy(pl.Callback, ABC):
         if stage != "fit":
             return
         leave_group_at_exit()
+        self._restored, self._loader, self._engine, self._admitted = False, None, None, None
+        refuse_others(trainer, self, (PrivateStrategy, NonPrivate))
+        choices.refuse_choices(trainer)
         guards.refuse_trainer_settings(trainer, pl_module)
         size, metrics = self.max_physical_batch_size, self.pieces.metrics
         guards.refuse_in_manual_optimization(pl_module, max_physical_batch_size=size, metrics=metrics)
+        self._admitted = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach the engine and take over the backward pass."""
+        attached(self._admitted)
         self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
         self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
         self._optimizer = self._scope.optimizer(self._engine.parameters)
-        guards.refuse_optimizer(trainer, self._optimizer, self._engine.parameters, self._engine.names)
+        choices.refuse_choices(trainer)  # schedules too
+        guards.refuse_optimizer(self._optimizer, self._engine.parameters, self._engine.names)
         self._scope.watch()
         pl_module.__dict__["backward"] = self._backward
         own, whole = pl_module.training_step, pl_module.automatic_optimization
@@ -195,47 +196,50 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Know the lots, fix the plan, open the ledger; everything can still be refused."""
-        assert self._engine is not None
+        engine = attached(self._engine)
         self._loader = guards.known_lots(trainer)
-        self._key = trainer.strategy.broadcast(self._key)
-        if trainer.global_step and not self._restored:
-            guards.refuse_unknown_past(None, self.private)
         lots = self._loader.lots
-        lots.position = self.releases  # lot t belongs to release t
+        ledger = self._budget.place(trainer, self.ledger_path)
+        if not self._restored and not runs.goes_on(pl_module, ledger, self._budget.path):
+            self._begin(trainer)
+        self._key = trainer.strategy.broadcast(fresh_key() if self.seed is None else self.seed)
+        lots.start_at(self.releases)  # lot t belongs to release t
         self._scope.follow(self._loader)
         lots.microbatches = lot_pieces.microbatches(lots.sampling, self.pieces.microbatch_size)
-        if self.private:
-            guards.warn_of_delta(self.delta, lots.sampling.population)
+        guards.warn_of_delta(self.delta if self.private else 0.0, lots.sampling.population)
         if self.noise_multiplier is None:
-            changes = record_changes(lots.sampling, self.pieces.microbatch_size)
-            self.noise_multiplier = self._budget.calibrated(trainer, (lots.sampling, (SumQuery("all", changes, 1.0),)))
+            self.noise_multiplier = self._budget.calibrated(trainer, lots.sampling, self.pieces.microbatch_size)
         self._mechanism = Mechanism(
             self.pieces,
             lots.sampling,
             self.noise_multiplier,
-            self._engine.parameters,
-            self.initial_groups(trainer, self._engine),
+            engine.parameters,
+            self.initial_groups(trainer, engine),
             getattr(pl_module, "record_metrics", {}),
             self._bounds,
         )
         guards.warn_of_split(self._mechanism.plan)
-        lots.phase = self._open_ledger(trainer, self._mechanism) if self.private else 0
+        engine.recording, self._records = False, 0  # until a lot is opened
+        lots.phase = self._open_ledger(trainer, self._mechanism, ledger) if self.private else 0
 
-    def _open_ledger(self, trainer: pl.Trainer, mechanism: Mechanism) -> int:
-        assert self._engine is not None
-        sampling, replay = mechanism.plan.sampling, None
-        if self.seed is not None and self.fingerprint is not None:
-            kernels = torch.__version__, native.signature()  # what rounds
-            device, names = self._engine.parameters[0].device.type, self._engine.names
-            parts = [self.fingerprint, self.seed, device, names, mechanism.digest, *kernels]
-            replay = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    def _begin(self, trainer: pl.Trainer) -> None:
+        """A run without a past, also where this strategy has trained another one before."""
+        if trainer.global_step:
+            guards.refuse_unknown_past(None, self.private)
+        self.releases, self._bounds = 0, None
+        self.noise_multiplier = self._given_noise
+
+    def _open_ledger(self, trainer: pl.Trainer, mechanism: Mechanism, path: Path) -> int:
+        sampling, names = mechanism.plan.sampling, attached(self._engine).names
+        replay = runs.replay_key(self.fingerprint, self.seed, mechanism.total.device.type, names, mechanism.digest)
         known = "example", sampling.neighbouring_relation, sampling.population, self.delta, replay
         header = Header(*known, microbatch_size=self.pieces.microbatch_size)
         resumed = self.releases > 0 or self.fingerprint is not None
-        return self._budget.open(trainer, self.ledger_path, header, self.releases, resumed, mechanism.plan)
+        return self._budget.open(trainer, path, header, self.releases, resumed, mechanism.plan)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
+        runs.note_training(pl_module, self._budget.path, self.releases)
         pl_module.__dict__.pop("backward", None)
         pl_module.__dict__.pop("training_step", None)
         if self._engine is not None:
@@ -254,14 +258,13 @@ class PrivateStrategy(pl.Callback, ABC):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Open a lot."""
-        assert self._engine is not None
         lot_pieces.leave_gradients_alone(trainer)
-        guards.refuse_other_loader(trainer, self._loader)
+        loader, engine = guards.same_loader(trainer, self._loader), attached(self._engine)
         self._records = guards.count_records(batch)
-        self._record_of = lot_pieces.records_of_rows(self._loader, self.releases, trainer, self._records)
+        self._record_of = lot_pieces.records_of_rows(loader, self.releases, trainer, self._records)
         self._row, self._values = 0, {}
         self._absorbed = self._released = False
-        self._engine.expect(self._records)
+        engine.expect(self._records)
         self._scope.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
@@ -269,6 +272,7 @@ class PrivateStrategy(pl.Callback, ABC):
         guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
 
     def _lot(self) -> Lot:
+        attached(attached(self._engine).recording or None)  # by on_train_batch_start
         bound = min(group.max_grad_norm for group in self.mechanism.plan.groups)
         return Lot(self.releases, self._record_of, self.max_physical_batch_size, bound)
 
@@ -350,7 +354,7 @@ class PrivateStrategy(pl.Callback, ABC):
         if not self._absorbed:
             mechanism.clear()
         if trainer.is_global_zero:
-            key = (self._key, _NOISE_STREAM, mechanism.digest, self._loader.lots.phase, self.releases)
+            key = (self._key, _NOISE_STREAM, mechanism.digest, attached(self._loader).lots.phase, self.releases)
             self._add_noise(mechanism, keyed_generator(key, mechanism.total.device))
         if trainer.world_size > 1:
             dist.all_reduce(mechanism.total)
@@ -370,6 +374,7 @@ class PrivateStrategy(pl.Callback, ABC):
     ) -> None:
         """Show the epsilon so far; stop before the step that would exceed the budget."""
         guards.refuse_missing_release(self._released)
+        choices.refuse_choices(trainer)
         trainer.should_stop = trainer.should_stop or self._budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         early = self.pieces.adaptation is not None and self.releases <= _EARLY
@@ -380,10 +385,12 @@ class PrivateStrategy(pl.Callback, ABC):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """No lot was left out."""
+        attached(self._engine)
         self._scope.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last epsilon beside the last accuracy."""
+        refuse_unreleased_training(trainer, self.releases)
         self._log(trainer)
 
     def _log(self, trainer: pl.Trainer) -> None:
@@ -396,11 +403,6 @@ class PrivateStrategy(pl.Callback, ABC):
             logger.log_metrics(values, step=self.releases)  # Lightning counts one less
 
     # ------------------------------------------------------------------------------------- checkpoints
-
-    @property
-    def state_key(self) -> str:
-        """The same for all strategies: none resumes a run without knowing what it has released."""
-        return "dpbench.PrivateStrategy"
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same releases."""

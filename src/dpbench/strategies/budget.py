@@ -13,7 +13,8 @@ from dpbench.privacy.accounting import check_delta, epsilon, find_accountant
 from dpbench.privacy.calibration import calibrate_noise_multiplier, remaining_releases
 from dpbench.privacy.ledger import Event, Header, Release, counted_event
 from dpbench.privacy.ledger_writer import LedgerWriter
-from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries
+from dpbench.privacy.plan import ReleasePlan, SumQuery, equivalent_queries, record_changes
+from dpbench.privacy.sampling import Sampling
 from dpbench.privacy.seal import Seal
 
 _LEAST = 1e-12  # noise multiplier and ε below are taken for zero
@@ -31,6 +32,7 @@ class Budget:
     Attributes:
         spent: How often each release was made, those of equal cost together.
         repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
+        path: Of the ledger, once it was opened.
         remaining: Releases that may still be made, or None for no limit.
 
     Raises:
@@ -47,6 +49,7 @@ class Budget:
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self.remaining: int | None = None
+        self.path: Path | None = None
         self._writer: LedgerWriter | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
@@ -67,12 +70,13 @@ class Budget:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
-    def calibrated(self, trainer: pl.Trainer, event: Event) -> float:
+    def calibrated(self, trainer: pl.Trainer, sampling: Sampling, microbatch_size: int) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
         Args:
             trainer: Knows the number of steps.
-            event: A release with the multiplier 1; sensitivities are in proportion.
+            sampling: Of each release.
+            microbatch_size: μ.
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
@@ -82,23 +86,27 @@ class Budget:
             raise ConfigurationError(
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
             )
-        sampling, (query,) = event
+        changes = record_changes(sampling, microbatch_size)
 
         def with_noise(noise_multiplier: float) -> Event:
-            return sampling, (SumQuery(query.name, query.sensitivity, noise_multiplier * query.noise_std),)
+            return sampling, (SumQuery("all", changes, noise_multiplier),)
 
         assert self.target_epsilon is not None
         z = calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
         return z * (1 + 1e-8)  # costs are counted to ten digits
 
+    def place(self, trainer: pl.Trainer, path: Path | None) -> Path:
+        """Where the ledger goes: a path that was given, else the trainer's log folder; asks all ranks."""
+        return path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
+
     def open(
-        self, trainer: pl.Trainer, path: Path | None, header: Header, start: int, resumed: bool, plan: ReleasePlan
+        self, trainer: pl.Trainer, path: Path, header: Header, start: int, resumed: bool, plan: ReleasePlan
     ) -> int:
         """Open the ledger on rank 0, tell all ranks what it holds, and find how many releases the target allows.
 
         Args:
-            trainer: Broadcasts; its log folder is where the ledger goes by default.
-            path: Of the ledger, or None.
+            trainer: Broadcasts.
+            path: Of the ledger.
             header: Of this run.
             start: Releases of the restored checkpoint.
             resumed: Whether an existing ledger may be continued.
@@ -110,9 +118,9 @@ class Budget:
         Raises:
             BudgetExhausted: The target allows no further release.
         """
-        path = path or Path(trainer.log_dir or trainer.default_root_dir) / "ledger.jsonl"
         known: tuple[Counter[Event], Counter[Event], int] = Counter(), Counter(), 0
-        if trainer.is_global_zero:  # `log_dir` above asks all ranks
+        self.path = path
+        if trainer.is_global_zero:
             self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=self._seal if start else None)
             known = self._writer.events, self._writer.repeated, self._writer.phase
         self.spent, self.repeated, phase = trainer.strategy.broadcast(known)
@@ -124,7 +132,7 @@ class Budget:
         return phase
 
     def _limit(self, trainer: pl.Trainer, target: float, event: Event, made: int, replays: int) -> None:
-        planned = trainer.estimated_stepping_batches
+        planned, made = trainer.estimated_stepping_batches, min(made, trainer.global_step)  # by this trainer
         most = _UNBOUNDED if planned == float("inf") else max(int(planned) - made - replays, 1)
         new = remaining_releases(self.spent, event, target, self.delta, self.accountant, most)
         self.remaining = replays + new  # replays of recorded releases cost nothing
@@ -172,3 +180,10 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
         if value is not None and not _LEAST <= value < float("inf"):
             hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
             raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise ConfigurationError unless these numbers are at least 1, where they are given."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.records import count_of
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.plan import ReleasePlan
 from dpbench.privacy.sampling import Sampling
+from dpbench.strategies.attached import attached
+from dpbench.strategies.packages import classes, overrides
 
 PRIVATE_PAST = (
     "the checkpoint was made by a private strategy: going on without privacy would void its epsilon. Start a new run."
@@ -39,17 +41,22 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
             "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."
         )
     refuse_precision(trainer.precision)
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+    if not isinstance(trainer.strategy, classes("SingleDeviceStrategy", "strategies") + ddp_strategies()):
         raise ConfigurationError(
             f"{type(trainer.strategy).__name__} is not supported: per-record gradients need whole parameters on each "
             "device; use a single device or strategy=ddp."
         )
-    if "backward" in pl_module.__dict__ or type(pl_module).backward is not pl.LightningModule.backward:
+    if overrides(pl_module, "backward"):
         raise ConfigurationError(f"{type(pl_module).__name__} overrides backward, which the private strategy replaces.")
-    if type(pl_module).configure_gradient_clipping is not pl.LightningModule.configure_gradient_clipping:
+    if overrides(pl_module, "configure_gradient_clipping"):
         raise ConfigurationError(
             f"{type(pl_module).__name__} overrides configure_gradient_clipping: the strategy clips; remove it."
         )
+
+
+def ddp_strategies() -> tuple[type, ...]:
+    """Lightning's strategies that copy the model to each process."""
+    return classes("DDPStrategy", "strategies")
 
 
 def refuse_in_manual_optimization(pl_module: pl.LightningModule, **options: object) -> None:
@@ -70,18 +77,8 @@ def refuse_precision(precision: str | int | None) -> None:
         )
 
 
-def refuse_optimizer(trainer: pl.Trainer, optimizer: Optimizer, parameters: Sequence[Tensor], names: list[str]) -> None:
-    """Refuse an optimizer that would not update exactly what is released.
-
-    Raises:
-        ConfigurationError: It misses a trainable parameter, or its schedule looks at private data.
-    """
-    for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau and not str(config.monitor).startswith("val"):
-            raise ConfigurationError(
-                f"ReduceLROnPlateau watches {config.monitor}, which no budget covers: watch a metric of validation "
-                "data (val/…), or use a fixed schedule."
-            )
+def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: list[str]) -> None:
+    """Raise ConfigurationError for an optimizer that misses a trainable parameter."""
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
     if missed:
@@ -104,10 +101,30 @@ def known_lots(trainer: pl.Trainer) -> LotLoader:
             "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson lots, and with several processes "
             "pass use_distributed_sampler=False to the trainer."
         )
+    if type(loader.lots) is not Lots or set(vars(loader.lots)) & set(dir(Lots)):
+        raise ConfigurationError(
+            "the lots of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
+            "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
+        )
+    if count_of(loader.dataset) != loader.lots.sampling.population:
+        raise ConfigurationError(
+            f"the data set has {count_of(loader.dataset)} records, but had {loader.lots.sampling.population} when its "
+            "LotLoader was made: make a new one."
+        )
     refuse_uncovered(loader.lots.sampling)
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0 or trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError("limit_train_batches and overfit_batches drop lots: set max_steps instead.")
     return loader
+
+
+def same_loader(trainer: pl.Trainer, loader: LotLoader | None) -> LotLoader:
+    """The loader of the run, or a ConfigurationError if it was replaced in mid-run."""
+    if attached(loader) is not trainer.train_dataloader:
+        raise ConfigurationError(
+            "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
+            "those that the ledger counts on; use one LotLoader throughout."
+        )
+    return attached(loader)
 
 
 def refuse_uncovered(sampling: Sampling) -> None:
@@ -216,15 +233,6 @@ def refuse_missing_release(released: bool) -> None:
         )
 
 
-def refuse_other_loader(trainer: pl.Trainer, loader: LotLoader) -> None:
-    """Raise ConfigurationError if the training loader is no longer the one that the ledger counts on."""
-    if trainer.train_dataloader is not loader:
-        raise ConfigurationError(
-            "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
-            "those that the ledger counts on; use one LotLoader throughout."
-        )
-
-
 def refuse_missing_loss(given: bool) -> None:
     """Raise ConfigurationError if a lot that is not empty had no loss."""
     if not given:
@@ -240,7 +248,8 @@ def refuse_early_step(unreleased: bool) -> None:
         raise ConfigurationError(
             "an optimizer has stepped before the release of the lot: the first manual_backward of a lot is that of the "
             "private network and the first step its optimizer's, self.optimizers()….step() (past Lightning, as in "
-            "optimizer.optimizer.step(), nothing is made private); update other networks after it."
+            "optimizer.optimizer.step(), nothing is made private); update other networks after it. A subclass of the "
+            "strategy that overrides a hook must call super()'s."
         )
 
 
@@ -266,8 +275,9 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
         raise ConfigurationError(PRIVATE_PAST)
     if private and not private_past:
         raise ConfigurationError(
-            "the checkpoint was not made by a private strategy, so that its weights depend on the data in a way that "
-            "no ledger knows: start a new run (to begin from public weights, load them into the module)."
+            "the checkpoint (or what this trainer trained before) was not made by a private strategy, so that its "
+            "weights depend on the data in a way that no ledger knows: start a new run with a new trainer (to begin "
+            "from public weights, load them into the module)."
         )
 
 

@@ -10,7 +10,6 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -18,7 +17,7 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism import Merge
 from dpbench.privacy.sampling import Sampling
-from dpbench.strategies.guards import refuse_other_rows
+from dpbench.strategies.guards import ddp_strategies, refuse_other_rows
 
 
 def microbatches(sampling: Sampling, microbatch_size: int) -> int:
@@ -51,7 +50,7 @@ def records_of_rows(loader: LotLoader, step: int, trainer: pl.Trainer, rows: int
 
 def leave_gradients_alone(trainer: pl.Trainer) -> None:
     """Keep DDP from averaging gradients among processes: sums are added when they are released."""
-    if isinstance(trainer.strategy, DDPStrategy):
+    if isinstance(trainer.strategy, ddp_strategies()):
         assert trainer.strategy.model is not None
         trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytorch_lightning as pl
 
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 
 
@@ -22,3 +23,13 @@ class NonPrivate(pl.Callback):
             raise ConfigurationError(
                 f"{type(pl_module).__name__} without privacy trains in one process: trainer.devices=1."
             )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take lots over, if the data come in lots."""
+        if isinstance(trainer.train_dataloader, LotLoader):
+            trainer.train_dataloader.lots.attended = True
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave them."""
+        if isinstance(trainer.train_dataloader, LotLoader):
+            trainer.train_dataloader.lots.attended = False

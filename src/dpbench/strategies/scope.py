@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
+from dpbench.strategies.attached import refuse_unreleased_step
 from dpbench.strategies.guards import (
     State,
     refuse_early_gradients,
@@ -49,6 +50,7 @@ class Scope:
         name = getattr(pl_module, "private_module", None)
         self._whole, self._optimizers = pl_module, optimizers
         self._unchecked, self._unreleased = True, False
+        self._due = False
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
         self._private: Optimizer | None = None
@@ -117,7 +119,7 @@ class Scope:
 
     def follow(self, loader: LotLoader) -> None:
         """Know when lots come in sight: before any hook has seen one."""
-        self._loader, loader.before_lot = loader, self._draw_lot
+        self._loader, loader.before_lot, loader.lots.attended = loader, self._draw_lot, True
 
     def _wrap(self, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
         hook = getattr(self._whole, name)
@@ -143,7 +145,7 @@ class Scope:
             else:
                 self._whole.__dict__[name] = own
         if self._loader is not None:
-            self._loader.before_lot = None
+            self._loader.before_lot, self._loader.lots.attended = None, False
         self._before = self._updated = None
 
     def _draw_lot(self) -> None:
@@ -174,7 +176,7 @@ class Scope:
         Raises:
             UnsupportedModuleError: A tensor, or a gradient of another network, has changed since the lot was drawn.
         """
-        self._unreleased = False
+        self._unreleased, self._due = False, True
         self._refuse_forward_writes()
         refuse_early_gradients(self._gradients, self._public_gradients())
         if self._lot is not None:
@@ -230,8 +232,11 @@ class Scope:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         refuse_early_step(self._unreleased)
-        if optimizer is self._private and not self.prefix:  # else other networks follow, which see no record
-            self._settle()
+        if optimizer is self._private:
+            refuse_unreleased_step(self._due)
+            self._due = False
+            if not self.prefix:  # else other networks follow, which see no record
+                self._settle()
 
     def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._unreleased and self._lot is not None:
