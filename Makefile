@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations strategies adaptive bench bench-growth crash two-processes check format clean
+.PHONY: help demo test test-slow results combinations layers strategies adaptive bench bench-growth crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,10 @@ test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
 	$(BIN)/python -m dpbench.training.combinations > docs/combinations.md.new
 	mv docs/combinations.md.new docs/combinations.md
+
+layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a minute)
+	$(BIN)/python -m dpbench.training.layer_table > docs/layers.md.new
+	mv docs/layers.md.new docs/layers.md
 
 STRATEGIES := results/strategies_mnist
 ADAPTIVE := results/adaptive_clipping_mnist

@@ -168,6 +168,25 @@ def test_packed_sequences(
     check(Lengths(layer, part), torch.randn(records, 6, 3))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_cells(kind: str, bias: bool) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options: dict[str, Any] = {} if kind in ("LSTM", "GRU") else {"nonlinearity": kind}
+            make = {"LSTM": nn.LSTMCell, "GRU": nn.GRUCell}.get(kind, nn.RNNCell)
+            self.below, self.cell = nn.Linear(3, 3), make(3, 4, bias=bias, **options)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state: Any = None
+            for t in range(x.shape[1]):
+                state = self.cell(self.below(x[:, t]), state)
+            return torch.cat(state, 1) if kind == "LSTM" else state
+
+    check(Steps(), torch.randn(5, 3, 3))
+
+
 class Attention(nn.Module):
     """Attention of a sequence to itself or to another, records in dimension 0 outside."""
 

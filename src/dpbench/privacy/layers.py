@@ -27,7 +27,7 @@ from dpbench.privacy.gradients import (
     zero_gradients,
 )
 from dpbench.privacy.interception import Interception, LayerGradients
-from dpbench.privacy.recurrent import RecurrentInterception
+from dpbench.privacy.recurrent import CellInterception, RecurrentInterception
 from dpbench.privacy.samplers import of_opacus, sampler_of
 
 Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
@@ -193,8 +193,6 @@ def batch_norm(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> Laye
 def embedding_bag(layer: nn.EmbeddingBag, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
     """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
     tokens, offsets, factors = (*inputs, None, None)[:3]
-    if layer.mode == "max":
-        raise UnsupportedModuleError("mode='max' has no rule; take mode='sum' or 'mean'")
     if offsets is not None:
         starts = offsets[:-1] if layer.include_last_offset else offsets
         ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
@@ -325,6 +323,8 @@ ELSEWHERE: dict[tuple[str, str], Rule] = {
 def rule_of(layer: nn.Module) -> Rule | None:
     """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
     kind = type(layer)
+    if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
+        return None
     return RULES.get(kind) or ELSEWHERE.get((kind.__module__, kind.__name__)) or sampler_of(layer)
 
 
@@ -332,6 +332,9 @@ INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
     nn.LSTM: RecurrentInterception,
     nn.GRU: RecurrentInterception,
     nn.RNN: RecurrentInterception,
+    nn.LSTMCell: CellInterception,
+    nn.GRUCell: CellInterception,
+    nn.RNNCell: CellInterception,
     nn.MultiheadAttention: AttentionInterception,
 }
 """Layers that are computed from their parts; exact types too."""

@@ -1,4 +1,4 @@
-"""Per-record gradients of nn.LSTM, nn.GRU and nn.RNN.
+"""Per-record gradients of nn.LSTM, nn.GRU and nn.RNN, and of their cells.
 
 Each direction of each layer is computed as gates = W_ih x + b (all time steps in one product), then a scan over time
 that adds W_hh h. The gradient of the gates is all that the weights need: record by record the gradient of W_ih is
@@ -168,6 +168,32 @@ class RecurrentInterception(Interception):
             lambda grads: _gradients(suffix, grads, inputs, separate, order),
         )
         return result
+
+
+class CellInterception(Interception):
+    """Computes one step of `torch.lstm_cell`, `gru_cell`, `rnn_tanh_cell` and `rnn_relu_cell`."""
+
+    targets = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+
+    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        x, state, w_ih, w_hh, b_ih, b_hh = (*args, None, None)[:6]
+        h = state[0] if func is torch.lstm_cell else state
+        own, side = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+        inputs = [x.detach()[None], h.detach()[None]]  # one time step
+        self.note(
+            [own, side],
+            inputs,
+            len(x),
+            lambda grads: _gradients("", [None if g is None else g[None] for g in grads], inputs, True, None),
+        )
+        if func is torch.lstm_cell:
+            i, f, g, o = (own + side).chunk(4, 1)
+            c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+            return o.sigmoid() * c.tanh(), c
+        if func is torch.gru_cell:
+            (r, z, n), (r_h, z_h, n_h) = own.chunk(3, 1), side.chunk(3, 1)
+            return torch.lerp((n + (r + r_h).sigmoid() * n_h).tanh(), h, (z + z_h).sigmoid())
+        return (own + side).tanh() if func is torch.rnn_tanh_cell else (own + side).relu()
 
 
 def _gradients(
