@@ -59,11 +59,11 @@ test-slow: $(VENV)/.ready-dev ## Run the slow tests
 KILLS ?= 200
 RUNS ?= 100
 
-crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes (KILLS=200: an hour; goes on where it stopped)
-	$(BIN)/python -m tests.endurance crash --kills $(KILLS)
+crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes: docs/crash.md (an hour; goes on where it stopped)
+	$(BIN)/python -m tests.endurance crash --kills $(KILLS) --report docs/crash.md
 
-two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost (RUNS=100: an hour)
-	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS)
+two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost (an hour; goes on where it stopped)
+	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/crash.md
 
 check: $(VENV)/.ready-dev ## Lint, format check and types
 	$(BIN)/ruff check .

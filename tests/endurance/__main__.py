@@ -6,6 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from tests.endurance.crash import Crash
+from tests.endurance.report import report
+from tests.endurance.two_processes import TwoProcesses
+
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.endurance", description=__doc__)
@@ -18,22 +22,17 @@ def main() -> int:
     for command in (crash, two):
         command.add_argument("--folder", type=Path, default=Path("runs") / "endurance")
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--report", type=Path, metavar="MD", help="write what the log says, and run nothing")
+        command.add_argument("--report", type=Path, metavar="MD", help="write there what both logs say")
     options = parser.parse_args()
+    folder = options.folder.resolve()
     if options.command == "crash":
-        from tests.endurance.crash import Crash
-
-        series = Crash(options.folder.resolve(), options.seed)
-        good = options.report is not None or series.series(options.kills)
+        good = Crash(folder, options.seed).series(options.kills)
     else:
-        from tests.endurance.two_processes import TwoProcesses
-
-        series = TwoProcesses(options.folder.resolve(), options.seed)
-        good = options.report is not None or series.series(options.runs, options.beside)
+        good = TwoProcesses(folder, options.seed).series(options.runs, options.beside)
+    text = report(folder)
     if options.report is not None:
-        options.report.write_text(series.report() + "\n", encoding="utf-8")
-    else:
-        print(series.report())
+        options.report.write_text(text, encoding="utf-8")
+    print(text)
     return 0 if good else 1
 
 

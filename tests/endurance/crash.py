@@ -1,8 +1,9 @@
 """Runs that are killed at random moments and resumed, until they end with the bytes of a run that nobody disturbed.
 
-Kills are SIGKILLs to a real `dpbench train` or `dpbench resume`, at a moment that is uniform over the time that such a
-command takes. Every third or fourth run consists of ordinary processes; the others are forks of one process that has
-imported everything, because imports take most of the time of so small a run.
+Kills are SIGKILLs to a real `dpbench train` or `dpbench resume`, at a moment that is uniform over the processor's time
+that such a command takes (which other work on the machine does not change). Every third or fourth run consists of
+ordinary processes; the others are forks of one process that has imported everything, because imports take most of the
+time of so small a run.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.endurance.runs import GONE, Process, append, preload, read
+from tests.endurance.runs import Process, append, preload, read
 
 _STEPS = 240
 _TINY = [
@@ -159,10 +158,10 @@ class Crash:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
             process = Process.start(["train", *words_of(name, two, ordinary), "hydra.run.dir=run"], place, ordinary)
-            status = process.wait(GONE)
+            status = process.wait()
             if status != 0:
                 raise SystemExit(f"the reference run in {place} ended with {status}: see {process.log}")
-            self._lives[name, two, ordinary] = time.monotonic() - process.begun
+            self._lives[name, two, ordinary] = process.computed()
         return place / "run"
 
     def run(self, number: int, name: str, two: bool, ordinary: bool) -> dict[str, Any]:
@@ -182,9 +181,10 @@ class Crash:
             process = Process.start(words, place, ordinary)
             moment = draw.uniform(0, self._lives[name, two, ordinary])
             whom = draw.choice(["parent", "all", "worker"]) if two else "parent"
-            status = process.wait(moment if len(kills) < _MOST else GONE)
+            status = process.wait(moment if len(kills) < _MOST else float("inf"))
             if status is not None:
                 break
+            time.sleep(draw.uniform(0, 0.01))  # within a slice of the scheduler, too
             whom = process.kill(whom, draw.random())
             if not process.ended():
                 broken.append(f"hangs after a kill of {whom}")
@@ -206,39 +206,3 @@ class Crash:
         if not broken:
             shutil.rmtree(place)
         return {**head, "kills": len(kills), "differences": broken}
-
-    def report(self) -> str:
-        """What the log says, in Markdown."""
-        from dpbench.results.provenance import commit, hardware, versions
-
-        lines = read(self.log)
-        ended = [line for line in lines if "differences" in line]
-        runs = {line["run"] for line in ended}
-        kills = [line for line in lines if "phase" in line and line["run"] in runs]
-        good = sum(not line["differences"] for line in ended)
-        machine, packages = hardware(), versions()
-        phases = Counter((kill["phase"], kill["two"]) for kill in kills)
-        table = [
-            f"| {phase} | {phases[phase, False]} | {phases[phase, True]} |"
-            for phase in sorted({phase for phase, _ in phases})
-        ]
-        ordinary = sum(kill["ordinary"] for kill in kills)
-        whom = Counter(kill["whom"] for kill in kills if kill["two"])
-        per_run = statistics.median(line["kills"] for line in ended) if ended else 0
-        return "\n".join(
-            [
-                f"{len(kills)} kills in {len(ended)} runs (median {per_run:g} kills a run); "
-                f"**{good} of {len(ended)} runs ended identical** to one that nobody disturbed.",
-                "",
-                "| killed while (as the folder shows) | one process | two processes |",
-                "| --- | --- | --- |",
-                *table,
-                "",
-                f"{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of a process that had "
-                f"imported everything. On two processes the signal went to the parent {whom['parent']} times, to a "
-                f"worker {whom['worker']} times, and to all at once {whom['all']} times.",
-                "",
-                f"Machine: {machine['cpu']}, {machine['cores']} cores; PyTorch {packages['torch']}, "
-                f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}; seed {self._seed}.",
-            ]
-        )

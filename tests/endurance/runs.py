@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Process:
     log: Path
     begun: float
     status: int | None = None
+    _nanoseconds: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def start(cls, words: Sequence[str], folder: Path, ordinary: bool) -> Process:
@@ -74,11 +75,20 @@ class Process:
             self.status = os.waitstatus_to_exitcode(status) if done else None
         return self.status
 
-    def wait(self, seconds: float) -> int | None:
-        """The same, after so many seconds from its start at the latest."""
-        while self.poll() is None and time.monotonic() - self.begun < seconds:
+    def wait(self, seconds: float = float("inf")) -> int | None:
+        """The same, when it and its workers have computed for so many seconds (of the processor), or hang."""
+        while self.poll() is None and self.computed() < seconds and time.monotonic() - self.begun < GONE:
             time.sleep(_POLL)
         return self.status
+
+    def computed(self) -> float:
+        """Seconds of the processor, in main threads; other work on the machine does not change them."""
+        with suppress(OSError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            for pid in (str(self.pid), *children):
+                with suppress(OSError, IndexError):
+                    self._nanoseconds[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+        return sum(self._nanoseconds.values()) / 1e9
 
     def workers(self) -> list[int]:
         """Other processes of its session (those of a training on several)."""

@@ -1,0 +1,82 @@
+"""docs/crash.md: what the logs say."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.endurance.runs import read
+
+_HEAD = """\
+# Killed at any moment
+
+`make crash` kills real `dpbench train` and `dpbench resume` commands with SIGKILL at random moments of their lives,
+from start-up to the writing of the result, resumes them, kills them again, and lets them end. The run must then equal
+one of the same configuration that nobody disturbed: weights, optimizer state and ledger to the last byte, and every
+metric and epsilon of result.json. Moments are uniform over the processor's time that a command takes; all choices
+follow from the seed in the log (`runs/endurance/crash.jsonl`), with which `make crash` goes on where it stopped.
+
+Configurations: DP-SGD with momentum and a validation split; adaptive quantile clipping with a private metric;
+discretized gradients with error correction and Adam; a target epsilon with a moving average of the weights;
+microbatches in pieces. The first two also on two processes, where the signal hits the parent, one of its workers, or
+all at once.
+"""
+
+
+def report(folder: Path) -> str:
+    """The page, in Markdown.
+
+    Args:
+        folder: Of both logs.
+    """
+    from dpbench.results.provenance import commit, hardware, versions
+
+    machine, packages = hardware(), versions()
+    crash, two = read(folder / "crash.jsonl"), read(folder / "two_processes.jsonl")
+    parts = [_HEAD, *([_crash(crash)] if crash else []), *([_two_processes(two)] if two else [])]
+    where = (
+        f"Machine: {machine['cpu']}, {machine['cores']} cores; PyTorch {packages['torch']}, "
+        f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}."
+    )
+    return "\n".join([*parts, where]) + "\n"
+
+
+def _crash(lines: list[dict[str, Any]]) -> str:
+    ended = [line for line in lines if "differences" in line]
+    runs = {line["run"] for line in ended}
+    kills = [line for line in lines if "phase" in line and line["run"] in runs]
+    good = sum(not line["differences"] for line in ended)
+    phases = Counter((kill["phase"], kill["two"]) for kill in kills)
+    ordinary = sum(kill["ordinary"] for kill in kills)
+    whom = Counter(kill["whom"] for kill in kills if kill["two"])
+    often = statistics.median(line["kills"] for line in ended) if ended else 0
+    rows = [
+        f"| {phase} | {phases[phase, False]} | {phases[phase, True]} |"
+        for phase in sorted({phase for phase, _ in phases})
+    ]
+    return f"""\
+## Figures
+
+{len(kills)} kills in {len(ended)} runs (median {often:g} a run): **{good} of {len(ended)} runs ended identical.**
+
+| killed in (as the folder shows) | one process | two processes |
+| --- | --- | --- |
+{chr(10).join(rows)}
+
+{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything
+(imports take most of the time of so small a run). On two processes the signal went to the parent {whom["parent"]} times, to a
+worker {whom["worker"]} times, to all at once {whom["all"]} times.
+"""
+
+
+def _two_processes(lines: list[dict[str, Any]]) -> str:
+    lost, died = sum(line["lost"] for line in lines), sum(line["died"] for line in lines)
+    beside = "/".join(str(number) for number in sorted({line["beside"] for line in lines}))
+    return f"""\
+## Two processes on a busy machine
+
+`make two-processes`: {len(lines)} trainings on two processes (`trainer=ddp_cpu`) beside {beside} busy ones.
+**{lost} were lost**; in {died} a process died at its end, when nothing was left to lose.
+"""
