@@ -66,8 +66,8 @@ def _crash(lines: list[dict[str, Any]]) -> str:
 {chr(10).join(rows)}
 
 {ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything
-(imports take most of the time of so small a run). On two processes the signal went to the parent {whom["parent"]} times, to a
-worker {whom["worker"]} times, to all at once {whom["all"]} times.
+(imports take most of the time of so small a run). On two processes the signal went to the parent
+{whom["parent"]} times, to a worker {whom["worker"]} times, to all at once {whom["all"]} times.
 """
 
 
