@@ -6,9 +6,11 @@ added or removed, lots of a fixed size with one record replaced (see `privacy.sa
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -120,6 +122,18 @@ CLASSIC = Conversion(
 """Mironov 2017, proposition 3 (pyvacy_2019, Theorem 4): ε = RDP(α) + log(1/δ)/(α−1)."""
 
 
+@contextmanager
+def _without_unconverged_orders() -> Iterator[None]:
+    """Keep dp_accounting from naming each order that it leaves out: others give the bound, and readers take fright."""
+    log, here = logging.getLogger("absl"), logging.Filter()
+    here.filter = lambda record: "failed to converge" not in str(record.msg)  # type: ignore[method-assign]
+    log.addFilter(here)
+    try:
+        yield
+    finally:
+        log.removeFilter(here)
+
+
 def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one release at each order, by dp_accounting (for fixed-size lots: Wang et al., theorem 27).
 
@@ -127,7 +141,8 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
     """
     machine = rdp.RdpAccountant(orders, relation_of(event[0]))
-    machine.compose(dp_event(event))
+    with _without_unconverged_orders():
+        machine.compose(dp_event(event))
     curve, at = np.asarray(machine.rdp), np.asarray(orders)
     if isinstance(event[0], PoissonSampling):
         second = _second_order(event[0].sample_rate, _multiplier(event))  # divergences grow with the order

@@ -95,7 +95,9 @@ class LedgerWriter:
         if os.fstat(self._file.fileno()).st_size:
             if not resume:
                 raise LedgerError(
-                    f"{self.path} already records a run: resume that run, choose another folder, or move the file away."
+                    f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
+                    "folder, a trainer's default_root_dir=... or logger, or a strategy's ledger=...), or move the file "
+                    "away."
                 )
             return self._continue(header, start, known)
         if start:

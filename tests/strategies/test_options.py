@@ -1,0 +1,105 @@
+"""Every option of every strategy: wrong types get one line, right ones are shown where they differ."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import pickle
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+import torch
+
+from dpbench.errors import ConfigurationError
+from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
+from dpbench.strategies.options import declared
+from dpbench.training.schema import STRATEGIES
+
+OPTIONS = [(cls, name) for cls in STRATEGIES.values() for name in declared(cls)]
+WRONG = ["1", "", float("nan"), True, [1.0], {}, {"a": "b"}, object(), torch.tensor(1.0), 1.5, None, b"x"]
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value may be given, as a reader of the annotation would say."""
+    if hint is Any:
+        return True
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in inner if isinstance(value, str) else False
+    if origin is list:
+        return isinstance(value, list) and all(fits(inner[0], one) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(inner[1], one) for one in value.values())
+    if inner:
+        return any(fits(one, value) for one in inner)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+@pytest.mark.parametrize(("cls", "name"), OPTIONS, ids=[f"{cls.__name__}-{name}" for cls, name in OPTIONS])
+def test_wrong_types_get_one_line(cls: Any, name: str) -> None:
+    hint = declared(cls)[name][0]
+    wrong = [value for value in WRONG if not fits(hint, value)]
+    assert len(wrong) >= 4
+    for value in wrong:
+        with pytest.raises(ConfigurationError, match=name) as caught:
+            cls(**{"noise_multiplier": 1.0, **{name: value}})
+        assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    strategy = DPSGD(np.float32(0.5), noise_multiplier=np.float64(2), seed=np.int64(3), microbatch_size=2.0)  # type: ignore[arg-type]
+    assert (type(strategy.max_grad_norm), strategy.max_grad_norm) == (float, 0.5)
+    assert (type(strategy.seed), strategy.seed) == (int, 3)
+    assert type(strategy.pieces.microbatch_size) is int
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise_multiplyer": 1.0}, "DPSGD has no option 'noise_multiplyer'. Did you mean noise_multiplier"),
+        ({"qqq": 1.0}, "DPSGD has no option 'qqq'. It has max_grad_norm, clipping"),
+        ({"noise_multiplier": "1"}, "noise_multiplier must be a number or None, not '1'"),
+        ({"clipping": "soft"}, "unknown clipping 'soft'; known are flat, per_layer"),
+        ({"clipping": 3}, "clipping must be 'flat' or 'per_layer'"),
+        ({"loss_reduction": "max"}, "unknown loss_reduction 'max'; known are mean, sum"),
+        ({"metrics": {"loss": "x"}}, "metrics must be a dictionary, each value a number or None"),
+    ],
+)
+def test_messages(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DPSGD(**options)
+
+
+def test_they_say_what_they_are() -> None:
+    assert repr(DPSGD(noise_multiplier=1.1)) == "DPSGD(noise_multiplier=1.1)"
+    assert repr(DPSGD(1.0, delta=1e-5, target_epsilon=3)) == "DPSGD(target_epsilon=3)"
+    named = AdaptiveQuantileClipping(0.7, noise_multiplier=1.0, clipping="per_layer")
+    assert repr(named) == "AdaptiveQuantileClipping(quantile=0.7, noise_multiplier=1.0, clipping='per_layer')"
+    assert repr(pickle.loads(pickle.dumps(named))) == repr(copy.deepcopy(named)) == repr(named)
+
+
+def test_signatures_stay() -> None:
+    assert list(inspect.signature(VectorGroups).parameters)[:3] == ["groups", "split", "max_grad_norm"]
+
+
+class Half(DPSGD):
+    """A user's own strategy, with an option of its own."""
+
+    def __init__(self, half: float, *, words: list[str] | None = None, **options: Any) -> None:
+        super().__init__(max_grad_norm=half / 2, **options)
+
+
+def test_a_users_own_strategy() -> None:
+    half = Half(3.0, noise_multiplier=1.0, words=["a"])
+    assert half.max_grad_norm == 1.5
+    assert repr(half) == "Half(half=3.0, noise_multiplier=1.0, words=['a'])"
+    with pytest.raises(ConfigurationError, match="words must be a list, each of it a text or None"):
+        Half(3.0, noise_multiplier=1.0, words=[1])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="half must be a number"):
+        Half("3", noise_multiplier=1.0)  # type: ignore[arg-type]
