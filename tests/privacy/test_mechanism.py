@@ -270,7 +270,7 @@ def dependent_microbatches(patch: pytest.MonkeyPatch) -> None:
 
 
 def metrics_unbounded(patch: pytest.MonkeyPatch) -> None:
-    def measure(self: Any, values: Any, sizes: Any, records: int, microbatch_size: int) -> Tensor:
+    def measure(self: Any, values: Any, sizes: Any, records: int, *_: Any) -> Tensor:
         return torch.cat([values[name].reshape(-1, sizes[name]).sum(0) for name in self.bounds])
 
     patch.setattr("dpbench.privacy.metrics.PrivateMetrics.measure", measure)

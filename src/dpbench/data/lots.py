@@ -26,6 +26,7 @@ from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Samplin
 _LOT, _ASSIGNMENT = 1, 4  # the noise of a release is keyed by other numbers, see strategies.base
 _REMEMBERED = 64  # more than worker processes draw ahead
 
+RecordOfRow = str | Callable[[Any], Any]
 Share = tuple[NDArray[np.int64], NDArray[np.int64] | None]
 
 
@@ -143,7 +144,13 @@ class LotLoader(DataLoader[Any]):
         dataset: Map-style data set; its `__getitems__(positions)`, if there is one, returns a list of samples as for
             torch's `DataLoader`, or `data.records.Collated`.
         lots: Which records come when.
-        collate_fn: As for `torch.utils.data.DataLoader`.
+        collate_fn: As for `torch.utils.data.DataLoader`. It makes one row of each record, unless `record_of_row` says
+            otherwise.
+        record_of_row: For a `collate_fn` that makes several rows of a record (augmented views, windows of a text), or
+            none: the record of each row of a batch, by its position in the list that the `collate_fn` was given, in
+            ascending order; a function of the batch, or the name of the entry of a dictionary (tokenizers call it
+            "overflow_to_sample_mapping"). The gradient of a record is the mean over its rows, which are clipped
+            together; a record without a row contributes zero. None: each row is a record.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
 
     Attributes:
@@ -155,7 +162,12 @@ class LotLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, dataset: Dataset[Any], lots: Lots, collate_fn: Callable[[Any], Any] | None = None, **options: Any
+        self,
+        dataset: Dataset[Any],
+        lots: Lots,
+        collate_fn: Callable[[Any], Any] | None = None,
+        record_of_row: RecordOfRow | None = None,
+        **options: Any,
     ) -> None:
         size = count_of(dataset)
         if size != lots.sampling.population:
@@ -163,7 +175,7 @@ class LotLoader(DataLoader[Any]):
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
         super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn), **options)
-        self.lots = lots
+        self.lots, self.record_of_row = lots, record_of_row
         self.before_lot: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -179,7 +191,7 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set.
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces the lots; None takes the operating system's entropy.
-            **options: Further options of `torch.utils.data.DataLoader`.
+            **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
         population = count_of(dataset)
         return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size), seed), **options)

@@ -113,6 +113,35 @@ class InstantiatedGradients(ParameterGradients):
         return InstantiatedGradients(lambda: sum((use._stored for use in alike), self._stored), self._order)
 
 
+class ScaledGradients(ParameterGradients):
+    """Each record's gradient times a number of its own.
+
+    Args:
+        gradients: Of R records.
+        scales: Shape (R,).
+    """
+
+    def __init__(self, gradients: ParameterGradients, scales: Tensor) -> None:
+        self._gradients, self._scales = gradients, scales
+
+    def squared_norms(self) -> Tensor:
+        norms = self._gradients.squared_norms()
+        return norms * self._scales.to(norms).square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._gradients.weighted_sum(weights * self._scales.to(weights))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        self._gradients.add_weighted_sum(weights * self._scales.to(weights), total)
+
+    def per_record(self) -> Tensor:
+        rows = self._gradients.per_record()
+        return rows * self._scales.to(rows).view(-1, *[1] * (rows.dim() - 1))
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return ScaledGradients(self._gradients.select(records), self._scales[records])
+
+
 class OuterProductGradients(ParameterGradients):
     """Weight of a linear layer: the gradient of record r is Σ_t g_rt a_rtᵀ over its T positions.
 

@@ -16,13 +16,14 @@ from dpbench.privacy.adaptive import Adaptation, with_bounds
 from dpbench.privacy.clipping import VectorGroup, WeightFunction, clip_and_sum, clip_weights
 from dpbench.privacy.denoising import ErrorCorrection
 from dpbench.privacy.discretization import discretized
-from dpbench.privacy.gradients import ParameterGradients
+from dpbench.privacy.gradients import ParameterGradients, ScaledGradients
 from dpbench.privacy.metrics import PrivateMetrics, Value
 from dpbench.privacy.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import Sampling
 
-Merge = tuple[Tensor, int, float]
-"""(microbatch of each row, number of microbatches, factor): see `ParameterGradients.merge`."""
+Merge = tuple[Tensor, int, float | Tensor]
+"""(record of each row, number of records, factor): see `ParameterGradients.merge`. Microbatches have one factor;
+records that are several rows of a batch have one each, shape (records,)."""
 
 Bounds = tuple[float, ...]
 
@@ -134,7 +135,7 @@ class Mechanism:
         Args:
             gradients: Per-record gradients of each parameter.
             records: Rows of the piece.
-            merge: How rows become microbatches.
+            merge: How rows become records.
             values: Private metrics of each row.
 
         Returns:
@@ -146,7 +147,10 @@ class Mechanism:
         _, norms = clip_and_sum(gradients, self.plan.groups, pieces.weights_of, self.gradients)
         parts = [] if pieces.adaptation is None else [pieces.adaptation.measure(norms, self.plan.groups)]
         if pieces.metrics is not None:
-            parts.append(pieces.metrics.measure(values or {}, self._metric_sizes, rows, pieces.microbatch_size))
+            of_rows = merge if merge is not None and isinstance(merge[2], Tensor) else None  # microbatches: of examples
+            parts.append(
+                pieces.metrics.measure(values or {}, self._metric_sizes, rows, pieces.microbatch_size, of_rows)
+            )
         if parts:
             self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
         return exact, norms
@@ -196,7 +200,11 @@ def before_clipping(
 ) -> tuple[Sequence[ParameterGradients], Sequence[ParameterGradients]]:
     """Gradients of the records (examples or microbatches), and the same as clipping sees them (discretized or not)."""
     if merge is not None:
-        gradients, records = [parameter.merge(*merge) for parameter in gradients], merge[1]
+        record_of, records, factor = merge
+        if isinstance(factor, Tensor):
+            gradients = [ScaledGradients(one.merge(record_of, records, 1.0), factor) for one in gradients]
+        else:
+            gradients = [one.merge(record_of, records, factor) for one in gradients]
     if discretization_threshold is None:
         return gradients, gradients
     return gradients, discretized(gradients, discretization_threshold, records, sizes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,12 @@ class PrivateMetrics:
         return tuple(Statistic(METRIC + name, sizes[name], bound, z * bound) for name, bound in bounds.items())
 
     def measure(
-        self, values: Mapping[str, Value], sizes: Mapping[str, int], records: int, microbatch_size: int = 1
+        self,
+        values: Mapping[str, Value],
+        sizes: Mapping[str, int],
+        records: int,
+        microbatch_size: int = 1,
+        merge: tuple[Tensor, int, Any] | None = None,
     ) -> Tensor:
         """Sum of the bounded values over the examples of a lot, divided by μ.
 
@@ -83,6 +89,8 @@ class PrivateMetrics:
             sizes: As for `statistics`.
             records: R, the number of examples; without any, nothing is expected of `values`.
             microbatch_size: μ.
+            merge: (record of each row, number of records, factor of each record), where a record is several rows:
+                its value is the mean over them, and is bounded as one.
 
         Returns:
             All metrics one after the other, shape (sum of sizes,). Values that are not finite count as zero.
@@ -102,6 +110,9 @@ class PrivateMetrics:
                     f'training_step must return "record_metrics" with {name!r}, {sizes[name]} number(s) per record.'
                 )
             rows = given.detach().float().reshape(-1, sizes[name])
+            if merge is not None:
+                total = rows.new_zeros(merge[1], sizes[name]).index_add_(0, merge[0].to(rows.device), rows)
+                rows = total * merge[2].to(rows)[:, None]
             rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
             norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             weights = (bound / norms).clamp(max=1.0)

@@ -205,7 +205,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         self._key = trainer.strategy.broadcast(fresh_key() if self.seed is None else self.seed)
         lots.start_at(self.releases)  # lot t belongs to release t
         self._scope.follow(self._loader)
-        lots.microbatches = lot_pieces.microbatches(lots.sampling, self.pieces.microbatch_size)
+        lots.microbatches, self._divisor = lot_pieces.grouping(self._loader, self.pieces.microbatch_size)
         guards.warn_of_delta(self.delta if self.private else 0.0, lots.sampling.population)
         if self.noise_multiplier is None:
             self.noise_multiplier = self._budget.calibrated(trainer, lots.sampling, self.pieces.microbatch_size)
@@ -261,7 +261,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         lot_pieces.leave_gradients_alone(trainer)
         loader, engine = guards.same_loader(trainer, self._loader), attached(self._engine)
         self._records = guards.count_records(batch)
-        self._record_of = lot_pieces.records_of_rows(loader, self.releases, trainer, self._records)
+        self._record_of = lot_pieces.records_of_rows(loader, self.releases, trainer, batch, self._records)
         self._row, self._values = 0, {}
         self._absorbed = self._released = False
         engine.expect(self._records)
@@ -274,7 +274,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
     def _lot(self) -> Lot:
         attached(attached(self._engine).recording or None)  # by on_train_batch_start
         bound = min(group.max_grad_norm for group in self.mechanism.plan.groups)
-        return Lot(self.releases, self._record_of, self.max_physical_batch_size, bound)
+        return Lot(self.releases, self._record_of, self._divisor is None, self.max_physical_batch_size, bound)
 
     def _in_pieces(self, trainer: pl.Trainer, pl_module: pl.LightningModule, training_step: Any) -> Any:
         """Split a lot that is larger than `max_physical_batch_size`; Lightning still sees one step.
@@ -326,8 +326,8 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
             gradients = self._engine.backward(loss, records, verify=verify)
             if verify:
                 self._verified = self._engine.verified
-            rows, size = slice(self._row, self._row + records), self.pieces.microbatch_size
-            merge = lot_pieces.merge_of(self._record_of, rows, size, device)
+            rows = slice(self._row, self._row + records)
+            merge = lot_pieces.merge_of(self._record_of, rows, self._divisor, device)
             if not self._absorbed:
                 mechanism.clear()
             exact, norms = mechanism.absorb(gradients, records, merge, self._values)

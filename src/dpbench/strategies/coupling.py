@@ -42,12 +42,14 @@ class Lot(NamedTuple):
     Attributes:
         release: Its number.
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
+        several: Whether the batch itself may hold `record_of`.
         limit: Most rows that fit into memory, or None.
         bound: Smallest bound of a record's gradient.
     """
 
     release: int
     record_of: Rows | None
+    several: bool
     limit: int | None
     bound: float
 
@@ -273,7 +275,23 @@ class _Probe:
         return index
 
     def _run(self, rows: Rows, seed: int | None = None) -> _Run | None:
-        return self._probe.run(self._step, select(self._batch, self._rows, self._chosen[rows]), len(rows), seed)
+        batch = select(self._batch, self._rows, self._chosen[rows])
+        if self._lot.several:
+            batch = self._numbered(batch, rows)
+        return self._probe.run(self._step, batch, len(rows), seed)
+
+    def _numbered(self, batch: Any, rows: Rows) -> Any:
+        """The same, with its entry of each row's record counted from 0 again."""
+        old = torch.from_numpy(self._record_of[rows])
+        own = self._record_of[rows if len(rows) < len(self._chosen) else np.arange(len(rows))]
+        new = torch.from_numpy(np.unique(own, return_inverse=True)[1])
+
+        def numbered(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.shape != old.shape or x.is_floating_point():
+                return x
+            return new.to(x) if torch.equal(x.cpu().long(), old) else x
+
+        return tree_map(numbered, batch)
 
     def _gap(
         self, whole: _Run, rows: Rows, other: _Run | None, places: Rows | None = None, factor: float = 1.0
