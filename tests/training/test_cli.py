@@ -471,6 +471,16 @@ def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     assert not (run / "checkpoints/.stop").exists()
 
 
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """It would train on, and write to the ledger of the run that somebody resumes."""
+    words = [*PRIVATE, "trainer.max_steps=60", "trainer.devices=2", "+trainer.strategy=ddp_fork"]
+    status, _ = signalled(tmp_path, signal.SIGKILL, 20, "hydra.run.dir=run", *words)  # returns when all have ended
+    assert status == -signal.SIGKILL
+    assert len(read_ledger(tmp_path / "run/ledger.jsonl").releases) == 20
+    dpbench(tmp_path, "resume", "run")
+    assert json.loads((tmp_path / "run/result.json").read_text())["privacy"]["releases"] == 60
+
+
 def test_what_is_held_out_is_looked_at_after_the_last_step(tmp_path: Path) -> None:
     """Whatever the interval of validations, and wherever a run was interrupted."""
     run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=5", "data.val_size=200")
