@@ -23,6 +23,10 @@ class LedgerError(DPBenchError):
     """A privacy ledger is missing, damaged, or contradicts the run that wants to write to it."""
 
 
+class DiskFull(DPBenchError):
+    """A file of a run did not fit on a disk; the run can be continued."""
+
+
 class Interrupted(DPBenchError):
     """A signal stopped the training after everything was saved.
 

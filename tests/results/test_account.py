@@ -112,7 +112,7 @@ def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert facts["epsilon"] is facts["selection"]["epsilons"]["rdp"] is None  # infinite
     main(["account", str(tmp_path / "sweep")])
     out = capsys.readouterr().out
-    assert "all 4 published (composition) | 100 | inf |" in out
+    assert "all 4 published (composition) | 100 | – | inf |" in out
     assert "A run that trained without privacy has no epsilon" in out
     assert "named twice" in refused(capsys, "account", tmp_path / "sweep", tmp_path / "sweep" / "a")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,9 +16,10 @@ from dpbench.errors import LedgerError
 from dpbench.privacy.ledger import Header, Release
 from dpbench.privacy.ledger_writer import LedgerWriter
 from dpbench.privacy.plan import SumQuery
-from dpbench.privacy.sampling import PoissonSampling
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 from dpbench.results.calibrate import read_one_ledger
 from dpbench.results.compare import compare, load
+from dpbench.results.ledgers import shown_noise
 from dpbench.results.record import read_result, write_result
 from dpbench.results.table import collect, markdown
 from dpbench.training.run import summary
@@ -157,3 +159,32 @@ def test_an_intact_run_says_nothing(tmp_path: Path) -> None:
     assert "not intact" not in compare(load(str(tmp_path)))
     (tmp_path / "ledger.jsonl").unlink()  # moved elsewhere: nothing is known
     assert "damage" not in read_result(tmp_path)["privacy"]
+
+
+def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it was solved for a target, and stands in no configuration."""
+    by_result(tmp_path)
+    privacy = read_result(tmp_path)["privacy"]
+    assert (privacy["noise_multiplier"], privacy["sample_rate"], privacy["expected_batch_size"]) == (1.5, 0.05, 50)
+    assert "noise_std_over_max_grad_norm" not in privacy
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert "noise multiplier 1.5, lots of 50 of 1000 records (rate 0.05)" in summary(record, tmp_path, "not logged")
+    main(["account", str(tmp_path)])
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["noise multiplier"].strip() == "1.5"
+    assert lines["lots"].strip() == "50 records, rate 0.05"
+
+
+def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path) -> None:
+    header = Header("example", "replace_one", 1000, 1e-5)
+    for phase, std in enumerate((3.0, 4.0)):
+        other = replace(header, replay=str(phase))
+        writer = LedgerWriter(tmp_path / "ledger.jsonl", other, start=2 * phase, resume=phase > 0)
+        for number in (0, 1):
+            writer.append(Release(2 * phase + number, FixedSizeSampling(1000, 50), (SumQuery("all", 2.0, std),)))
+        writer.close()
+    privacy = write_result(tmp_path, CONFIG, {}, 4, 1.0, 1.0)["privacy"]
+    assert privacy["noise_multiplier"] == [1.5, 2.0]
+    assert privacy["noise_std_over_max_grad_norm"] == [3.0, 4.0]  # strategy.noise_multiplier
+    assert privacy["sample_rate"] == 0.05
+    assert "noise multiplier 3 to 4, lots of 50" in shown_noise(privacy)

@@ -20,6 +20,7 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.ledger import read_ledger
 from dpbench.privacy.plan import effective_noise_multiplier
+from dpbench.results.metrics_log import MetricsCSV
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -121,14 +122,19 @@ def test_resume_is_bit_identical(tmp_path: Path, name: str) -> None:
             if trainer.global_step == 9:  # two releases after the checkpoint: a crash
                 raise RuntimeError("crash")
 
-    whole, crashed, resumed = classifier(), classifier(), classifier()
-    fit(tmp_path / "whole", STRATEGIES[name], whole, steps=13, fingerprint="x")
+    def run(folder: str, *more: pl.Callback, start: Path | None = None) -> Tensor:
+        module, place = classifier(), tmp_path / folder
+        options = {"logger": [MetricsCSV(place)], "log_every_n_steps": 4, "more": list(more)}
+        place.mkdir(exist_ok=True)
+        fit(place, STRATEGIES[name], module, 13, fingerprint="x", trainer=options, ckpt_path=start)
+        return weights_of(module)
+
+    whole = run("whole")
     with pytest.raises(RuntimeError, match="crash"):
-        fit(tmp_path / "crashed", STRATEGIES[name], crashed, 13, fingerprint="x", trainer={"more": [Stop()]})
-    fit(tmp_path / "crashed", STRATEGIES[name], resumed, 13, fingerprint="x", ckpt_path=tmp_path / "mid.ckpt")
-    assert torch.equal(weights_of(resumed), weights_of(whole))
-    ledgers = [(tmp_path / folder / "ledger.jsonl").read_bytes() for folder in ("whole", "crashed")]
-    assert ledgers[0] == ledgers[1]
+        run("crashed", Stop())
+    assert torch.equal(run("crashed", start=tmp_path / "mid.ckpt"), whole)
+    for file in ("ledger.jsonl", "metrics.csv"):  # means of private metrics and epsilons up to each step included
+        assert (tmp_path / "crashed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["discretized", "quantile_layers", "joint", "metrics", "microbatches"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Mechanism:
         parameters: Trainable parameters.
         groups: Partition of the parameters with the first bounds.
         metric_sizes: Number of values of each metric that the module offers.
-        bounds: (first bounds, present bounds) of a run that is resumed.
+        memory: The `state_dict` of a run that is resumed.
 
     Attributes:
         plan: Of the next release.
@@ -85,14 +86,15 @@ class Mechanism:
         parameters: Sequence[torch.nn.Parameter],
         groups: tuple[VectorGroup, ...],
         metric_sizes: Mapping[str, int] | None = None,
-        bounds: tuple[Bounds, Bounds] | None = None,
+        memory: Mapping[str, Any] | None = None,
     ) -> None:
         self.pieces = pieces
         self.metrics: dict[str, float] = {}
-        self._metrics: list[dict[str, float]] = []
+        self._metrics = [dict(values) for values in (memory or {}).get("metrics", ())]
         self._sampling, self._z = sampling, noise_multiplier
         self._sizes = tuple(parameter.numel() for parameter in parameters)
         self._metric_sizes = dict(metric_sizes or {})
+        bounds: tuple[Bounds, Bounds] | None = (memory or {}).get("bounds") if pieces.adaptation is not None else None
         first, present = bounds if bounds and len(bounds[0]) == len(groups) else (None, None)
         self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
         self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
@@ -118,6 +120,10 @@ class Mechanism:
         """(first, present) bounds: what a resumed run has to know."""
         first, present = self.first_plan.groups, self.plan.groups
         return tuple(g.max_grad_norm for g in first), tuple(g.max_grad_norm for g in present)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run has to know: bounds that have adapted, and metrics that nobody has taken yet."""
+        return {"bounds": self.bounds if self.pieces.adaptation is not None else None, "metrics": list(self._metrics)}
 
     def clear(self) -> None:
         """Begin a lot."""

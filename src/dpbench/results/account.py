@@ -23,7 +23,7 @@ from dpbench.privacy.accounting import (
 )
 from dpbench.privacy.ledger import Event, Ledger, check_one_population
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
-from dpbench.results.ledgers import find_ledgers, read_run_ledger, runs_without_privacy
+from dpbench.results.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy, shown_range
 from dpbench.results.markdown import markdown_rows
 
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -212,7 +212,7 @@ def _facts_of_one(ledger: Ledger, question: Question, delta: float) -> dict[str,
         covering = [name for name in question.accountants if not _is_nominal([ledger], name)]
         whole = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
         facts["epsilon_microbatch"] = whole if math.isfinite(whole) else None
-    facts |= _common_facts([ledger], question, delta) | {"steps": len(ledger.releases)}
+    facts |= _common_facts([ledger], question, delta) | {"steps": len(ledger.releases)} | noise_of(ledger)
     if size > 1:
         facts["microbatch_size"] = size
     return facts | {"complete": ledger.wrong is None}
@@ -225,6 +225,7 @@ def _facts_of_several(
         {
             "run": name,
             "steps": len(ledger.releases),
+            **(noise_of(ledger) if ledger.releases else {}),
             "epsilons": epsilons([ledger], question, delta),
             "complete": ledger.wrong is None,
         }
@@ -285,6 +286,10 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
         lines["epsilon microbatch"] = (
             f"{_cell(facts['epsilon_microbatch'])} nominal, for a fixed microbatch as the unit"
         )
+    lines["noise multiplier"] = shown_range(facts["noise_multiplier"])
+    if "noise_std_over_max_grad_norm" in facts:
+        lines["noise / max_grad_norm"] = shown_range(facts["noise_std_over_max_grad_norm"])
+    lines["lots"] = f"{shown_range(facts['expected_batch_size'])} records, rate {shown_range(facts['sample_rate'])}"
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
@@ -295,21 +300,21 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
 
 def _text_of_several(facts: dict[str, Any]) -> str:
     names = list(facts["epsilons"])
-    rows = [["run", "steps", *(f"epsilon ({name})" for name in names)]]
+    rows = [["run", "steps", "noise multiplier", *(f"epsilon ({name})" for name in names)]]
     for run in facts["runs"]:
         mark = "" if run["complete"] else " (not intact)"
-        rows.append([run["run"] + mark, str(run["steps"]), *(_cell(run["epsilons"][name]) for name in names)])
-    rows += [[run, "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
+        noise = shown_range(run["noise_multiplier"]) if "noise_multiplier" in run else "–"
+        rows.append([run["run"] + mark, str(run["steps"]), noise, *(_cell(run["epsilons"][name]) for name in names)])
+    rows += [[run, "–", "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
     count = len(facts["runs"]) + len(facts["without_privacy"])
     lower = "" if facts["complete"] else ", unproven"
-    rows.append(
-        [f"all {count} published (composition){lower}", str(facts["steps"]), *map(_cell, facts["epsilons"].values())]
-    )
+    everything = f"all {count} published (composition){lower}"
+    rows.append([everything, str(facts["steps"]), "–", *map(_cell, facts["epsilons"].values())])
     if "selection" in facts:
         chosen = facts["selection"]
         drawn = f"{chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
         title = f"only the best published, {drawn}{lower}"
-        rows.append([title, "", *map(_cell, chosen["epsilons"].values())])
+        rows.append([title, "", "–", *map(_cell, chosen["epsilons"].values())])
     common = (
         f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, {facts['population']} records"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,6 +11,7 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import Ledger, read_ledger
+from dpbench.privacy.plan import record_changes
 from dpbench.privacy.seal import Seal, difference
 
 LEDGER, CHECKPOINT = "ledger.jsonl", Path("checkpoints") / "last.ckpt"
@@ -65,6 +66,45 @@ def read_run_ledger(path: Path) -> Ledger:
     if path.name == LEDGER:
         ledger.doubt = doubt_about(path.parent, len(ledger.releases))
     return ledger
+
+
+def noise_of(ledger: Ledger) -> dict[str, Any]:
+    """With how much noise, and from what lots, releases were made.
+
+    Args:
+        ledger: With releases.
+
+    Returns:
+        noise_multiplier: noise over sensitivity of a whole release, statistics included, as accountants take it.
+        noise_std_over_max_grad_norm: what `strategy.noise_multiplier` means, where that is another figure.
+        sample_rate, expected_batch_size: of the lots. Each is [least, most] where releases differ.
+    """
+    size = ledger.header.microbatch_size
+    made = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
+    rates = [sampling.expected_batch_size / sampling.population for _, sampling in made]
+    facts = {"noise_multiplier": _range([z for z, _ in made])}
+    over_bound = _range([z * record_changes(sampling, size) for z, sampling in made])
+    facts |= {} if over_bound == facts["noise_multiplier"] else {"noise_std_over_max_grad_norm": over_bound}
+    sizes = _range([sampling.expected_batch_size for _, sampling in made])
+    return {**facts, "sample_rate": _range(rates), "expected_batch_size": sizes}
+
+
+def _range(values: Sequence[float]) -> float | list[float]:
+    least, most = min(values), max(values)
+    return least if most <= least * (1 + 1e-8) else [least, most]  # bounds that adapt round differently
+
+
+def shown_range(value: float | list[float]) -> str:
+    """For people: five digits."""
+    return " to ".join(f"{each:.5g}" for each in (value if isinstance(value, list) else [value]))
+
+
+def shown_noise(facts: Mapping[str, Any]) -> str:
+    """The same in one line."""
+    own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
+    lots = f"lots of {shown_range(facts['expected_batch_size'])} of {facts['population']} records"
+    rate = f"(rate {shown_range(facts['sample_rate'])})"
+    return f"noise multiplier {shown_range(own)}, {lots} {rate}"
 
 
 def doubt_about(run: Path, releases: int | None = None) -> str | None:

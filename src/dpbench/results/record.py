@@ -12,7 +12,7 @@ from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.seal import seal_of
 from dpbench.results.files import write_json
-from dpbench.results.ledgers import LEDGER, PARTIAL, RESULT, doubt_about, read_run_ledger
+from dpbench.results.ledgers import LEDGER, PARTIAL, RESULT, doubt_about, noise_of, read_run_ledger
 from dpbench.results.provenance import code_hash, commit, config_hash, hardware, versions
 from dpbench.results.readers import Evaluation, Record, read_json
 
@@ -66,6 +66,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
         "population": header.population,
         "microbatch_size": header.microbatch_size,
         "releases": len(book.releases),
+        **(noise_of(book) if book.releases else {}),
         "ledger": seal_of(ledger)._asdict(),
         **({} if book.wrong is None else {"damage": book.wrong}),
         "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,

@@ -78,7 +78,7 @@ class AdaptiveMeanClipping(PrivateStrategy):
     def initial_groups(self, trainer: pl.Trainer, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
         """Bounds from one step on random noise, the same on all processes."""
         groups = self.groups(engine)
-        if self.initial_max_grad_norm is not None or self._bounds is not None:
+        if self.initial_max_grad_norm is not None or self._memory.get("bounds") is not None:
             return groups
         module = trainer.lightning_module
         maker: Any = next((x for x in (trainer.datamodule, module) if hasattr(x, "noise_batch")), None)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from dpbench.privacy.discretization import check_threshold
 from dpbench.privacy.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.privacy.ledger import Header, Release
-from dpbench.privacy.mechanism import Bounds, Mechanism, Pieces
+from dpbench.privacy.mechanism import Mechanism, Pieces
 from dpbench.privacy.metrics import PrivateMetrics, Value, check_share
 from dpbench.privacy.noise import fresh_key, keyed_generator
 from dpbench.strategies import choices, guards, lot_pieces, runs
@@ -130,7 +130,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         self.releases = 0
         self._key = 0 if seed is None else seed
         self._budget = Budget(target_epsilon, delta, accountant)
-        self._bounds: tuple[Bounds, Bounds] | None = None  # of a checkpoint
+        self._memory: dict[str, Any] = {}  # of a checkpoint
         self._restored, self._given_noise = False, noise_multiplier
         self._admitted: bool | None = None
         self._loader: LotLoader | None = None
@@ -216,7 +216,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
             engine.parameters,
             self.initial_groups(trainer, engine),
             getattr(pl_module, "record_metrics", {}),
-            self._bounds,
+            self._memory,
         )
         guards.warn_of_split(self._mechanism.plan)
         engine.recording, self._records = False, 0  # until a lot is opened
@@ -226,7 +226,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         """A run without a past, also where this strategy has trained another one before."""
         if trainer.global_step:
             guards.refuse_unknown_past(None, self.private)
-        self.releases, self._bounds = 0, None
+        self.releases, self._memory = 0, {}
         self.noise_multiplier = self._given_noise
 
     def _open_ledger(self, trainer: pl.Trainer, mechanism: Mechanism, path: Path) -> int:
@@ -380,7 +380,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         early = self.pieces.adaptation is not None and self.releases <= _EARLY
         if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             if self.private:
-                pl_module.log("privacy/epsilon", self.epsilon(), prog_bar=True, logger=False, batch_size=1)
+                pl_module.log("privacy/epsilon", self._budget.epsilon_here(), prog_bar=True, logger=False, batch_size=1)
             self._log(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -395,7 +395,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
 
     def _log(self, trainer: pl.Trainer) -> None:
         """What is private: epsilon, adaptive bounds and released metrics."""
-        values = {"privacy/epsilon": self.epsilon()} if self.private else {}
+        values = {"privacy/epsilon": self._budget.epsilon_here()} if self.private else {}
         if self.pieces.adaptation is not None:
             values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in self.mechanism.plan.groups}
         values |= self.mechanism.take_metrics()
@@ -407,14 +407,14 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same releases."""
         state = {"private": self.private, "releases": self.releases, "noise_multiplier": self.noise_multiplier}
-        adaptive = self._mechanism is not None and self.pieces.adaptation is not None
-        return {**state, "bounds": self.mechanism.bounds if adaptive else None, **self._budget.state_dict()}
+        own = {} if self._mechanism is None else self._mechanism.state_dict()
+        return {**state, **own, **self._budget.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
         guards.refuse_unknown_past(state_dict.get("private", True), self.private)
         self.releases, self._restored = int(state_dict["releases"]), True
         self._budget.load_state_dict(state_dict)
-        self._bounds = state_dict.get("bounds") if self.pieces.adaptation is not None else None
+        self._memory = state_dict
         if self.noise_multiplier is None:
             self.noise_multiplier = state_dict["noise_multiplier"]

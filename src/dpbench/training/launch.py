@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,7 +82,6 @@ def launch(
             return job(cfg)
         except (DPBenchError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
             failures.append(error)
-            _remove_if_unused(Path(HydraConfig.get().runtime.output_dir))
             return None
 
     def swept(cfg: DictConfig) -> float | None:
@@ -121,22 +119,11 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
     place = [
         f"hydra.run.dir='{folder.resolve()}'",
         "hydra.output_subdir=null",
+        "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",
     ]
     return launch([*place, *words], folder)
-
-
-def _remove_if_unused(folder: Path) -> None:
-    """Do not leave a folder behind for each command that was refused before it trained."""
-    used = (folder / "ledger.jsonl", folder / "metrics.csv", folder / "checkpoints" / "last.ckpt")
-    ours = {".hydra", "train.log", "checkpoints", "config.yaml", "wandb"}
-    if (
-        folder.resolve() != Path.cwd()
-        and not any(path.exists() for path in used)
-        and {path.name for path in folder.iterdir()} <= ours
-    ):
-        shutil.rmtree(folder)
 
 
 def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:

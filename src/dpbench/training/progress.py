@@ -40,6 +40,15 @@ def watched() -> bool:
     return sys.stderr.isatty() and "SLURM_JOB_ID" not in os.environ
 
 
+def _noise(strategy: Any) -> str:
+    """What a private strategy is about to do; the noise was perhaps solved for a target."""
+    plan, target = strategy.mechanism.plan, strategy.target_epsilon
+    sampling, goal = plan.sampling, f" for epsilon {target:g}" if target is not None else ""
+    size, population = sampling.expected_batch_size, sampling.population
+    rate = f"(rate {size / population:.4g})"
+    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, lots of {size:g} of {population} records {rate}"
+
+
 class RunProgress(pl.callbacks.ProgressBar):
     """A bar over all steps, instead of one for each short epoch: steps, time left, epsilon, loss, accuracy.
 
@@ -71,6 +80,9 @@ class RunProgress(pl.callbacks.ProgressBar):
         """Open the bar."""
         if self._enabled:
             steps = trainer.estimated_stepping_batches
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if getattr(callback, "private", False):
+                    tqdm.write(_noise(callback), file=sys.stderr)
             self._bar = self._open(None if steps == float("inf") else int(steps), trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, In
 from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.files import remove_torn
-from dpbench.results.ledgers import CHECKPOINT, RESULT
+from dpbench.results.ledgers import CHECKPOINT, RESULT, shown_noise
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.provenance import code_hash, commit
 from dpbench.results.readers import read_checkpoint
@@ -33,6 +33,7 @@ from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.checks import check_config
 from dpbench.training.objective import optimises, refuse_choice, value_of
 from dpbench.training.progress import RunProgress, quiet, watched
+from dpbench.training.run_folder import hydra_files, run_folder, told_of_full_disk, write_hydra_files
 from dpbench.training.samples import SAMPLES, SampleGrid
 from dpbench.training.threads import warn_of_spinning
 
@@ -55,19 +56,24 @@ def train_job(cfg: DictConfig) -> float | None:
     chosen = hydra.mode == RunMode.MULTIRUN and optimises(hydra)
     if chosen:
         refuse_choice(config)
-    return value_of(train(config, Path(hydra.runtime.output_dir)), config, chosen)
+    return value_of(train(config, Path(hydra.runtime.output_dir), beside=hydra_files(cfg)), config, chosen)
 
 
 def train(
-    config: dict[str, Any], folder: Path, observers: Sequence[pl.Callback] = (), show: bool | None = None
+    config: dict[str, Any],
+    folder: Path,
+    observers: Sequence[pl.Callback] = (),
+    show: bool | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Train, test and record.
+    """Train, test and record, in a folder that no other process trains in meanwhile.
 
     Args:
         config: Resolved configuration, see `conf/config.yaml`.
         folder: The run's folder; ledger, metrics, checkpoint, picture and result go there.
         observers: More callbacks, after all others.
         show: Whether to draw a progress bar; None where somebody is there to see it.
+        beside: Content of files for `.hydra`: how the configuration came about.
 
     Returns:
         The content of result.json (or of partial_result.json after a Ctrl-C).
@@ -76,6 +82,17 @@ def train(
         DPBenchError: Whatever a user can mend.
         Interrupted: After a Ctrl-C or SIGTERM, when everything is saved.
     """
+    with run_folder(folder), told_of_full_disk(folder):
+        return _train(config, folder, observers, show, beside or {})
+
+
+def _train(
+    config: dict[str, Any],
+    folder: Path,
+    observers: Sequence[pl.Callback],
+    show: bool | None,
+    beside: Mapping[str, str],
+) -> dict[str, Any]:
     start = time.perf_counter()
     check_config(config)
     code_hash(), commit()  # what runs now; the files may have changed when the record is written
@@ -84,6 +101,8 @@ def train(
     strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     checkpoint = _prepare(config, folder, private)
+    if not config["run"]["resume"]:
+        write_hydra_files(folder, beside)
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
@@ -265,6 +284,7 @@ def summary(record: dict[str, Any], folder: Path, opening: str) -> str:
         for name, value in privacy.get("epsilon_microbatch", {}).items():
             shown = "not computed" if value is None else f"{value:.3f}"
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
+    rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
     rows += [
         ("steps", str(record["steps"])),

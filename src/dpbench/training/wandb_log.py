@@ -64,6 +64,9 @@ def mirror_result(record: dict[str, Any], picture: Path | None) -> None:
         wandb.run.summary[f"privacy/epsilon_{name}"] = value
     for name, value in record["privacy"].get("epsilon_microbatch", {}).items():
         wandb.run.summary[f"privacy/nominal_epsilon_microbatch_{name}"] = value
+    for name in ("noise_multiplier", "noise_std_over_max_grad_norm", "sample_rate", "expected_batch_size", "delta"):
+        if record["privacy"].get(name) is not None:
+            wandb.run.summary[f"privacy/{name}"] = record["privacy"][name]
     wandb.run.summary.update({key: value for key, value in record["metrics"].items() if value is not None})
     if picture is not None:
         wandb.run.log({"curves": wandb.Image(str(picture))})
