@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
+from dpbench.arguments import OneLineParser, place, png
 from dpbench.training.threads import wait_briefly
 
 _EXAMPLES = """\
@@ -57,15 +58,6 @@ example:
 _COMMANDS = (
     "train", "priors", "resume", "account", "calibrate", "reproduce", "compare", "table", "sample", "evaluate",
 )  # fmt: skip
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says in one line what was wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with status 2."""
-        end = "" if message.endswith((".", "?")) else "."
-        self.exit(2, f"dpbench: error: {message}{end} See {self.prog} --help.\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,7 +155,7 @@ def _account_parser(commands: Any) -> None:
         epilog=_ACCOUNT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    account.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="folder of a run or a sweep, or a ledger")
+    account.add_argument("paths", type=place, nargs="+", metavar="RUN", help="folder of a run or a sweep, or a ledger")
     account.add_argument("--delta", type=float, help="delta (default: the run's own)")
     account.add_argument("--accountant", default="rdp", metavar="NAME", help="see below (default: rdp)")
     nominal = "where an accountant does not cover how lots were drawn, compute what other lots would cost, and say so"
@@ -171,7 +163,7 @@ def _account_parser(commands: Any) -> None:
     shapes = "only the best run is published: number of trials geometric, logarithmic, poisson, or a shape"
     account.add_argument("--selection", metavar="DISTRIBUTION", help=shapes)
     account.add_argument("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
-    account.add_argument("--plot", type=Path, metavar="PNG", help="draw epsilon against steps and against the order")
+    account.add_argument("--plot", type=png, metavar="PNG", help="draw epsilon against steps and against the order")
     account.add_argument("--json", action="store_true", help="print JSON")
     account.set_defaults(run=_account)
 
@@ -201,8 +193,8 @@ def _calibrate_parser(commands: Any) -> None:
     add("--microbatch-size", type=int, metavar="M", help="examples of a microbatch: doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = calibrate.add_mutually_exclusive_group()
-    source.add_argument("--ledger", type=Path, metavar="RUN", help="go on with this run: what it spent counts")
-    source.add_argument("--like", type=Path, metavar="RUN", help="a new run with the queries of this one")
+    source.add_argument("--ledger", type=place, metavar="RUN", help="go on with this run: what it spent counts")
+    source.add_argument("--like", type=place, metavar="RUN", help="a new run with the queries of this one")
     add("--groups", type=int, default=1, metavar="G", help="vector groups that share the gradient's noise")
     beside = "noise multiplier of a count, norm or metric released beside the gradient (may be repeated)"
     add("--statistic", action="append", default=[], metavar="NAME=Z", help=beside)
@@ -225,9 +217,9 @@ def _reproduce_parser(commands: Any) -> None:
     add("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     add("--status", action="store_true", help="run nothing; show what is finished")
     add("--replace", action="store_true", help="overwrite results that other code has made")
-    add("--out", type=Path, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
+    add("--out", type=place, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
     runs = Path("runs") / "tables"
-    add("--runs", type=Path, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
+    add("--runs", type=place, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
     reproduce.set_defaults(run=_reproduce)
 
 
@@ -236,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
 
     raw = argparse.RawDescriptionHelpFormatter
     description = "Differentially private deep learning with PyTorch Lightning: train, compare, and trust the epsilon."
-    parser = _Parser("dpbench", description=description, epilog=_EXAMPLES, formatter_class=raw)
+    parser = OneLineParser("dpbench", description=description, epilog=_EXAMPLES, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"dpbench {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     commands.add_parser("train", help="train and test a model (Hydra overrides)", add_help=False)
@@ -248,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_RESUME_EPILOG,
         formatter_class=raw,
     )
-    resume.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    resume.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
     resume.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
     resume.set_defaults(run=_resume)
     _account_parser(commands)
@@ -261,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n  dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep\n  dpbench table runs/sweep",
         formatter_class=raw,
     )
-    table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    table.add_argument("folders", type=place, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
     table.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
     table.set_defaults(run=_table)
     from dpbench.synthesis import command  # light: imports PyTorch when it runs
@@ -279,16 +271,13 @@ def _compare_parser(commands: Any) -> None:
     )
     what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
     compare.add_argument("sources", nargs="+", metavar="WHAT", help=what)
-    compare.add_argument("--plot", type=Path, default=Path("compare.png"), metavar="PNG", help="default: compare.png")
+    compare.add_argument("--plot", type=png, default=Path("compare.png"), metavar="PNG", help="default: compare.png")
     compare.set_defaults(run=_compare)
 
 
 def _compare(options: Any) -> int:
-    from dpbench.errors import DPBenchError
     from dpbench.results.compare import compare, draw, load
 
-    if options.plot.suffix != ".png":
-        raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
     runs = []
     for source in options.sources:
         if source.startswith("wandb:"):
@@ -354,11 +343,8 @@ def _resume(options: Any) -> int:
 
 
 def _account(options: Any) -> int:
-    from dpbench.errors import DPBenchError
     from dpbench.results.account import Question, account, accountant_names, selection_named
 
-    if options.plot is not None and options.plot.suffix != ".png":
-        raise DPBenchError(f"--plot writes a PNG: {options.plot} should end in .png.")
     names = accountant_names(options.accountant)
     selection = selection_named(options.selection, options.mean_trials)
     answer = account(options.paths, Question(names, options.delta, options.nominal, selection))

@@ -32,6 +32,10 @@ from dpbench.training.launch import conf_dir
 from dpbench.training.samples import SAMPLES, grid, write_grid
 from tests.reproduce.digits_table import edited
 
+RECORD = (
+    '{"metrics": {}, "privacy": {"epsilon": {}}, "config": {"run": {"name": "n"}}, "seed": 0, "seconds": 1, "steps": 6}'
+)
+
 
 def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tmp_path: Path) -> None:
     table = read_table(str(definition), conf_dir())
@@ -42,7 +46,7 @@ def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tm
     (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert job.steps_made() == 4
     assert collect(table, [job]) == {}  # not finished
-    (job.path / "result.json").write_text("{}", encoding="utf-8")
+    (job.path / "result.json").write_text(RECORD, encoding="utf-8")
     assert job.steps_made() == job.steps == 6
     curves = collect(table, [job])["curves"]
     assert curves[["step", "value"]].to_numpy().tolist() == [[2, 0.25], [3, 0.5], [4, 0.625]]
@@ -56,7 +60,7 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     jobs = [job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long"]
     for job in jobs:
         job.path.mkdir(parents=True)
-        (job.path / "result.json").write_text("{}", encoding="utf-8")
+        (job.path / "result.json").write_text(RECORD, encoding="utf-8")
         lines = ["step,privacy/bound/a,privacy/bound/b.bias,test/accuracy", "1,0.5,2,", "2,0.25,,", "6,,,0.5"]
         (job.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
         histogram = "log10_from,log10_to,count\n-inf,-9,6\n-9,-8,3\n-8,inf,1\n"
@@ -81,7 +85,7 @@ def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path
     write_montage(table, [job], tmp_path / "out")
     assert not (tmp_path / "out").exists()  # nothing is finished
     job.path.mkdir(parents=True)
-    (job.path / "result.json").write_text('{"metrics": {}}', encoding="utf-8")
+    (job.path / "result.json").write_text(RECORD, encoding="utf-8")
     images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
     generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)
     write_grid(grid(generator), job.path / SAMPLES)

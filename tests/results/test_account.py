@@ -219,7 +219,9 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
-    assert "should end in .png" in refused(capsys, "account", tmp_path, "--plot", "plot.pdf")
+    with pytest.raises(SystemExit):
+        main(["account", str(tmp_path), "--plot", "plot.pdf"])
+    assert "should end in .png" in capsys.readouterr().err
     assert main(["account", str(tmp_path), "--plot", str(tmp_path / "plot.png" / "x.png")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -128,5 +128,6 @@ def test_nothing_to_compare_is_one_clear_line(
 
 
 def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(run(tmp_path / "a", 0, 0.1, 0.8)), "--plot", "x.jpg"]) == 1
+    with pytest.raises(SystemExit):
+        main(["compare", str(run(tmp_path / "a", 0, 0.1, 0.8)), "--plot", "x.jpg"])
     assert "should end in .png" in capsys.readouterr().err

@@ -193,7 +193,7 @@ def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="result.json is damaged"):
         sample(cut, 5, tmp_path / "out")
     torch.save([1], cut / "checkpoints" / "last.ckpt")
-    with pytest.raises(ConfigurationError, match="of another architecture"):
+    with pytest.raises(ConfigurationError, match="is no checkpoint"):
         sample(cut, 5, tmp_path / "out")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -141,10 +142,13 @@ def test_one_line_and_nothing_left(
     assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
 
 
-@pytest.mark.parametrize("words", ["trian", "xyzzy", "resume", "account", "account x --delta abc", "table --csv -q"])
+USAGE = ["trian", "xyzzy", "resume", "account", "account x --delta abc", "table --csv -q", "account x --plot a.pdf"]
+
+
+@pytest.mark.parametrize("words", [*USAGE, "table ''", "compare x --plot .", "sample '' --n 3 --out x", "resume ''"])
 def test_wrong_usage_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(words.split())
+        main(shlex.split(words))
     err = capsys.readouterr().err
     assert stop.value.code == 2
     assert err.startswith("dpbench: error: ")

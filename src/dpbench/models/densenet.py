@@ -64,8 +64,8 @@ class DenseNet(nn.Sequential):
     ) -> None:
         require(min(input_shape[1:]) >= 4, "densenet40", input_shape, "images of at least 4×4 pixels")
         per_block, rest = divmod(depth - 4, 3)
-        if rest or per_block < 1:
-            raise ValueError(f"densenet40 needs depth = 3·n + 4 with n ≥ 1, not {depth}.")
+        if rest or not 1 <= per_block <= 1000:
+            raise ValueError(f"densenet40 needs depth = 3·n + 4 with n from 1 to 1000, not {depth}.")
         if growth < 1 or not 0 < compression <= 1:
             raise ValueError(f"densenet40 needs growth ≥ 1 and 0 < compression ≤ 1, not {growth} and {compression}.")
         channels = 2 * growth

@@ -87,7 +87,7 @@ def request(words: Sequence[str]) -> Request:
             names[key] = parts
         elif word == "hydra.launcher.n_jobs=0":
             raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
-        elif key == "seeds" and parts and all(part.isdecimal() for part in parts):
+        elif key == "seeds" and parts and all(part.isdecimal() and len(part) < 7 for part in parts):
             numbers = tuple(map(int, parts))
             seeds = numbers if "," in value or "[" in value else numbers[0]
         elif value and key == "trainer":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from dpbench.arguments import place
 
 _SAMPLE_EPILOG = """\
 examples:
@@ -28,9 +29,9 @@ def add_parsers(commands: Any) -> None:
     sample = commands.add_parser(
         "sample", help="a synthetic data set from a trained GAN", epilog=_SAMPLE_EPILOG, formatter_class=raw
     )
-    sample.add_argument("folder", type=Path, metavar="RUN", help="folder of a run with module=gan")
+    sample.add_argument("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     sample.add_argument("--n", type=int, required=True, metavar="N", help="number of images")
-    sample.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where images and their card go")
+    sample.add_argument("--out", type=place, required=True, metavar="FOLDER", help="where images and their card go")
     sample.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
     forms = "npz (default), or a folder of PNGs for each class"
     sample.add_argument("--format", choices=["npz", "folder"], default="npz", help=forms)
@@ -39,7 +40,7 @@ def add_parsers(commands: Any) -> None:
     evaluate = commands.add_parser(
         "evaluate", help="what a GAN's images are good for", epilog=_EVALUATE_EPILOG, formatter_class=raw
     )
-    evaluate.add_argument("folder", type=Path, metavar="RUN", help="folder of a run with module=gan")
+    evaluate.add_argument("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     evaluate.add_argument("--n", type=int, default=60_000, metavar="N", help="images to sample (default: 60000)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
     networks = "of the Fréchet distance: digits (default) or inception"

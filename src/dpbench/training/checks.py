@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.modules import GAN, ImageClassifier
 from dpbench.strategies import NonPrivate, PrivateStrategy
 from dpbench.training.objective import objective_of
-from dpbench.training.options import check_options, check_values, described, fits, nearest, shown
+from dpbench.training.options import check_options, check_values, described, fits, nearest, option_names, shown
 from dpbench.training.schema import STRATEGIES, options_of
 
 CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}  # of runs that are older than the choice
@@ -136,6 +137,8 @@ _KINDS = {
 _PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "diagnostics": _Diagnostics}
 _SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
 _STRATEGY_OPTIONS = {name for strategy in STRATEGIES.values() for name in options_of(strategy)}
+_OF_A_GAN = option_names(GAN) - option_names(ImageClassifier)
+_MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
 _NEEDED = ("data", "model", "strategy", "optimizer", "schedule", "trainer", "run", "logger", "diagnostics", "seed")
 _OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
 
@@ -189,6 +192,7 @@ def class_of(options: Mapping[str, Any], group: str, kind: _Kind | None = None) 
     if not isinstance(path, str) or not path.strip():
         raise ConfigurationError(f"{group}._target_ must name a class ({wanted}, or a subclass), not {shown(path)}.")
     try:
+        logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it says in four lines what is said below in one
         cls = get_class(path)
     except Exception as error:  # whatever a user's own file may raise
         why = brief(error.__cause__ or error)
@@ -231,9 +235,18 @@ def _check_group(group: str, options: Mapping[str, Any], kind: _Kind | None = No
     if group == "module" and (later := inner.get("generator_optimizer")) is not None:
         _check_group("module.generator_optimizer", _mapping(later, "module.generator_optimizer"), OPTIMIZER)
         inner = {name: value for name, value in inner.items() if name != "generator_optimizer"}
+    if group == "module" and not issubclass(cls, GAN) and (lost := inner.keys() & _OF_A_GAN):
+        raise ConfigurationError(f"module.{min(lost)} is a setting of a GAN: add module=gan.")
+    if huge := [name for name, value in inner.items() if group in ("model", "module") and _largest(value) > _MOST]:
+        raise ConfigurationError(f"{group}.{huge[0]} must be at most {_MOST:,}, not {shown(inner[huge[0]])}.")
     _refuse_calls(inner, group)
     own = dict.fromkeys(_STRATEGY_OPTIONS, Any) if group == "strategy" else None  # these say more themselves
     check_options(cls, inner, group, kind.ours, own or kind.narrower)
+
+
+def _largest(value: Any) -> float:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return max((_largest(one) for one in inner), default=float(value) if isinstance(value, int | float) else 0.0)
 
 
 def _refuse_calls(value: Any, path: str) -> None:

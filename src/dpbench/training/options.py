@@ -76,6 +76,11 @@ def check_options(
             raise ConfigurationError(f"{group}.{name} must be {described(hint)}, not {shown(value)}.")
 
 
+def option_names(cls: type) -> set[str]:
+    """Names of what a class takes, and what it hands on to its bases."""
+    return set(_annotations(cls)[1])
+
+
 def fits(hint: Any, value: Any) -> bool:
     """Whether a value of a configuration (numbers, words, lists, dictionaries) is what an annotation says.
 

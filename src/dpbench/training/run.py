@@ -161,6 +161,8 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     Raises:
         ConfigurationError: The folder cannot be written, or holds another run.
     """
+    if (folder / RESULT).exists() and config["run"]["resume"]:
+        raise ConfigurationError(f"{folder} holds a finished run, and there is nothing to resume: train a new one.")
     if (folder / RESULT).exists():
         raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
     checkpoint = folder / CHECKPOINT

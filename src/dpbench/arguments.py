@@ -1,0 +1,31 @@
+"""What the command line's options take, and how it says that they take something else."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says in one line what was wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"dpbench: error: {message}{end} See {self.prog} --help.\n")
+
+
+def place(word: str) -> Path:
+    """A path; an empty word (of a variable that is not set, say) would be the folder that we are in."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError("it is empty: name a file or a folder (. is this one)")
+    return Path(word)
+
+
+def png(word: str) -> Path:
+    """The path of a picture that can be written."""
+    path = place(word)
+    if path.suffix != ".png" or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} {'is a folder' if path.is_dir() else 'should end in .png'}")
+    return path
