@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-GONE = 300.0  # seconds after which a process that should have ended counts as hanging
+GONE = 3600.0  # seconds after which a process counts as hanging, on a busy machine too
 _POLL = 0.002
 
 
