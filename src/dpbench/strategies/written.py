@@ -73,14 +73,21 @@ def refuse_late_writes(saved: Saved) -> None:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    found, modules = list[Tensor](), [module]
-    while modules:
+    found: list[Tensor | None] = []
+    modules: list[nn.Module | None] = [module]
+    while modules:  # four times in every lot
         one = modules.pop()
-        found += [x for x in (*one._parameters.values(), *one._buffers.values()) if x is not None]
+        if one is None:
+            continue
+        if one._parameters:
+            found += one._parameters.values()
+        if one._buffers:
+            found += one._buffers.values()
+        if one._modules:
+            modules += one._modules.values()
         if "_persistent" in one.__dict__:  # a metric
             found += [x for _, x in _states(one)]
-        modules += [child for child in one._modules.values() if child is not None]
-    return found
+    return [x for x in found if x is not None]
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
