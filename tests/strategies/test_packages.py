@@ -77,7 +77,7 @@ def gan(package: Any) -> Any:
     return Pair()
 
 
-def fit(package: Any, folder: Path, module: Any, strategy: Any, steps: int, **options: Any) -> Any:
+def fit(package: Any, folder: Path, module: Any, callback: Any, steps: int, **options: Any) -> Any:
     resumed = {key: options.pop(key) for key in ("ckpt_path", "weights_only") if key in options}
     settings: dict[str, Any] = {
         "max_steps": steps,
@@ -89,7 +89,7 @@ def fit(package: Any, folder: Path, module: Any, strategy: Any, steps: int, **op
         "enable_checkpointing": False,
         "use_distributed_sampler": False,
         "default_root_dir": str(folder),
-        "callbacks": [strategy],
+        "callbacks": [callback],
     }
     trainer = package.Trainer(**{**settings, **options})
     trainer.fit(module, loader_of(pictures()), **resumed)
@@ -211,11 +211,14 @@ def test_two_processes(tmp_path: Path, package: Any) -> None:
 import sys
 import {package.__name__} as pl
 from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.strategies.test_packages import classifier, fit, private
+Model = type(classifier(pl))
+Model.__module__, Model.__qualname__ = "__main__", "Model"
 if __name__ == "__main__":
     for devices in (1, 2):
         options = {{}} if devices == 1 else {{"devices": 2, "strategy": "ddp_spawn"}}
-        trainer = fit(pl, Path(sys.argv[1]) / str(devices), classifier(pl), private(), 6, **options)
+        trainer = fit(pl, Path(sys.argv[1]) / str(devices), Model(), private(), 6, **options)
         trainer.save_checkpoint(Path(sys.argv[1]) / f"{{devices}}.ckpt")
 """
     )
