@@ -22,10 +22,13 @@ PURE, COMPILED = "pure", "compiled"
 _MICRO = ("plain/channels_last", "ours/flat", "ours/flat pure")
 _DENSE = (*_MICRO, "ours/per_layer", "ours/adaptive_quantile", "ours/adaptive_mean", "ours/discretized", "harness/flat")
 _PEERS = tuple(f"opacus/{mode}{malloc}" for mode in ("functorch", "ghost") for malloc in (f" {MALLOC}", ""))
+_SEQUENCES = ("plain/channels_last", "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
 _LARGE = {  # what takes seconds and gigabytes is measured where it says something
     "small_alexnet b1024": (*_MICRO[:2], "ours/per_layer", "ours/discretized", f"opacus/ghost {MALLOC}"),
     "densenet40 b64": (*_DENSE, "plain/contiguous", "plain/channels_last compiled", *_PEERS, f"opacus/hooks {MALLOC}"),
     "densenet40 b64, microbatches of 8": _MICRO,
+    "lstm b128": _SEQUENCES,  # the only way in which Opacus runs them
+    "attention b128": _SEQUENCES,
 }
 REFERENCE = "plain/channels_last"
 _TOGETHER = (("plain/", "ours/", "harness/"), ("opacus/",), ("jax/",))

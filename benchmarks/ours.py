@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
-from benchmarks.plain import SGD, MakeOptimizer, Step
+from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
 from benchmarks.workloads import Workload
 from dpbench.privacy.engine import PerRecordEngine
 from dpbench.privacy.mechanism import Mechanism, Merge
@@ -53,7 +53,7 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
     layout = torch.channels_last
     model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
     x, y = (data.to(device) for data in workload.data())
-    x = x.contiguous(memory_format=layout)
+    x = laid_out(x, layout)
     optimizer = make_optimizer(model.parameters())
     engine = PerRecordEngine(model)
     mechanism = mechanism_of(name, workload, engine)

@@ -18,6 +18,11 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01)
 
 
+def laid_out(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Images in this layout; other data have one layout only."""
+    return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+
+
 def plain(
     workload: Workload,
     memory_format: torch.memory_format,
@@ -28,7 +33,7 @@ def plain(
     """Forward, backward, SGD (or another optimizer)."""
     model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
     x, y = (data.to(device) for data in workload.data())
-    x = x.contiguous(memory_format=memory_format)
+    x = laid_out(x, memory_format)
     optimizer = make_optimizer(model.parameters())
 
     def forward() -> torch.Tensor:

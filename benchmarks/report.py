@@ -124,6 +124,11 @@ def goals(rows: list[Row]) -> list[str]:
         plain = at("small_alexnet b128", "plain/channels_last", "peak_mb")
         memory = _over(at("small_alexnet b128", f"ours/flat{suffix}", "peak_mb"), plain)
         lines.append(_goal(f"{tier}: small_alexnet b128, memory ÷ plain", _MEMORY[tier], memory))
+    for workload in ("lstm b128", "attention b128"):
+        times = at(workload, "ours/flat", "speedup_over_opacus")
+        lines.append(_goal(f"{workload}, times faster than Opacus' layer", 2.0, times, more=True))
+        memory = _over(at(workload, "ours/flat", "peak_mb"), at(workload, f"opacus/hooks {MALLOC}", "peak_mb"))
+        lines.append(_goal(f"{workload}, memory ÷ Opacus' layer", 1.0, memory))
     harness = _over(*(at("mnist_cnn b256", f"{kind}/flat", "ratio_to_limit") for kind in ("harness", "ours")))
     return [*lines, _goal("mnist_cnn b256, whole harness ÷ bare engine", 1.10, harness)]
 

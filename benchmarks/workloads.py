@@ -21,15 +21,15 @@ class Workload:
     Attributes:
         name: Shown in tables.
         build: Makes the network.
-        input_shape: (channels, height, width) of a record.
+        input_shape: Of a record: (channels, height, width), or (steps, width).
         batch: Records in a lot.
-        harness: Words after `dpbench train` that give the same step, on data of the same shape.
+        harness: Words after `dpbench train` that give the same step, on data of the same shape; none: there are none.
         microbatch_size: Examples of a record, on average.
     """
 
     name: str
     build: Callable[[], nn.Module]
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     batch: int
     harness: tuple[str, ...]
     microbatch_size: int = 1
@@ -44,6 +44,35 @@ class Workload:
         """The network with the same weights in every process."""
         torch.manual_seed(0)
         return self.build()
+
+
+class Recurrent(nn.Module):
+    """The last output of an LSTM, classified."""
+
+    def __init__(self, width: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(width, hidden, batch_first=True), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of sequences (N, T, width)."""
+        scores: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return scores
+
+
+class Attentive(nn.Module):
+    """Two self-attentions with residuals, averaged over positions and classified."""
+
+    def __init__(self, width: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.MultiheadAttention(width, heads, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of sequences (N, T, width)."""
+        for layer in (self.first, self.second):
+            x = x + layer(x, x, x, need_weights=False)[0]
+        scores: Tensor = self.head(x.mean(1))
+        return scores
 
 
 _DIGITS = ("data=digits", "data.image_size=28")  # the shape of MNIST, without files
@@ -67,5 +96,7 @@ WORKLOADS = {
             name="densenet40 b64, microbatches of 8",
             microbatch_size=8,
         ),
+        Workload("lstm b128", partial(Recurrent, 64, 128, 10), (32, 64), 128, ()),
+        Workload("attention b128", partial(Attentive, 128, 4, 10), (32, 128), 128, ()),
     )
 }

@@ -111,7 +111,7 @@ def test_every_workload_has_a_limit_and_every_point_a_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # Opacus' own
-@pytest.mark.parametrize("name", ["mnist_cnn b256", "small_alexnet b128"])
+@pytest.mark.parametrize("name", ["mnist_cnn b256", "small_alexnet b128", "lstm b128"])
 def test_all_start_from_the_same_loss_and_move(name: str) -> None:
     """Same network, same records: what is timed is the same work."""
     workload = workload_named(name)
@@ -123,6 +123,19 @@ def test_all_start_from_the_same_loss_and_move(name: str) -> None:
     first, second = ([float(torch.as_tensor(step())) for step in steps] for _ in range(2))
     assert first == pytest.approx([first[0]] * 3, rel=1e-5)
     assert all(before != after for before, after in zip(first, second, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attention_is_measured_against_that_of_opacus() -> None:
+    """Whose DPMultiheadAttention with batch_first=True mixes heads and positions up: as much work, but another loss."""
+    workload = workload_named("attention b128")
+    steps = [
+        make(workload) for make in (lambda w: bare(w, "flat", "cpu"), lambda w: plain(w, torch.channels_last, "cpu"))
+    ]
+    ours, alone, theirs = (
+        float(torch.as_tensor(step())) for step in (*steps, opacus(workload, "hooks", "cpu", torch.contiguous_format))
+    )
+    assert ours == pytest.approx(alone, rel=1e-5) and theirs == pytest.approx(alone, rel=0.5)
 
 
 @pytest.mark.slow
