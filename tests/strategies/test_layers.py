@@ -100,6 +100,21 @@ def test_a_record_moves_the_release_by_at_most_its_bound(network: str, scale: fl
     assert 0.99 * BOUND < moved <= BOUND * (1 + 1e-4)
 
 
+class Summed(Weighted):
+    """Says mean, and sums."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * len(batch[0])
+
+
+@pytest.mark.parametrize("network", ["lstm", "attention"])
+def test_a_dependence_on_the_number_of_records_is_seen_through_dropout(network: str, tmp_path: Path) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, seed=3, ledger=str(tmp_path / "ledger.jsonl"))
+    data = TensorDataset(torch.randn(SIZE, 5, 4), torch.ones(SIZE))
+    with pytest.raises(UnsupportedModuleError, match="number of"):
+        trainer_for(tmp_path, strategy, 1).fit(Summed(NETWORKS[network]()), loader_of(data, 12))
+
+
 class Frozen(pl.LightningModule):
     """A pretrained body with batch normalisation in evaluation mode, and a new head."""
 

@@ -33,7 +33,7 @@ _LATER = 32  # records of a lot that is probed after the first one
 _TOLERANCE, _MIXED = 1e-3, 5e-2  # relative change of a record's gradient; with 8 bits of mantissa
 _TINY = 1e-2  # gradients below this share of the bound are compared with it and not with themselves
 _OTHER_SEED = 0x5EED_C0DE  # that nobody else takes
-_DROPOUTS = nn.modules.dropout._DropoutNd
+_DROPOUTS = nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention
 
 
 class Lot(NamedTuple):
@@ -140,11 +140,14 @@ class CouplingProbe:
         if self._trainer.world_size > 1:
             own["all_gather"] = self._gathered
         for module in self._module.modules():
-            if isinstance(module, _DROPOUTS):  # masks come in another order for another number of rows
+            # Masks come in another order for another number of rows.
+            if isinstance(module, _DROPOUTS) and getattr(module, "dropout", True):
                 module.training = False
         self.rows += rows
         device = self._module.device.type
         torch.clear_autocast_cache()
+        before = self._engine.records
+        self._engine.expect(rows)
         try:
             output = _loss(step, batch)
             if output is None:
@@ -158,6 +161,7 @@ class CouplingProbe:
             return None
         finally:
             self._engine.discard()
+            self._engine.records = before
             torch.clear_autocast_cache()
 
     def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:
