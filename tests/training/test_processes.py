@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, WorkerDied
 from dpbench.privacy.ledger import read_ledger
 from dpbench.training.build import plain
 from dpbench.training.launch import conf_dir
-from dpbench.training.run import train
+from dpbench.training.run import _prepare, train
 from dpbench.training.schema import register_schemas
 
 TINY = [
@@ -114,7 +114,7 @@ def test_a_process_that_is_killed_in_mid_run_is_one_line(tmp_path: Path, whole: 
     assert (run / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("error", [ConfigurationError("wrong."), OSError(28, "No space left on device")], ids=repr)
+@pytest.mark.parametrize("error", [ConfigurationError("wrong."), PermissionError(13, "Permission denied")], ids=repr)
 def test_an_error_of_another_process_comes_out_as_it_was(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error.args[-1])) as caught:
         train(config_of(*TWO), tmp_path / "run", [Raises(error)])
@@ -128,3 +128,15 @@ def test_the_evaluation_runs_on_one_process_at_the_last_step(whole: Path, tmp_pa
     rows = [(run / "metrics.csv").read_text().splitlines() for run in (tmp_path / "run", whole)]
     assert [row.split(",")[0] for row in rows[0]] == [row.split(",")[0] for row in rows[1]]
     assert [row.count(",,") for row in rows[0]] == [row.count(",,") for row in rows[1]]
+
+
+def test_a_process_that_is_killed_while_it_claims_a_folder_leaves_no_half_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt  # nothing more is done, as after a SIGKILL
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        _prepare(config_of(), tmp_path)
+    assert not (tmp_path / "config.yaml").exists()

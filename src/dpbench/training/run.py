@@ -18,7 +18,7 @@ from dpbench.data import ImageDataModule
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.modules import GAN
 from dpbench.privacy import native
-from dpbench.results.files import remove_torn
+from dpbench.results.files import remove_torn, write_atomically
 from dpbench.results.ledgers import CHECKPOINT, RESULT, shown_noise
 from dpbench.results.metrics_log import MetricsCSV
 from dpbench.results.provenance import code_hash, commit
@@ -178,8 +178,10 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
         raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder (hydra.run.dir).")
     try:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder / CONFIG, "x", encoding="utf-8") as file:  # of two runs at once, one gets it
-            file.write(OmegaConf.to_yaml(OmegaConf.create(config)))
+        if (folder / CONFIG).exists():
+            raise FileExistsError
+        # The folder is locked; a process that is killed while it writes must not leave half of what resumes the run.
+        write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
     except FileExistsError:
         raise ConfigurationError(
             f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`, or choose another folder."
