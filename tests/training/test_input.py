@@ -170,6 +170,25 @@ def test_flags_may_stand_between_overrides(
     assert "seed: 5" in capsys.readouterr().out
 
 
+def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only the data can tell; the other runs are made."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "-m",
+        *FEW,
+        "data.val_size=5000,100",
+        "hydra.sweep.dir=sweep",
+        "hydra.sweep.subdir='${hydra.job.num}'",
+    ]
+    assert main(["train", *words]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "data.val_size=5000 leaves nothing" in err
+    assert (tmp_path / "sweep" / "1" / "result.json").is_file()
+
+
 def test_several_devices_spawn_processes() -> None:
     """Lightning's own choice would start `dpbench train` again as a script, which it is not."""
     config = {"trainer": {"_target_": "pytorch_lightning.Trainer", "accelerator": "cpu", "devices": 2}}

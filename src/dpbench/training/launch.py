@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -87,10 +88,10 @@ def launch(
     def swept(cfg: DictConfig) -> float | None:
         try:
             return job(cfg)
-        except Interrupted as error:
-            if not str(HydraConfig.get().launcher["_target_"]).endswith("BasicLauncher"):
-                raise
-            raise _SweepInterrupted(error) from error
+        except DPBenchError as error:
+            _leave_sweep(error, HydraConfig.get())
+            failures.append(error)  # the other runs go on, and this one is told in the end
+            return None
 
     task = swept if {"-m", "--multirun"} & set(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *in_order(words)]
@@ -104,6 +105,23 @@ def launch(
         raise ConfigurationError(_one_line(error, words, conf, name)) from error
     finally:
         sys.argv = before
+    return _told(failures)
+
+
+def _leave_sweep(error: DPBenchError, hydra: Any) -> None:
+    """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value."""
+    from dpbench.training.objective import optimises
+
+    if not str(hydra.launcher["_target_"]).endswith("BasicLauncher") or optimises(hydra):
+        raise error
+    if isinstance(error, Interrupted):
+        raise _SweepInterrupted(error) from error
+
+
+def _told(failures: Sequence[BaseException]) -> int:
+    """The exit status, or the first of the errors."""
+    if len(failures) > 1:
+        raise DPBenchError(f"{len(failures)} runs of the sweep failed, the first of them: {failures[0]}")
     if failures:
         raise failures[0]
     return 0

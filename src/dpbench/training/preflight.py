@@ -93,7 +93,7 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
         chooses = optimises(master.hydra)
         _check_places(master.hydra, ("sweep.dir", "sweep.subdir"))
         for overrides in _jobs(hydra, master, chooses):
-            job = _composed(hydra, primary, [*master.hydra.overrides.hydra, *overrides], RunMode.RUN)
+            job = _composed(hydra, primary, [*_words(master, "hydra"), *overrides], RunMode.RUN)
             config = _check_job(job)
             if chooses:
                 refuse_choice(config)
@@ -143,7 +143,7 @@ def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
     """The overrides of each job; of a sweeper that chooses, one job with what it does not choose."""
     sweeper: Any = master.hydra.sweeper
     params = {} if chooses else _parameters(sweeper)
-    words = [*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task]
+    words = [*(f"{key}={value}" for key, value in params.items()), *_words(master, "task")]
     parsed: list[Override] = OverridesParser.create(hydra.config_loader).parse_overrides(words)
     if chooses:
         return [[str(one.input_line) for one in parsed if not one.is_sweep_override()]]
@@ -157,6 +157,12 @@ def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
         ]
         raise ConfigurationError(f"{' '.join(empty)} leaves nothing to run: the sweep has no job.")
     return jobs
+
+
+def _words(master: DictConfig, kind: str) -> list[str]:
+    """Overrides as they were written: an interpolation in one is for the job."""
+    words: Any = OmegaConf.to_container(master.hydra.overrides, resolve=False)
+    return [str(word) for word in words[kind]]
 
 
 def _parameters(sweeper: DictConfig) -> Mapping[str, str]:
