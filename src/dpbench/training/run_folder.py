@@ -28,7 +28,7 @@ from dpbench.results.ledgers import CHECKPOINT, LEDGER
 
 LOCK = ".lock"
 _OURS = {".hydra", "train.log", "checkpoints", "config.yaml", "wandb", LOCK}
-_found: set[Path] = set()  # folders that were there before Hydra
+_found: set[Path] = set()  # folders that are not ours to remove: there before Hydra, or ours no more
 
 
 class UniqueFolders(Callback):
@@ -134,6 +134,7 @@ def _take_back(folder: Path, before: set[str]) -> None:
     if not before and names <= _OURS and folder.resolve() not in _found | {Path.cwd()}:
         hidden = folder.with_name(f".{folder.name}.{os.getpid()}")
         with suppress(OSError):
+            _found.add(folder.resolve())
             folder.rename(hidden)  # at once: whoever wants the folder now makes a new one
             shutil.rmtree(hidden)
         return
