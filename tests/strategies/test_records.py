@@ -214,7 +214,7 @@ def index_of(rows: Callable[[Tensor], Any]) -> Callable[[dict[str, Tensor]], Any
         (index_of(lambda of: ["a"] * len(of)), "one whole number"),
         (index_of(lambda of: None), "one whole number"),
         (index_of(lambda of: of.flip(0)), "must be ascending"),
-        (index_of(lambda of: of - 1), "must be ascending, from 0"),
+        (index_of(lambda of: of - 1), "must be ascending, from 0|or record_of_row names other records"),
         (index_of(lambda of: of + 1000), "to below the lot's 9 records"),
     ],
 )

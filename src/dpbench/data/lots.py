@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.attendance import refuse_unattended
+from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
@@ -174,7 +176,8 @@ class LotLoader(DataLoader[Any]):
             raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
-        super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn), **options)
+        rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
+        super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
         self.lots, self.record_of_row = lots, record_of_row
         self.before_lot: Callable[[], None] | None = None
 

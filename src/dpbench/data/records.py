@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
+from dpbench.data.mixing import Rows, refuse_mixing
 from dpbench.errors import ConfigurationError
+
+_FEW = 2  # records that say nothing of the others
 
 
 class Collated(Sequence[Any]):
@@ -43,10 +46,14 @@ class Collation:
     Args:
         dataset: Of which one record shows the shapes.
         collate_fn: As for `torch.utils.data.DataLoader`; None takes torch's.
+        rows: Rows of a record in a batch, where records must not be mixed; None: they may.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None, rows: Rows | None = None
+    ) -> None:
         self._dataset, self._collate = dataset, collate_fn or default_collate
+        self._rows, self._calls = rows, 0
 
     def __call__(self, records: Any) -> Any:
         if self._collate is default_collate:
@@ -61,6 +68,10 @@ class Collation:
         if isinstance(records, list) and not records:
             record = self._dataset[0]
             return _emptied(self._collate([record]), self._collate([record, record]))
+        if self._rows is not None and self._collate is not default_collate and len(records) > _FEW:
+            self._calls += 1
+            if self._calls.bit_count() == 1:  # calls 1, 2, 4, 8, ...
+                refuse_mixing(self._collate, records, self._calls, self._rows)
         return self._collate(records)
 
 

@@ -1,0 +1,100 @@
+"""Does a `collate_fn` make a row of several records (mixup, cutmix, batch statistics)? Asked by collating again."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dpbench.errors import ConfigurationError
+
+_MOST = 32  # records that are collated again
+
+Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
+"""Rows of a batch that some records, named by their positions, have; and the number of all records in it."""
+
+
+def rows_of(record_of_row: Any, batch: Any, records: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """Rows of some records, by `LotLoader`'s `record_of_row`; without one each record is a row."""
+    if record_of_row is None:
+        return records
+    found = np.asarray(batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch))
+    if found.dtype.kind not in "iu" or (np.diff(found) < 0).any() or not ((found >= 0) & (found < number)).all():
+        raise ValueError("no index of records")
+    return np.flatnonzero(np.isin(found, records))
+
+
+def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number: int, rows: Rows) -> None:
+    """Collate some records again among others, with the same random numbers: the rows of a record must be the same.
+
+    Nothing is said of a `collate_fn` that is random beyond the seeds of torch, numpy and `random`, or that fails.
+
+    Args:
+        collate: The `collate_fn`; it is given copies.
+        records: Of a lot.
+        number: Chooses among them.
+        rows: Rows of a record.
+
+    Raises:
+        ConfigurationError: They depend on the other records.
+    """
+    rng = np.random.default_rng(number)
+    some = [records[i] for i in rng.permutation(len(records))[:_MOST]]
+    whole = np.arange(len(some))
+    kept, others = (np.sort(half) for half in np.array_split(rng.permutation(whole), 2))
+    moved, replaced = whole.copy(), whole.copy()
+    moved[others] = np.roll(others, 1)  # the same records: texts are padded to the same length
+    replaced[others] = 0
+    try:
+        first, again, *changed = (
+            _collated(collate, [some[i] for i in order]) for order in (whole, whole, moved, replaced)
+        )
+        own = [rows(batch, kept, len(some)) for batch in (first, again, *changed)]
+        known = _same(first, again, own[0], own[1]) is True  # else it is random beyond the seeds
+        pairs = zip(changed, own[2:], strict=True)
+        mixes = known and any(_same(first, other, own[0], theirs) is False for other, theirs in pairs)
+    except Exception:  # the lot itself says what is wrong
+        return
+    if mixes:
+        raise ConfigurationError(
+            "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics), or "
+            "record_of_row names other records: then clipping does not bound what one record does. Let it make each row of one record alone."
+        )
+
+
+def _collated(collate: Callable[[Any], Any], records: list[Any]) -> Any:
+    with _random_numbers_kept():
+        return collate(copy.deepcopy(records))
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> bool | None:
+    """Whether some rows of two batches are the same; None where they cannot be compared."""
+    if len(mine) != len(theirs):
+        return None
+    pairs = list(zip(_leaves(one), _leaves(other), strict=True))
+    if any(a.shape[1:] != b.shape[1:] for a, b in pairs):
+        return None  # padded to another length
+    return all(torch.allclose(a[mine], b[theirs], 1e-4, 1e-6, equal_nan=True) for a, b in pairs)
+
+
+def _leaves(batch: Any) -> list[Tensor]:
+    return [x.double() for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()]

@@ -1,0 +1,133 @@
+"""A `collate_fn` that makes a row of several records is refused; one that only augments, pads or splits is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError
+
+PICTURES = TensorDataset(torch.randn(60, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 5)
+
+
+class Texts(Dataset[Any]):
+    """Of different lengths."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {"tokens": torch.arange(1, 3 + position % 7), "label": position % 3, "text": f"record {position}"}
+
+
+def mixup(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    share = torch.distributions.Beta(1.0, 1.0).sample()
+    return share * x + (1 - share) * x.roll(1, 0), y
+
+
+def mixup_sometimes(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    partner = torch.from_numpy(np.random.permutation(len(x)))
+    return torch.where(torch.rand(len(x), 1, 1) < 0.5, x, x[partner]), y
+
+
+def cutmix(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    return torch.cat([x[:, :, :2], x.flip(0)[:, :, 2:]], 2), y
+
+
+def standardised(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    return (x - x.mean(0)) / x.std(0), y
+
+
+def mixed_texts(records: list[Any]) -> Any:
+    tokens = pad_sequence([record["tokens"] for record in records], batch_first=True)
+    return {"tokens": tokens + tokens.roll(1, 0), "label": torch.tensor([record["label"] for record in records])}
+
+
+def plain(records: list[Any]) -> Any:
+    return default_collate(records)
+
+
+def augmented(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    noise = torch.randn(x.shape) + float(np.random.rand()) + random.random()
+    return torch.where(torch.rand(len(x), 1, 1) < 0.5, x, x.flip(-1)) + noise, y
+
+
+def augmented_beyond_the_seeds(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    return x + torch.from_numpy(np.random.default_rng().random(x.shape)).float(), y
+
+
+def padded(records: list[Any]) -> Any:
+    """As tokenizers do; takes the records apart."""
+    tokens = pad_sequence([record.pop("tokens") for record in records], batch_first=True)
+    return {"tokens": tokens, "text": [record.pop("text") for record in records]}
+
+
+def windows(records: list[Any]) -> Any:
+    """One to three rows of a record."""
+    rows = [torch.full((2,), float(part)) for record in records for part in record["tokens"][:3].tolist()]
+    owner = [number for number, record in enumerate(records) for _ in record["tokens"][:3]]
+    return {"rows": torch.stack(rows), "owner": torch.tensor(owner)}
+
+
+def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> LotLoader:
+    return LotLoader(dataset, Lots(make_sampling("poisson", 60, 20), 0), collate, **options)
+
+
+def lots_of(one: LotLoader) -> list[Any]:
+    """Without a trainer."""
+    return list(one)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardised])
+def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
+    with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
+        lots_of(loader(PICTURES, collate, num_workers=workers))
+
+
+def test_mixed_texts() -> None:
+    with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
+        lots_of(loader(Texts(), mixed_texts))
+
+
+@pytest.mark.parametrize("collate", [plain, augmented, augmented_beyond_the_seeds])
+def test_healthy_collations_of_pictures(collate: Callable[[list[Any]], Any]) -> None:
+    assert len(lots_of(loader(PICTURES, collate))) == 3
+
+
+def test_healthy_collations_of_texts() -> None:
+    assert len(lots_of(loader(Texts(), padded))) == 3
+    assert len(lots_of(loader(Texts(), windows, record_of_row="owner"))) == 3
+
+
+def test_lots_are_the_same_with_and_without_the_check() -> None:
+    """Nothing is drawn from the generators that the collate_fn uses."""
+
+    def batches(checked: bool) -> list[Tensor]:
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        one = loader(PICTURES, augmented)
+        if not checked:
+            one.collate_fn._rows = None  # type: ignore[attr-defined]
+        return [batch[0] for batch in lots_of(one)]
+
+    assert all(torch.equal(a, b) for a, b in zip(batches(True), batches(False), strict=True))
+
+
+def test_training_without_privacy_may_mix() -> None:
+    lots = Lots(make_sampling("shuffled", 60, 20), 0)
+    assert len(lots_of(LotLoader(PICTURES, lots, mixup))) == 3
