@@ -66,7 +66,8 @@ def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number:
     if mixes:
         raise ConfigurationError(
             "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics), or "
-            "record_of_row names other records: then clipping does not bound what one record does. Let it make each row of one record alone."
+            "record_of_row names other records: then clipping does not bound what one record does. Let it make each "
+            "row of one record alone."
         )
 
 
