@@ -262,8 +262,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         loader, engine = guards.same_loader(trainer, self._loader), attached(self._engine)
         self._records = guards.count_records(batch)
         self._record_of = lot_pieces.records_of_rows(loader, self.releases, trainer, batch, self._records)
-        self._row, self._values = 0, {}
-        self._absorbed = self._released = False
+        self._row, self._values, self._absorbed, self._released = 0, {}, False, False
         engine.expect(self._records)
         self._scope.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
@@ -272,6 +271,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
 
     def _lot(self) -> Lot:
+        guards.refuse_second_release(self._released)  # a closure that is evaluated again
         attached(attached(self._engine).recording or None)  # by on_train_batch_start
         bound = min(group.max_grad_norm for group in self.mechanism.plan.groups)
         return Lot(self.releases, self._record_of, self._divisor is None, self.max_physical_batch_size, bound)
