@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from absl import logging as absl_logging
 from hypothesis import settings
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+
+# absl's handler closes the stream that it found, which here is pytest's, when Hydra sets up logging below a capsys.
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # The same examples in each run of CI; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True)
