@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -24,6 +28,8 @@ from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.records import Collated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import PoissonSampling, ShuffledEpochs
+from dpbench.strategies import DPSGD
+from tests.strategies.worlds import trainer_for
 
 SIZE = 24
 
@@ -185,3 +191,49 @@ def test_streams_have_no_positions() -> None:
         for make in (lambda d: LotLoader.poisson(d, 2), lambda d: LotLoader.from_dataloader(DataLoader(d))):
             with pytest.raises(ConfigurationError, match="has no positions to draw records from"):
                 make(data)
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """As Hugging Face's BatchEncoding, which torch's trees do not look into."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["data"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass
+class Pictures:
+    x: Tensor
+    y: Tensor
+
+
+class OwnBatches(pl.LightningModule):
+    """Takes the batch as the collate_fn made it."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.net, self.kind = torch.nn.Linear(3, 2), kind
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert type(batch) is self.kind
+        return torch.nn.functional.cross_entropy(self.net(batch.x), batch.y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("kind", [Encoding, Pictures])
+@pytest.mark.parametrize("pieces", [None, 2])
+def test_batches_of_another_kind(tmp_path: Path, kind: type, pieces: int | None) -> None:
+    """Lots are small, so that some are empty."""
+
+    def collate(records: list[Any]) -> Any:
+        x, y = default_collate(records)
+        return Encoding(x=x, y=y) if kind is Encoding else Pictures(x, y)
+
+    data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, max_physical_batch_size=pieces)
+    trainer_for(tmp_path, strategy, 20).fit(OwnBatches(kind), LotLoader.poisson(data, 2, 0, collate_fn=collate))
+    assert strategy.releases == 20

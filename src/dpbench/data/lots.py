@@ -20,7 +20,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.attendance import refuse_unattended
 from dpbench.data.mixing import rows_of
-from dpbench.data.records import Collation, count_of, refuse_repeated
+from dpbench.data.records import Collation, count_of, know_as_tree, refuse_repeated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
@@ -221,6 +221,7 @@ class LotLoader(DataLoader[Any]):
         refuse_unattended(self.lots.attended)
         for batch in super().__iter__():
             self.lots.position += 1
+            know_as_tree(batch)
             if self.before_lot is not None:
                 self.before_lot()
             yield batch

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves, tree_map
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
 from dpbench.data.mixing import Rows, refuse_mixing
@@ -79,14 +81,37 @@ def _emptied(one: Any, two: Any) -> Any:
     """A batch without records, from one of one record and one of two: what grows with the records becomes empty."""
     if getattr(one, "shape", ()):
         return one[:0]
-    if isinstance(one, dict):
-        return {key: _emptied(value, two[key]) for key, value in one.items()}
+    if isinstance(one, UserDict | dict):
+        empty = {key: _emptied(value, two[key]) for key, value in one.items()}
+        return type(one)(empty) if isinstance(one, UserDict) else empty
+    if is_dataclass(one) and not isinstance(one, type):
+        return replace(one, **{f.name: _emptied(getattr(one, f.name), getattr(two, f.name)) for f in fields(one)})
     if isinstance(one, list | tuple):
         if len(one) != len(two):  # an entry for each record, such as its text
             return type(one)()
         parts = [_emptied(a, b) for a, b in zip(one, two, strict=True)]
         return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
     return one
+
+
+def know_as_tree(batch: Any) -> None:
+    """Let torch's trees look into a batch that is a dictionary of another kind (Hugging Face) or a dataclass."""
+    kind = type(batch)
+    if kind in SUPPORTED_NODES:
+        return
+    if isinstance(batch, UserDict):
+        register_pytree_node(
+            kind,
+            lambda one: (list(one.values()), list(one.keys())),
+            lambda values, keys: kind(dict(zip(keys, values, strict=True))),
+        )
+    elif is_dataclass(batch):
+        names = [field.name for field in fields(batch)]
+        register_pytree_node(
+            kind,
+            lambda one: ([getattr(one, name) for name in names], None),
+            lambda values, _: kind(**dict(zip(names, values, strict=True))),
+        )
 
 
 def count_of(dataset: Any) -> int:
