@@ -52,6 +52,7 @@ def test_training_examples_compose(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in examples() if line.startswith("dpbench reproduce ")])
+@pytest.mark.slow
 def test_tables_of_the_examples_exist(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.chdir(tmp_path):
         if "claims" not in line:  # that one is computed in test_claims.py

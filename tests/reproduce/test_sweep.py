@@ -106,6 +106,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
 
 
+@pytest.mark.slow
 def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
     edited(definition, "trainer.max_steps=6", "trainer.max_steps=600")
     first = subprocess.run(

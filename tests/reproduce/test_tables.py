@@ -28,6 +28,8 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     assert job.commands() == [["resume", job.folder], judge] and job.state() == "begun"
     record = {
         "metrics": {},
+        "config": {"run": {"name": "short"}},
+        "seed": 0,
         "config_hash": job.config_hash,
         "steps": 3,
         "seconds": 1.0,

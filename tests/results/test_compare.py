@@ -53,7 +53,7 @@ class Api:
 def run(folder: Path, seed: int, lr: float, accuracy: float) -> Path:
     folder.mkdir(parents=True)
     config = {"run": {"name": folder.name}, "seed": seed, "optimizer": {"lr": lr}, "data": {"name": "digits"}}
-    record = {"config": config, "seed": seed, "seconds": 2.5, "metrics": {"test/accuracy": accuracy}}
+    record = {"config": config, "seed": seed, "seconds": 2.5, "steps": 2, "metrics": {"test/accuracy": accuracy}}
     (folder / "result.json").write_text(json.dumps({**record, "privacy": {"epsilon": {"rdp": 1.5, "pld": None}}}))
     (folder / "metrics.csv").write_text(f"step,val/accuracy\n1,0.1\n2,{accuracy}\n")
     return folder

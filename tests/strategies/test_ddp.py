@@ -75,6 +75,7 @@ def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: fl
     assert events[0] == events[1]
 
 
+@pytest.mark.slow
 def test_noise_on_every_rank_does_not_agree(tmp_path: Path) -> None:
     one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False)
     two = run(tmp_path / "2", NoiseOnEveryRank(noise_multiplier=1.0, seed=0, delta=1e-3), True)
@@ -86,6 +87,7 @@ def test_the_same_lot_on_every_rank_is_refused(tmp_path: Path) -> None:
         run(tmp_path, SameLotOnEveryRank(noise_multiplier=1.0, seed=0, delta=1e-3), True)
 
 
+@pytest.mark.slow
 def test_system_entropy_and_budget_on_two_processes(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.0, target_epsilon=2.0, delta=1e-3)
     torch.manual_seed(3)
@@ -95,6 +97,7 @@ def test_system_entropy_and_budget_on_two_processes(tmp_path: Path) -> None:
     assert 0 < releases < 200
 
 
+@pytest.mark.slow
 def test_lightnings_own_sampler_is_refused(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
     trainer = trainer_for(tmp_path, strategy, 4, **TWO, use_distributed_sampler=True)

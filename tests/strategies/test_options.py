@@ -68,7 +68,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
         ({"clipping": "soft"}, "unknown clipping 'soft'; known are flat, per_layer"),
         ({"clipping": 3}, "clipping must be 'flat' or 'per_layer'"),
         ({"loss_reduction": "max"}, "unknown loss_reduction 'max'; known are mean, sum"),
-        ({"metrics": {"loss": "x"}}, "metrics must be a dictionary, each value a number or None"),
+        ({"metrics": {"loss": "x"}}, "metrics must be a dictionary, each value a number, or None"),
     ],
 )
 def test_messages(options: dict[str, Any], message: str) -> None:

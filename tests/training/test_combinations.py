@@ -54,6 +54,7 @@ def test_the_page_tells_the_truth() -> None:
             assert f"{mark.strip('[]')}. {reason}" in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_some_of_it_on_two_processes() -> None:
     chosen = [
         Cell("adaptive quantile per layer", "discretized", "error correction", "poisson", "microbatch", "Adam"),

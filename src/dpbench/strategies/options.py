@@ -120,5 +120,6 @@ def _called(kind: Any) -> str:
     if get_origin(kind) is list:
         return f"a list, each of it {_called(get_args(kind)[0])}"
     if get_origin(kind) is dict:
-        return f"a dictionary, each value {_called(get_args(kind)[1])}"
+        each = get_args(kind)[1]
+        return "a dictionary" if each is Any else f"a dictionary, each value {_called(each)},"
     return known.get(kind, str(getattr(kind, "__name__", kind)))
