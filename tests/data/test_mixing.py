@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,21 @@ def windows(records: list[Any]) -> Any:
     return {"rows": torch.stack(rows), "owner": torch.tensor(owner)}
 
 
+def sorted_by_length(records: list[Any]) -> Any:
+    """As packed sequences want them."""
+    return padded(sorted(records, key=lambda record: -len(record["tokens"])))
+
+
+def shuffled(records: list[Any]) -> Any:
+    return default_collate([records[i] for i in torch.randperm(len(records))])
+
+
+def nested(records: list[Any]) -> Any:
+    """Standardised, in a dictionary that torch's trees do not know."""
+    x, y = standardised(records)
+    return {"inner": UserDict(x=x), "y": y}
+
+
 def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> LotLoader:
     return LotLoader(dataset, Lots(make_sampling("poisson", 60, 20), 0), collate, **options)
 
@@ -94,7 +110,7 @@ def lots_of(one: LotLoader) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardised])
+@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardised, nested])
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
     with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
         lots_of(loader(PICTURES, collate, num_workers=workers))
@@ -105,13 +121,14 @@ def test_mixed_texts() -> None:
         lots_of(loader(Texts(), mixed_texts))
 
 
-@pytest.mark.parametrize("collate", [plain, augmented, augmented_beyond_the_seeds])
+@pytest.mark.parametrize("collate", [plain, augmented, augmented_beyond_the_seeds, shuffled])
 def test_healthy_collations_of_pictures(collate: Callable[[list[Any]], Any]) -> None:
     assert len(lots_of(loader(PICTURES, collate))) == 3
 
 
 def test_healthy_collations_of_texts() -> None:
     assert len(lots_of(loader(Texts(), padded))) == 3
+    assert len(lots_of(loader(Texts(), sorted_by_length))) == 3
     assert len(lots_of(loader(Texts(), windows, record_of_row="owner"))) == 3
 
 

@@ -187,3 +187,18 @@ def shrunk() -> LotLoader:
 def test_lots_that_are_not_what_they_say(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         trainer_for(tmp_path, private(), 4).fit(Classifier(), make())
+
+
+def test_checkpoints_load_as_lightning_loads_them_by_default(tmp_path: Path) -> None:
+    """`torch.load(weights_only=True)`: plain data only, keys included."""
+    module = Classifier()
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 4)
+    trainer.fit(module, loader_of(pictures()))
+    trainer.save_checkpoint(tmp_path / "kept.ckpt")
+    kept = torch.load(tmp_path / "kept.ckpt", weights_only=True)
+    assert {type(key) for key in kept["callbacks"]} == {str}
+    assert kept["callbacks"]["dpbench.PrivateStrategy"]["releases"] == 4
+    Classifier.load_from_checkpoint(tmp_path / "kept.ckpt")
+    again = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 6)
+    again.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "kept.ckpt")
+    assert again.global_step == 6

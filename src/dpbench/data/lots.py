@@ -20,7 +20,8 @@ from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.attendance import refuse_unattended
 from dpbench.data.mixing import rows_of
-from dpbench.data.records import Collation, count_of, know_as_tree, refuse_repeated
+from dpbench.data.records import Collation, count_of, refuse_repeated
+from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
 _MOST = 32  # records that are collated again
@@ -89,13 +90,20 @@ def _random_numbers_kept() -> Iterator[None]:
 
 def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> bool | None:
     """Whether some rows of two batches are the same; None where they cannot be compared."""
-    if len(mine) != len(theirs):
-        return None
     pairs = list(zip(_leaves(one), _leaves(other), strict=True))
     if any(a.shape[1:] != b.shape[1:] for a, b in pairs):
         return None  # padded to another length
-    return all(torch.allclose(a[mine], b[theirs], 1e-4, 1e-6, equal_nan=True) for a, b in pairs)
+    if len(mine) == len(theirs) and all(_close(a[mine], b[theirs]).all() for a, b in pairs):
+        return True
+    # Or sorted, as packed sequences are: then each row is still one that was there.
+    alike = torch.stack([_close(a[:, None], b[None]).reshape(len(a), len(b), -1).all(2) for a, b in pairs])
+    return bool(alike.all(0).any(0).all())
+
+
+def _close(a: Tensor, b: Tensor) -> Tensor:
+    return torch.isclose(a, b, 1e-4, 1e-6, equal_nan=True)
 
 
 def _leaves(batch: Any) -> list[Tensor]:
+    know_as_tree(batch)
     return [x.double() for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()]

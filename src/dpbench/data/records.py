@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
 from dpbench.data.mixing import Rows, refuse_mixing
@@ -92,26 +92,6 @@ def _emptied(one: Any, two: Any) -> Any:
         parts = [_emptied(a, b) for a, b in zip(one, two, strict=True)]
         return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
     return one
-
-
-def know_as_tree(batch: Any) -> None:
-    """Let torch's trees look into a batch that is a dictionary of another kind (Hugging Face) or a dataclass."""
-    kind = type(batch)
-    if kind in SUPPORTED_NODES:
-        return
-    if isinstance(batch, UserDict):
-        register_pytree_node(
-            kind,
-            lambda one: (list(one.values()), list(one.keys())),
-            lambda values, keys: kind(dict(zip(keys, values, strict=True))),
-        )
-    elif is_dataclass(batch):
-        names = [field.name for field in fields(batch)]
-        register_pytree_node(
-            kind,
-            lambda one: ([getattr(one, name) for name in names], None),
-            lambda values, _: kind(**dict(zip(names, values, strict=True))),
-        )
 
 
 def count_of(dataset: Any) -> int:

@@ -17,6 +17,7 @@ from dpbench.privacy.seal import Seal, difference
 LEDGER, CHECKPOINT = "ledger.jsonl", Path("checkpoints") / "last.ckpt"
 RESULT, PARTIAL = "result.json", "partial_result.json"
 _STRATEGY = "dpbench.PrivateStrategy"
+_UNREADABLE = "unreadable"
 _OTHER_SHAPES = (ValueError, TypeError, AttributeError)
 
 
@@ -118,6 +119,8 @@ def doubt_about(run: Path, releases: int | None = None) -> str | None:
         None, also where nobody knows anything of it, or a piece of a sentence.
     """
     for witness, told, ended in _witnesses(run):
+        if _UNREADABLE in told:
+            return f"{LEDGER} cannot be compared with {run / CHECKPOINT}, which cannot be read"
         seal = Seal.read(told.get("ledger"))
         if seal is not None:
             wrong = difference(run / LEDGER, seal, witness, ended)
@@ -142,8 +145,10 @@ def _witnesses(run: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
     if (run / CHECKPOINT).is_file():
         import torch
 
+        told: dict[str, Any] = {_UNREADABLE: True}
         with suppress(
             OSError, RuntimeError, EOFError, UnpicklingError, LookupError, ValueError, TypeError, AttributeError
         ):
             state = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=True, mmap=True)
-            yield "the checkpoint", dict(state["callbacks"][_STRATEGY]), False
+            told = dict(state["callbacks"][_STRATEGY])
+        yield "the checkpoint", told, False

@@ -60,6 +60,12 @@ class TrainerOnly:
         """The same for all strategies: none resumes a run without knowing what it has released."""
         return StateKey("dpbench.PrivateStrategy", self)
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """With keys that are plain text, as `torch.load(weights_only=True)` wants them."""
+        checkpoint["callbacks"] = {str(key): state for key, state in checkpoint["callbacks"].items()}
+
     def on_after_setup(self, **_: Any) -> None:
         """Lightning Fabric calls this once a model is set up, and none of the hooks that make training private.
 
