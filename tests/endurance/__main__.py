@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+# Runs are forked from a process that has imported PyTorch, whose OpenMP threads do not survive a fork.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.endurance.crash import Crash
 from tests.endurance.report import report
