@@ -413,3 +413,20 @@ def test_without_recording_torch_computes_the_layer_itself() -> None:
     with torch.no_grad():
         layer(x)
     assert not engine._uses
+
+
+def test_weights_that_one_layer_ties() -> None:
+    """Which `named_parameters` lists once."""
+    layer = nn.LSTM(4, 4, num_layers=2, batch_first=True)
+    layer.weight_hh_l1 = layer.weight_hh_l0
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.layer(x)[0]
+            return output
+
+    check(Last(), torch.randn(5, 3, 4))

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from dpbench import DPSGD, LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.ledger import read_ledger
-from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups
+from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups, guards
 from dpbench.strategies.packages import classes
 from tests.strategies.worlds import loader_of, pictures, weights_of
 
@@ -241,3 +241,12 @@ def test_a_mixture_is_refused_by_lightning(tmp_path: Path, trainer: Any) -> None
     other = next(package for package in PACKAGES.values() if package is not trainer)
     with pytest.raises(TypeError, match="LightningModule"):
         fit(trainer, tmp_path, classifier(other), private(), 2)
+
+
+def test_strategies_with_a_backward_pass_of_their_own() -> None:
+    """DeepSpeed's is derived from DDP's."""
+    made = {
+        name: object.__new__(getattr(pytorch_lightning.strategies, name))
+        for name in ("DDPStrategy", "DeepSpeedStrategy")
+    }
+    assert [guards._is_supported(strategy) for strategy in made.values()] == [True, False]

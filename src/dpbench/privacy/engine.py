@@ -277,7 +277,7 @@ def _part_gradients(use: _Use, part: Part, grads: Sequence[Tensor | None], recor
             "dimension 0 with batch_first=True, else in dimension 1."
         )
     given = iter(grads)
-    known = {name for name, _ in use.layer.named_parameters()}  # a layer may be made without biases
+    known = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}  # may lack biases, or tie weights
     gradients = part.gradients([None if edge is None else _summable(next(given)) for edge in part.edges])
     return {name: own for name, own in gradients.items() if name in known}
 

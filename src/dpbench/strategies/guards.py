@@ -41,7 +41,7 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
             "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."
         )
     refuse_precision(trainer.precision)
-    if not isinstance(trainer.strategy, classes("SingleDeviceStrategy", "strategies") + ddp_strategies()):
+    if not _is_supported(trainer.strategy):
         raise ConfigurationError(
             f"{type(trainer.strategy).__name__} is not supported: per-record gradients need whole parameters on each "
             "device; use a single device or strategy=ddp."
@@ -57,6 +57,12 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
 def ddp_strategies() -> tuple[type, ...]:
     """Lightning's strategies that copy the model to each process."""
     return classes("DDPStrategy", "strategies")
+
+
+def _is_supported(strategy: object) -> bool:
+    known = classes("SingleDeviceStrategy", "strategies") + ddp_strategies()
+    own_backward = classes("DeepSpeedStrategy", "strategies")  # though derived from DDPStrategy
+    return isinstance(strategy, known) and not isinstance(strategy, own_backward)
 
 
 def refuse_in_manual_optimization(pl_module: pl.LightningModule, **options: object) -> None:
