@@ -136,3 +136,42 @@ def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
     assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "random_noise"}
+
+
+def _mnist(root: Path, labels: list[int], images: int) -> None:
+    """Files as MNIST's, of a few black images."""
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for split in ("train", "t10k"):
+        head = bytes([0, 0, 8, 3, *images.to_bytes(4, "big"), 0, 0, 0, 28, 0, 0, 0, 28])
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(head + bytes(28 * 28 * images))
+        head = bytes([0, 0, 8, 1, *len(labels).to_bytes(4, "big")])
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(head + bytes(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "images", "message"),
+    [
+        ([0, 12, 3], 3, "train data: labels run from 0 to 12, not from 0 to 9"),
+        ([255] * 3, 3, "train data: labels run from 255 to 255"),
+        ([0, 1], 3, "train data: 3 images have 2 labels"),
+        ([0, 1, 2, 3], 3, "train data: 3 images have 4 labels"),
+        ([], 0, "is incomplete or damaged"),
+    ],
+)
+def test_labels_that_cannot_be(labels: list[int], images: int, message: str, tmp_path: Path) -> None:
+    _mnist(tmp_path, labels, images)
+    with pytest.raises(DataError, match=message) as caught:
+        ImageDataModule("mnist", root=str(tmp_path), download=False).setup()
+    assert str(tmp_path / "MNIST" / "raw") in str(caught.value)
+
+
+def test_good_labels_pass(tmp_path: Path) -> None:
+    _mnist(tmp_path, [0, 9, 5], 3)
+    assert len(ImageDataModule("mnist", root=str(tmp_path), download=False).train_set) == 3
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_variable_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPBENCH_DATA", value)
+    assert data_root(None).is_absolute()

@@ -202,3 +202,24 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
         make_sampling(kind, 20, size)
     with pytest.raises(ConfigurationError, match="draw from 7 records, the data set has 20"):
         LotLoader(dataset(), Lots(PoissonSampling(7, 0.5), 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *(
+            (lambda data, name=name: LotLoader.poisson(data, 30, **{name: 1}), f"LotLoader takes no {name}: its lots")
+            for name in ("shuffle", "batch_size", "drop_last", "sampler", "batch_sampler")
+        ),
+        (lambda data: LotLoader.poisson(data, 30, foo=1), "unexpected keyword argument 'foo'"),
+        (lambda data: LotLoader.poisson(data, 30, num_workers=-1), "num_workers option should be non-negative"),
+        (lambda data: LotLoader.from_dataloader(None), "takes a torch.utils.data.DataLoader, not a NoneType"),
+        (lambda data: LotLoader.from_dataloader([1]), "not a list"),
+        (lambda data: LotLoader(data, None), "LotLoader takes Lots, not None: LotLoader.poisson"),
+        (lambda data: Lots("poisson", 0), "Lots takes a Sampling, not 'poisson'"),
+        (lambda data: LotLoader.poisson(TensorDataset(torch.zeros(0, 2)), 1), "the data set holds no records"),
+    ],
+)
+def test_what_lots_are_not_made_of(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make(TensorDataset(torch.zeros(N, 2)))

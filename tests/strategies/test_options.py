@@ -103,3 +103,18 @@ def test_a_users_own_strategy() -> None:
         Half(3.0, noise_multiplier=1.0, words=[1])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="half must be a number"):
         Half("3", noise_multiplier=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DPSGD(noise_multiplier=10**400), "noise_multiplier must be a number"),
+        (lambda: DPSGD(noise_multiplier=10**5000), "noise_multiplier must be a number or None, not a number without"),
+        (lambda: DPSGD(1.0, noise_multiplier=1.0, max_grad_norm=10**400), "max_grad_norm"),
+        (lambda: DPSGD(*[1.0] * 60), r"DPSGD takes at most \d+ values without a name \(.*\), not 60: write name=value"),
+        (lambda: DPSGD(noise_multiplier=1.0, ledger=""), "ledger is empty: name a file, or leave it out"),
+    ],
+)
+def test_values_beyond_all_bounds(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()

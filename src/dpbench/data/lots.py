@@ -8,7 +8,7 @@ system's entropy, for models that will be published.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,12 @@ from dpbench.data.attendance import refuse_unattended
 from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.noise import fresh_key, keyed_sequence
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 
 _LOT, _ASSIGNMENT = 1, 4  # the noise of a release is keyed by other numbers, see strategies.base
+_OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
 _REMEMBERED = 64  # more than worker processes draw ahead
 
 RecordOfRow = str | Callable[[Any], Any]
@@ -52,6 +53,11 @@ class Lots(TorchSampler[list[int]]):
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
+        if not isinstance(sampling, Sampling):
+            raise ConfigurationError(
+                f"Lots takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), expected_batch_size) "
+                "makes one, and LotLoader.poisson(dataset, expected_batch_size) does all of it."
+            )
         self._sampling = sampling
         self.position = self.phase = self.microbatches = 0
         self.attended = False
@@ -173,12 +179,20 @@ class LotLoader(DataLoader[Any]):
         **options: Any,
     ) -> None:
         size = count_of(dataset)
+        if not isinstance(lots, Lots):
+            raise ConfigurationError(
+                f"LotLoader takes Lots, not {lots!r}: LotLoader.poisson(dataset, expected_batch_size) makes both."
+            )
         if size != lots.sampling.population:
             raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
-        super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
+        _refuse_options(options)
+        try:
+            super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
+        except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
+            raise ConfigurationError(f"LotLoader cannot be made: {brief(error)}") from error
         self.lots, self.record_of_row = lots, record_of_row
         self.before_lot: Callable[[], None] | None = None
 
@@ -207,6 +221,11 @@ class LotLoader(DataLoader[Any]):
         Raises:
             ConfigurationError: The loader draws otherwise than each record of its data set once an epoch.
         """
+        if not isinstance(loader, DataLoader):
+            raise ConfigurationError(
+                f"LotLoader.from_dataloader takes a torch.utils.data.DataLoader, not a {type(loader).__name__}; of a "
+                "data set LotLoader.poisson(dataset, expected_batch_size) makes lots."
+            )
         count_of(loader.dataset)
         _refuse_other_draws(loader)
         if loader.batch_size is None:
@@ -234,6 +253,15 @@ class LotLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the lots that were handed out."""
         self.lots.position = int(state["lots"])
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    """Refuse what says otherwise how records are drawn."""
+    if given := [name for name in _OF_LOTS if name in options]:
+        raise ConfigurationError(
+            f"LotLoader takes no {given[0]}: its lots say how records are drawn, and the ledger records it. Leave it "
+            "out; expected_batch_size is the mean size of a lot."
+        )
 
 
 def _refuse_other_draws(loader: DataLoader[Any]) -> None:
@@ -269,6 +297,8 @@ def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sam
     """
     size: Any = expected_batch_size
     number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if population == 0:
+        raise ConfigurationError("the data set holds no records: there is nothing to draw lots from.")
     if not number or not 1 <= size <= population:
         hint = f" Is it a rate? That is expected_batch_size={size * population:g}." if number and 0 < size < 1 else ""
         raise ConfigurationError(

@@ -55,7 +55,7 @@ class Source:
 def data_root(root: str | os.PathLike[str] | None) -> Path:
     """Folder of the data sets: `root`, else $DPBENCH_DATA, else a per-user cache folder."""
     if root is None:
-        root = os.environ.get("DPBENCH_DATA")
+        root = os.environ.get("DPBENCH_DATA", "").strip() or None  # empty: not set, and not the current folder
     if root is None:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         root = Path(cache) / "dpbench"
@@ -92,14 +92,40 @@ def _torchvision(class_name: str) -> Callable[[Path, Split, bool], Images]:
         data = _open(getattr(datasets, class_name), class_name, root, split == "train", download)
         pixels = torch.as_tensor(data.data)
         pixels = pixels.unsqueeze(-1) if pixels.dim() == 3 else pixels
-        return Images(pixels, torch.as_tensor(data.targets).long())
+        labels = torch.as_tensor(data.targets).long()
+        if why := _mismatch(pixels, labels, len(data.classes)):
+            raise _damaged(class_name, _folder_of(data, class_name, root), f"{split} data: {why}")
+        return Images(pixels, labels)
 
     return load
 
 
+def _mismatch(pixels: Tensor, labels: Tensor, num_classes: int) -> str:
+    """What is wrong with a split; empty if nothing is."""
+    if len(pixels) != len(labels):
+        return f"{len(pixels)} images have {len(labels)} labels"
+    if not len(labels):
+        return "it holds no image"
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        return f"labels run from {low} to {high}, not from 0 to {num_classes - 1}"
+    return ""
+
+
+def _folder_of(dataset: Any, name: str, root: Path) -> Path:
+    return root / (getattr(dataset, "base_folder", None) or f"{name}/raw")
+
+
+def _damaged(name: str, folder: Path, why: str) -> DataError:
+    return DataError(
+        f"{name} in {folder} is incomplete or damaged ({why}): "
+        "delete that folder and let torchvision download it again, or copy an intact one there."
+    )
+
+
 def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> Any:
     """Open a torchvision data set, downloading it only where nothing of it is there."""
-    folder = root / (getattr(dataset, "base_folder", None) or f"{name}/raw")
+    folder = _folder_of(dataset, name, root)
     present = folder.is_dir() and any(folder.iterdir())
     if not present and download:
         try:
@@ -113,11 +139,7 @@ def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> A
     try:
         data = dataset(root, train=train, download=False)
     except Exception as error:
-        bad = _damaged_file(dataset, folder)
-        raise DataError(
-            f"{name} in {folder} is incomplete or damaged ({bad or brief(error)}): "
-            "delete that folder and let torchvision download it again, or copy an intact one there."
-        ) from error
+        raise _damaged(name, folder, _damaged_file(dataset, folder) or brief(error)) from error
     return data
 
 

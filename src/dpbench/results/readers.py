@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from dpbench.errors import ConfigurationError, brief
 
 AGAIN = "delete {path} to make it again"
-_OF_A_CHECKPOINT = ("state_dict", "global_step", "callbacks", "loops")
+_OF_A_CHECKPOINT: dict[str, type] = {"state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping}
 
 
 class _Open(BaseModel):
@@ -119,8 +119,12 @@ def read_metrics(path: Path) -> pd.DataFrame:
     return table.set_index("step")
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, resumed: bool = False) -> dict[str, Any]:
     """A checkpoint that Lightning wrote, on the CPU.
+
+    Args:
+        path: The file.
+        resumed: Whether a training is to go on from it, for which more has to be there.
 
     Raises:
         ConfigurationError: It cannot be read, or is something else.
@@ -134,10 +138,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         state: Any = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
     except Exception as error:  # whatever a damaged archive makes of unpickling
         raise _damaged(path, brief(error), remedy, "cannot be read") from error
-    if not isinstance(state, dict) or (missing := [key for key in _OF_A_CHECKPOINT if key not in state]):
-        lacks = f"it has no {missing[0]}" if isinstance(state, dict) else f"it holds a {type(state).__name__}"
-        raise _damaged(path, lacks, remedy, "is no checkpoint")
-    return state
+    if why := _lacking(state, resumed):
+        raise _damaged(path, why, remedy, "is no checkpoint")
+    return dict(state)
+
+
+def _lacking(state: Any, resumed: bool) -> str:
+    """What keeps some content from being that of a checkpoint; empty if nothing does."""
+    if not isinstance(state, dict):
+        return f"it holds a {type(state).__name__}"
+    for key, kind in _OF_A_CHECKPOINT.items():
+        if not isinstance(state.get(key), kind):
+            return f"its {key} is a {type(state[key]).__name__}" if key in state else f"it has no {key}"
+    if not isinstance(state["loops"].get("fit_loop"), Mapping):
+        return "its loops hold no fit_loop"
+    if resumed and not (isinstance(state.get("optimizer_states"), list) and state["optimizer_states"]):
+        return "it has no optimizer_states, as if weights alone had been saved"
+    return ""
 
 
 def _damaged(path: Path, why: str, remedy: str, what: str = "is damaged") -> ConfigurationError:

@@ -36,7 +36,7 @@ from dpbench.strategies.attached import TrainerOnly, attached, refuse_others, re
 from dpbench.strategies.budget import Budget, check_counts, check_noise
 from dpbench.strategies.coupling import CouplingProbe, Lot
 from dpbench.strategies.non_private import NonPrivate
-from dpbench.strategies.options import CheckedOptions
+from dpbench.strategies.options import CheckedOptions, ledger_place
 from dpbench.strategies.process_group import leave_group_at_exit
 from dpbench.strategies.scope import Scope
 
@@ -117,7 +117,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, delta
         self.seed, self.fingerprint, self.loss_reduction = seed, fingerprint, loss_reduction
         self.max_physical_batch_size = max_physical_batch_size
-        self.ledger_path = None if ledger is None else Path(ledger)
+        self.ledger_path = ledger_place(ledger)
         self.pieces = Pieces(
             discretization_threshold=discretization_threshold,
             denoiser=None

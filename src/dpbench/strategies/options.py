@@ -8,6 +8,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -49,16 +50,31 @@ class CheckedOptions:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
+def ledger_place(ledger: str | None) -> Path | None:
+    """The path that the option `ledger` names; None: there is a default."""
+    if ledger is not None and not ledger.strip():
+        raise ConfigurationError("ledger is empty: name a file, or leave it out for ledger.jsonl in the log folder.")
+    return None if ledger is None else Path(ledger)
+
+
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
     parameters = list(inspect.signature(init).parameters.values())[1:]
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    more = any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
     @functools.wraps(init)
     def checked(self: Any, *values: Any, **options: Any) -> None:
         if type(self).__init__ is checked:  # not through `super().__init__` of a subclass
             known = declared(type(self))
-            options = dict(zip(names, values, strict=False)) | options
-            values = values[len(names) :]
+            if len(values) > len(names) and not more:
+                raise ConfigurationError(
+                    f"{type(self).__name__} takes at most {len(names)} values without a name "
+                    f"({', '.join(names) or 'none'}), not {len(values)}: write name=value."
+                )
+            given = dict(zip(names, values, strict=False))
+            if twice := [name for name in given if name in options]:
+                raise ConfigurationError(f"{twice[0]} is given twice, by its place and by its name.")
+            options, values = given | options, values[len(names) :]
             options = {name: _fitting(type(self), known, name, value) for name, value in options.items()}
             self._given_options = {k: value for k, value in options.items() if not _same(value, known[k][1])}
         init(self, *values, **options)
@@ -84,13 +100,21 @@ def _fitting(cls: type, known: Mapping[str, tuple[Any, Any]], name: str, value: 
     words = [word for kind in kinds for word in (get_args(kind) if get_origin(kind) is Literal else ())]
     if words and isinstance(value, str):
         raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(map(str, words))}.")
-    raise ConfigurationError(f"{name} must be {' or '.join(_called(kind) for kind in kinds)}, not {value!r}.")
+    raise ConfigurationError(f"{name} must be {' or '.join(_called(kind) for kind in kinds)}, not {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        return "a number without end"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _as(kind: Any, value: Any) -> tuple[bool, Any]:
     """Whether a value is of a declared kind, and the value as Python's own type."""
     origin, inner = get_origin(kind), get_args(kind)
-    number = not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
+    number = not isinstance(value, bool) and isinstance(value, numbers.Real) and _is_a_float(value)
     if kind is Any:
         return True, value
     if kind is float:
@@ -111,6 +135,13 @@ def _as(kind: Any, value: Any) -> tuple[bool, Any]:
     if isinstance(kind, type) or isinstance(origin, type):
         return isinstance(value, origin or kind), value
     return True, value  # what a user's own strategy may declare
+
+
+def _is_a_float(value: Any) -> bool:
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # a whole number beyond all of them
+        return False
 
 
 def _called(kind: Any) -> str:

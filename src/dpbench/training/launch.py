@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.training.folder import read_config
 from dpbench.training.options import nearest
+from dpbench.training.run_folder import quoted
 
 
 class _SweepInterrupted(BaseException):
@@ -26,6 +27,7 @@ class _SweepInterrupted(BaseException):
 
 _EXTRAS = ("submitit", "ray")
 _SWEEPERS = {name: f"hydra-{name}-sweeper" for name in ("optuna", "ax", "nevergrad")}
+_OF_THE_PLACE = ("hydra.run", "hydra.sweep", "hydra.mode", "hydra.output_subdir", "hydra.job.", "run.resume")
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 
 
@@ -131,12 +133,19 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
     """Continue an interrupted run in its own folder, with its own configuration.
 
     Raises:
-        ConfigurationError: The folder holds no run.
+        ConfigurationError: The folder holds no run, or a word would move it.
     """
     read_config(folder)
+    for word in words:
+        key = word.partition("=")[0].lstrip("+~")
+        if key.startswith(_OF_THE_PLACE) or key in ("hydra", "run"):
+            raise ConfigurationError(
+                f"{word} cannot be changed: a run is resumed in its own folder, {folder}. Leave it out."
+            )
     place = [
-        f"hydra.run.dir='{folder.resolve()}'",
+        f"hydra.run.dir={quoted(folder.resolve())}",
         "hydra.output_subdir=null",
+        f"++hydra.job_logging.handlers.file.filename={quoted(folder.resolve() / 'train.log')}",
         "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",

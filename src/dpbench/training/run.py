@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.data import ImageDataModule
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.modules import GAN
 from dpbench.privacy import native
 from dpbench.results.files import remove_torn, write_atomically
@@ -33,7 +33,7 @@ from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.checks import check_config
 from dpbench.training.objective import optimises, refuse_choice, value_of
 from dpbench.training.progress import RunProgress, quiet, watched
-from dpbench.training.run_folder import hydra_files, run_folder, told_of_full_disk, write_hydra_files
+from dpbench.training.run_folder import hydra_files, output_dir, run_folder, told_of_full_disk, write_hydra_files
 from dpbench.training.samples import SAMPLES, SampleGrid
 from dpbench.training.threads import warn_of_spinning
 
@@ -56,7 +56,7 @@ def train_job(cfg: DictConfig) -> float | None:
     chosen = hydra.mode == RunMode.MULTIRUN and optimises(hydra)
     if chosen:
         refuse_choice(config)
-    return value_of(train(config, Path(hydra.runtime.output_dir), beside=hydra_files(cfg)), config, chosen)
+    return value_of(train(config, output_dir(hydra), beside=hydra_files(cfg)), config, chosen)
 
 
 def train(
@@ -171,7 +171,12 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     if config["run"]["resume"]:
         MetricsCSV(folder).check()  # a damaged file is named now, not when the training is under way
         if checkpoint.exists():
-            read_checkpoint(checkpoint)
+            done, asked = int(read_checkpoint(checkpoint, True)["global_step"]), config["trainer"].get("max_steps", -1)
+            if -1 < asked < done:
+                raise ConfigurationError(
+                    f"trainer.max_steps={asked} is less than the {done} steps that {folder} has made: ask for more, or "
+                    "leave it out."
+                )
         (folder / EVALUATION).unlink(missing_ok=True)  # of a checkpoint on the way
         return checkpoint if checkpoint.exists() else None
     if (folder / "ledger.jsonl").exists() and not (folder / CONFIG).exists():
@@ -214,8 +219,13 @@ def _fit(
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, DPBenchError) or start is None:
             raise
-        if "checkpoint" in str(error).lower() or "state_dict" in str(error):
-            raise ConfigurationError(f"cannot resume from {start}: {brief(error)}") from error
+        text = " ".join(str(error).split())
+        if any(word in text.lower() for word in ("checkpoint", "state_dict", "state dict")):
+            raise ConfigurationError(
+                f"cannot resume from {start}: it is not of the model and optimizer that the configuration describes. "
+                "Restore the run's own checkpoint, or leave out words that change them "
+                f"({text if len(text) <= 300 else text[:297] + '...'})."
+            ) from error
         raise
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -46,16 +48,27 @@ class UniqueFolders(Callback):
         """Before a sweep; jobs compose their configuration anew, from the words of the command line."""
         with suppress(OSError, OmegaConfBaseException):
             if own := _claim(config, "sweep"):
-                quoted = str(own).replace("\\", "\\\\").replace("'", "\\'")
                 with read_write(config.hydra.overrides):
-                    config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
+                    config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(own)}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """After a job that was refused before it held its folder."""
-        folder = Path(str(config.hydra.runtime.output_dir))
+        folder = output_dir(config.hydra)
         if folder.resolve() not in _found:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def quoted(path: Path | str) -> str:
+    """A path as a word of Hydra's grammar that stands for itself, whatever letters are in it."""
+    text = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", str(path))  # else an interpolation
+    return str(QuotedString(text, Quote.single).with_quotes())
+
+
+def output_dir(hydra: Any) -> Path:
+    """Folder of the job, as Hydra wrote it down: `${...}` in it is part of the name."""
+    raw: Any = OmegaConf.to_container(hydra.runtime, resolve=False)
+    return Path(str(raw["output_dir"]))
 
 
 def _claim(config: DictConfig, kind: str) -> Path | None:
