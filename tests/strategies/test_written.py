@@ -252,6 +252,32 @@ class ManualPart(Keeping):
             self.net[0].weight.clamp_(-0.1, 0.1)
 
 
+class Average(pl.Callback):
+    """The same slow copy, kept by a callback."""
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+        with torch.no_grad():
+            module.target.weight.lerp_(module.net[5].weight[:2, :2], 0.1)
+
+
+@pytest.mark.parametrize("place", ["first", "more"])
+@pytest.mark.parametrize("module", [Keeping, Target])
+def test_callbacks_may_write_where_no_lot_is_in_sight(
+    tmp_path: Path, module: Callable[[], Keeping], place: str
+) -> None:
+    kept = module()
+    before = kept.target.weight.clone()
+    fit(tmp_path, kept, **{place: [Average()]})
+    assert not torch.equal(kept.target.weight, before)
+
+
+@pytest.mark.parametrize("place", ["first", "more"])
+@pytest.mark.parametrize("module", [InPlace, Weights, AtTheStart, OnTransfer])
+def test_writes_of_a_step_are_refused_beside_them(tmp_path: Path, module: Callable[[], Keeping], place: str) -> None:
+    with pytest.raises(UnsupportedModuleError, match="forward pass changes"):
+        fit(tmp_path, module(), **{place: [Average()]})
+
+
 @pytest.mark.parametrize("module", [Target, AtTheEpochsEnd, Clamped, Metrics, ManualPart])
 def test_what_does_not_come_from_records_may_be_written(tmp_path: Path, module: Callable[[], Keeping]) -> None:
     kept = module()

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
 from dpbench.data.mixing import Rows, refuse_mixing
+from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError
 
 _FEW = 2  # records that say nothing of the others
@@ -72,7 +73,7 @@ class Collation:
             return _emptied(self._collate([record]), self._collate([record, record]))
         if self._rows is not None and self._collate is not default_collate and len(records) > _FEW:
             self._calls += 1
-            if self._calls.bit_count() == 1:  # calls 1, 2, 4, 8, ...
+            if is_checked(self._calls):
                 refuse_mixing(self._collate, records, self._calls, self._rows)
         return self._collate(records)
 

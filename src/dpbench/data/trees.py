@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves
 
 
@@ -25,6 +27,19 @@ def know_as_tree(batch: Any) -> None:
 def _opens(leaf: Any) -> bool:
     known = type(leaf) in SUPPORTED_NODES
     return not known and (isinstance(leaf, UserDict) or (is_dataclass(leaf) and not isinstance(leaf, type)))
+
+
+def unopened(batch: Any) -> str | None:
+    """Name of the kind of an object in a batch that holds tensors in its attributes and is not looked into."""
+    know_as_tree(batch)
+    closed = [x for x in tree_leaves(batch) if not isinstance(x, Tensor | nn.Module | type) and _holds_tensors(x)]
+    return type(closed[0]).__name__ if closed else None
+
+
+def _holds_tensors(x: Any) -> bool:
+    slots = [getattr(x, name, None) for kind in type(x).__mro__ for name in getattr(kind, "__slots__", ())]
+    inside = [*getattr(x, "__dict__", {}).values(), *slots, *(x.values() if isinstance(x, Mapping) else ())]
+    return any(isinstance(y, Tensor) for y in tree_leaves(inside))
 
 
 def _register(kind: type, example: Any) -> None:

@@ -190,7 +190,7 @@ class PrivateStrategy(CheckedOptions, TrainerOnly, pl.Callback, ABC):
         self._scope.watch()
         pl_module.__dict__["backward"] = self._backward
         own, whole = pl_module.training_step, pl_module.automatic_optimization
-        step = self._in_pieces(trainer, pl_module, own) if whole else self._scope.in_lot(own)
+        step = self._scope.forward(self._in_pieces(trainer, pl_module, own)) if whole else self._scope.in_lot(own)
         self._probe = CouplingProbe(trainer, pl_module, self._engine, self.loss_reduction)
         pl_module.__dict__["training_step"] = self._probe.before(own, step, self._lot)
 

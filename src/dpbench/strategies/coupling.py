@@ -20,11 +20,14 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpbench.data.octaves import next_checked
+from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients import ParameterGradients
 from dpbench.strategies.guards import count_records
 from dpbench.strategies.lot_pieces import select
+from dpbench.strategies.repeatable import repeatable
 from dpbench.strategies.step_state import StepState
 
 Rows = NDArray[np.int64]
@@ -69,7 +72,7 @@ class _Reached(BaseException):
 
 
 class CouplingProbe:
-    """Probes lots 1, 2, 4, 8, ...: the first as a whole, of later ones a few records. It changes nothing of a training.
+    """Probes the first lot as a whole, and a few records of one lot of each octave. It changes nothing of a training.
 
     Args:
         trainer: Trains.
@@ -109,7 +112,7 @@ class CouplingProbe:
         chosen = self._chosen(record_of, lot)
         if len(np.unique(record_of[chosen])) < 3:
             return
-        self._next = (1 << (lot.release + 1).bit_length()) - 1
+        self._next = next_checked(lot.release + 1) - 1
         probe = _Probe(self, step, batch, record_of, chosen, lot)
         loggers = self._trainer.loggers
         self._trainer.loggers = [DummyLogger() for _ in loggers]
@@ -149,11 +152,13 @@ class CouplingProbe:
         before = self._engine.records
         self._engine.expect(rows)
         try:
-            output = _loss(step, batch)
-            if output is None:
-                return None
+            with repeatable(seed):
+                output = _loss(step, batch)
+                if output is None:
+                    return None
+                with torch.no_grad(), torch.autocast(device, enabled=False):
+                    gradients = self._engine.backward(output, rows)
             with torch.no_grad(), torch.autocast(device, enabled=False):
-                gradients = self._engine.backward(output, rows)
                 squared = torch.stack([parameter.squared_norms() for parameter in gradients])
             norms = squared.double().sum(0).sqrt()
             return _Run(gradients, norms, bool(norms.isfinite().all()), squared.dtype)
@@ -217,7 +222,7 @@ class _Probe:
         whole = self._run(np.arange(len(self._chosen)))
         if whole is None:
             if len(self._chosen) < self._rows:  # else its own step says what is wrong
-                self._probe.unsure("training_step fails with a part of a lot")
+                self._failed()
             return False
         names = self._finite(whole)
         if len(names) < 3:
@@ -240,17 +245,28 @@ class _Probe:
             return True
         contents = self._gap(whole, kept, self._run(self._replaced(kept)), kept)
         if contents == float("inf"):
-            self._probe.unsure("training_step fails with other records in a lot")
+            self._failed("other records in")
         elif not contents <= self._tolerance:
             self._probe.refuse(contents, "contents")
-        chance = not self._gap(whole, kept, self._run(everything, seed=_OTHER_SEED), kept) <= self._tolerance
-        if chance:
+        chance = self._gap(whole, kept, self._run(everything, seed=_OTHER_SEED), kept)
+        if not chance <= self._tolerance or chance >= gap / 3:
             self._refuse_proportional(whole)
         elif gap == float("inf"):
-            self._probe.unsure("training_step fails with a part of a lot")
+            self._failed()
         else:
             self._probe.refuse(gap, "number")
         return True
+
+    def _failed(self, what: str = "a part of") -> None:
+        """Say so; or raise UnsupportedModuleError where it is the batch that could not be cut."""
+        whole = unopened(self._batch)
+        if whole:
+            raise UnsupportedModuleError(
+                f"whether records are handled independently cannot be checked, for the batch holds a {whole}, whose "
+                "tensors cannot be found and cut into records: let the collate_fn give tensors in dictionaries, lists, "
+                "tuples or dataclasses."
+            )
+        self._probe.unsure(f"training_step fails with {what} a lot")
 
     def _refuse_proportional(self, whole: _Run) -> None:
         """Of a step that is random: the first rows may see the same numbers in a smaller lot, but a larger loss."""

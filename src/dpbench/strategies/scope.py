@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.data.lots import LotLoader
+from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError
 from dpbench.strategies.attached import refuse_unreleased_step
 from dpbench.strategies.guards import (
@@ -114,8 +115,8 @@ class Scope:
         public = self._public() if self.prefix else []
         self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
         self._wrap("on_train_batch_end", _nothing, self._end_lot)
-        if type(self._whole).on_before_zero_grad is not pl.LightningModule.on_before_zero_grad:
-            self._wrap("on_before_zero_grad", self._refuse_forward_writes, self._remember)
+        if self._whole.automatic_optimization:  # in manual optimization no such hook is called
+            self._wrap("on_before_zero_grad", _nothing, self._remember)
 
     def follow(self, loader: LotLoader) -> None:
         """Know when lots come in sight: before any hook has seen one."""
@@ -154,7 +155,7 @@ class Scope:
         self._remember()
 
     def _remember(self) -> None:
-        self._before = Saved(self._whole, contents=self._lots.bit_count() == 1)  # lots 1, 2, 4, 8, ...
+        self._before = Saved(self._whole, contents=is_checked(self._lots))
 
     def open_lot(self, batch: Any) -> None:
         """Private records come in sight of the module."""
@@ -201,7 +202,18 @@ class Scope:
         self._unreleased = False
 
     def _settle(self) -> None:
-        self._updated = Saved(self._whole, contents=self._lots.bit_count() == 1)
+        self._updated = Saved(self._whole, contents=is_checked(self._lots))
+
+    def forward(self, training_step: Any) -> Any:
+        """A training step that writes nothing; the hooks between it and its backward pass, which see no lot, may."""
+
+        @functools.wraps(training_step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            output = training_step(*args, **kwargs)
+            self._refuse_forward_writes()
+            return output
+
+        return step
 
     def in_lot(self, training_step: Any) -> Any:
         """A training step whose batch is as it was when others see it."""
