@@ -165,6 +165,56 @@ def triplet(module: Net, x: Tensor, y: Tensor) -> Tensor:
     return F.triplet_margin_loss(z, z.roll(1, 0), z.roll(2, 0))
 
 
+# ------------------------------------------------------------------------------------------------- coupled lots
+
+
+def centre(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """As in DINO."""
+    out = module.net(x)
+    loss = (out - module.__dict__.get("centre", 0)).square().sum(1).mean()
+    module.centre = 0.9 * module.__dict__.get("centre", 0) + 0.1 * out.detach().mean(0)
+    return loss
+
+
+def queue(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """Negatives of earlier lots only, as in MoCo."""
+    z = module.net(x)
+    loss = z.square().sum(1).mean()
+    if module.bank:
+        loss = loss + (z @ torch.stack(list(module.bank)).T).logsumexp(1).mean()
+    module.bank.extend(z.detach())
+    return loss
+
+
+def over_running_mean(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    loss = mean(module, x, y)
+    before = module.__dict__.get("average", 1.0)
+    module.average = 0.9 * before + 0.1 * loss.item()
+    return loss / before
+
+
+def threshold(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    losses = each(module, x, y)
+    weights = (losses.detach() + 1 - module.__dict__.get("level", 0.0)).sigmoid()
+    module.level = float(losses.detach().median())
+    return (losses * weights).mean()
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+@pytest.mark.parametrize("loss", [centre, queue, over_running_mean, threshold])
+def test_lots_that_depend_on_earlier_lots_are_refused(tmp_path: Path, loss: LossOf, manual: bool) -> None:
+    with pytest.raises(UnsupportedModuleError, match="depends on records of earlier lots, through what"):
+        fit(tmp_path, Net(loss, manual=manual), 5)
+
+
+def warm(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    """A schedule and an average of losses that is only looked at."""
+    module.warmth = min(1.0, module.__dict__.get("warmth", 0.1) + 0.1)
+    loss = mean(module, x, y)
+    module.shown = 0.9 * module.__dict__.get("shown", 0.0) + 0.1 * loss.item()
+    return loss * module.warmth
+
+
 # ------------------------------------------------------------------------------------------------- coupled networks
 
 
@@ -412,6 +462,7 @@ HEALTHY: dict[str, tuple[LossOf, Callable[[], nn.Module] | None]] = {
         hinge,
         pseudo_labels,
         logs,
+        warm,
     )
 } | {
     "metric": (mean, Metric),

@@ -135,9 +135,17 @@ class CouplingProbe:
                 chosen = chosen[record_of[chosen] != record_of[chosen[-1]]]
         return chosen
 
-    def run(self, step: Callable[[Any], Any], batch: Any, rows: int, seed: int | None = None) -> _Run | None:
-        """Per-row gradients, from the same state as each other run; None if there was no loss, or an error."""
-        self._state.restore(seed)
+    def run(
+        self, step: Callable[[Any], Any], batch: Any, rows: int, seed: int | None = None, after: bool = False
+    ) -> _Run | None:
+        """Per-row gradients, from the same state as each other run; None if there was no loss, or an error.
+
+        With `after`, the state is what the last run has left behind; the random numbers are still the same.
+        """
+        if after:
+            self._state.rewind()
+        else:
+            self._state.restore(seed)
         own = self._module.__dict__
         own |= {"log": _nothing, "log_dict": _nothing, "manual_backward": _stop}
         if self._trainer.world_size > 1:
@@ -173,6 +181,10 @@ class CouplingProbe:
         """In place of `all_gather`: no process waits for another one's probe."""
         world = self._trainer.world_size
         return tree_map(lambda x: x.expand(world, *x.shape) if isinstance(x, Tensor) else x, data)
+
+    def changed(self) -> bool:
+        """Whether the last run left anything behind that a later lot could see."""
+        return self._state.changed()
 
     def tolerance(self) -> float:
         """Largest relative change of a gradient that rounding explains."""
@@ -224,6 +236,7 @@ class _Probe:
             if len(self._chosen) < self._rows:  # else its own step says what is wrong
                 self._failed()
             return False
+        self._carries = self._probe.changed()
         names = self._finite(whole)
         if len(names) < 3:
             return False
@@ -233,6 +246,7 @@ class _Probe:
             rows = np.flatnonzero(np.isin(self._record_of, kept))
             gaps.append(self._gap(whole, rows, self._run(rows)))
             if gaps[-1] <= self._tolerance:
+                self._refuse_carried(rows)
                 return True
         return self._explained(whole, np.flatnonzero(np.isin(self._record_of, names[half])), min(gaps))
 
@@ -255,7 +269,26 @@ class _Probe:
             self._failed()
         else:
             self._probe.refuse(gap, "number")
+        self._refuse_carried(kept)
         return True
+
+    def _refuse_carried(self, kept: Rows) -> None:
+        """Raise UnsupportedModuleError where it matters to the next lot which records were in this one."""
+        if not self._carries:
+            return
+        following = []
+        for lot in (np.arange(len(self._chosen)), self._replaced(kept)):
+            self._run(lot)
+            following.append(self._run(kept, after=True))
+        first, second = following
+        gap = 0.0 if first is None or second is None else self._gap(first, np.arange(len(kept)), second)
+        if gap > self._tolerance:
+            raise UnsupportedModuleError(
+                "a record's gradient depends on records of earlier lots, through what training_step keeps "
+                f"(it changes by {gap:.2g} of its norm), so that clipping does not bound what one record does: queues "
+                "of negatives, centres, hidden states, thresholds and running means of losses that enter the loss "
+                "cannot be made private; take them from released weights or constants."
+            )
 
     def _failed(self, what: str = "a part of") -> None:
         """Say so; or raise UnsupportedModuleError where it is the batch that could not be cut."""
@@ -294,11 +327,11 @@ class _Probe:
             index[gone] = one[np.arange(len(gone)) % len(one)]
         return index
 
-    def _run(self, rows: Rows, seed: int | None = None) -> _Run | None:
+    def _run(self, rows: Rows, seed: int | None = None, after: bool = False) -> _Run | None:
         batch = select(self._batch, self._rows, self._chosen[rows])
         if self._lot.several:
             batch = self._numbered(batch, rows)
-        return self._probe.run(self._step, batch, len(rows), seed)
+        return self._probe.run(self._step, batch, len(rows), seed, after)
 
     def _numbered(self, batch: Any, rows: Rows) -> Any:
         """The same, with its entry of each row's record counted from 0 again."""

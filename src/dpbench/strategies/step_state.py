@@ -20,6 +20,8 @@ _MANY = 10_000  # entries of a list or dictionary that are not looked into
 _HOOKS = ("_hooks", "_with_kwargs", "_always_called")
 _OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Optimizer, Dataset, DataLoader)
 _OPAQUE_ROOMS = ("torch", "pytorch_lightning", "lightning", "lightning_fabric", "numpy", "dpbench.strategies")
+_COUNTS = (int, bool, str, type(None))  # that hardly anybody derives from records
+_PROBES = {"log", "log_dict", "manual_backward", "all_gather"}  # set by the probe itself
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -36,6 +38,8 @@ class StepState:
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._numbers: list[Callable[[], object]] = []  # puts random numbers back
+        self._same: list[Callable[[], bool]] = []
         self._seeds: list[Callable[[int], object]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._kept: list[object] = []  # so that no number names two objects
@@ -60,11 +64,21 @@ class StepState:
         """As it was, without gradients; with `seed`, every generator of random numbers is seeded anew."""
         for undo in self._undo:
             undo()
+        self.rewind()
         if seed is not None:
             for reseed in self._seeds:
                 reseed(seed)
+
+    def rewind(self) -> None:
+        """Random numbers as they were, and no gradients; whatever else a step has left behind stays."""
+        for put in self._numbers:
+            put()
         for parameter, _ in self._gradients:
             parameter.grad = None
+
+    def changed(self) -> bool:
+        """Whether a step has left anything behind but random numbers, gradients, and counts (whole numbers, flags)."""
+        return not all(same() for same in self._same)
 
     def finish(self) -> None:
         """As it was, with its gradients."""
@@ -76,14 +90,14 @@ class StepState:
         self._generator(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed)
         if device.type == "cuda":
             state = torch.cuda.get_rng_state(device)
-            self._undo.append(lambda: torch.cuda.set_rng_state(state, device))
+            self._numbers.append(lambda: torch.cuda.set_rng_state(state, device))
             self._seeds.append(torch.cuda.manual_seed_all)
         self._generator(np.random.get_state, np.random.set_state, np.random.seed)
         self._generator(random.getstate, random.setstate, random.seed)
 
     def _generator(self, get: Callable[[], Any], put: Callable[[Any], object], seed: Callable[[int], object]) -> None:
         state = copy.deepcopy(get())
-        self._undo.append(lambda: put(state))
+        self._numbers.append(lambda: put(state))
         self._seeds.append(seed)
 
     def _keep(self, x: Any) -> Iterable[Any]:
@@ -94,6 +108,7 @@ class StepState:
             if x.flags.writeable and not x.dtype.hasobject:
                 before = x.copy()
                 self._undo.append(lambda: np.copyto(x, before))
+                self._same.append(lambda: np.array_equal(x, before, equal_nan=x.dtype.kind in "fc"))
         elif isinstance(x, torch.Generator):
             self._generator(x.get_state, x.set_state, x.manual_seed)
         elif isinstance(x, random.Random):
@@ -113,6 +128,7 @@ class StepState:
             attributes = x.__dict__
             saved = dict(attributes)
             self._undo.append(lambda: _refill(attributes, saved))
+            self._same.append(lambda: _alike(attributes, saved))
             return [value for name, value in saved.items() if not name.endswith(_HOOKS)]
         return ()
 
@@ -125,17 +141,21 @@ class StepState:
             return
         data, before = x.data, x.detach().clone()  # `.data`: no write is counted
         self._undo.append(lambda: torch.equal(data, before) or data.copy_(before))
+        self._same.append(lambda: torch.equal(data, before))
 
     def _keep_container(self, x: Any) -> Iterable[Any]:
         if isinstance(x, dict):
             saved = dict(x)
             self._undo.append(lambda: _refill(x, saved))
+            self._same.append(lambda: _alike(x, saved))
             return saved.values() if len(saved) <= _MANY else ()
         if isinstance(x, set):
             members = set(x)
             self._undo += [x.clear, lambda: x.update(members)]
+            self._same.append(lambda: x == members)
             return ()
         entries = list(x)
+        self._same.append(lambda: len(x) == len(entries) and all(map(_kept, x, entries)))
         if isinstance(x, list):
             self._undo.append(lambda: x.__setitem__(slice(None), entries))
         elif isinstance(x, deque):
@@ -146,6 +166,16 @@ class StepState:
 def _refill(x: dict[Any, Any], saved: dict[Any, Any]) -> None:
     x.clear()
     x.update(saved)
+
+
+def _alike(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return all(name in now and _kept(now[name], x) for name, x in before.items()) and not (
+        now.keys() - before.keys() - _PROBES
+    )
+
+
+def _kept(now: object, before: object) -> bool:
+    return now is before or isinstance(now, _COUNTS) or (isinstance(now, float) and now == before)
 
 
 def _opaque(x: object) -> bool:
