@@ -23,6 +23,26 @@ def place(word: str) -> Path:
     return Path(word)
 
 
+def folder(word: str) -> Path:
+    """A folder that is there, or can be made."""
+    path = place(word)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a file: name a folder")
+    return path
+
+
+def whole(word: str) -> int:
+    """A whole number that is one of floating point too."""
+    try:
+        number = int(word)
+    except ValueError:
+        number = 2**64
+    if abs(number) >= 2**63:
+        shown = word if len(word) <= 40 else f"{word[:37]}..."
+        raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {shown}")
+    return number
+
+
 def png(word: str) -> Path:
     """The path of a picture that can be written."""
     path = place(word)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpbench.arguments import OneLineParser, place, png
+from dpbench.arguments import OneLineParser, folder, place, png, whole
 from dpbench.training.threads import wait_briefly
 
 _EXAMPLES = """\
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 130 for
         Ctrl-C, 143 for SIGTERM.
     """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # where Greek letters cannot be printed
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     wait_briefly()
     args = list(sys.argv[1:] if arguments is None else arguments)
@@ -184,18 +186,18 @@ def _calibrate_parser(commands: Any) -> None:
     )
     add("--sample-rate", type=float, metavar="Q", help="probability of a record to be in a lot")
     add("--batch-size", type=float, metavar="B", help="(expected) records in a lot, of --population")
-    add("--population", type=int, metavar="N", help="records that can be drawn")
-    add("--steps", type=int, metavar="T", help="lots (with --ledger: further ones)")
+    add("--population", type=whole, metavar="N", help="records that can be drawn")
+    add("--steps", type=whole, metavar="T", help="lots (with --ledger: further ones)")
     add("--epochs", type=float, metavar="E", help="the same in passes over the data")
     add("--epsilon", type=float, help="target")
     add("--delta", type=float, help="delta")
     add("--sampling", choices=["poisson", "fixed", "fixed_size"], help="how lots are drawn (default: poisson)")
-    add("--microbatch-size", type=int, metavar="M", help="examples of a microbatch: doubles the sensitivity")
+    add("--microbatch-size", type=whole, metavar="M", help="examples of a microbatch: doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = calibrate.add_mutually_exclusive_group()
     source.add_argument("--ledger", type=place, metavar="RUN", help="go on with this run: what it spent counts")
     source.add_argument("--like", type=place, metavar="RUN", help="a new run with the queries of this one")
-    add("--groups", type=int, default=1, metavar="G", help="vector groups that share the gradient's noise")
+    add("--groups", type=whole, default=1, metavar="G", help="vector groups that share the gradient's noise")
     beside = "noise multiplier of a count, norm or metric released beside the gradient (may be repeated)"
     add("--statistic", action="append", default=[], metavar="NAME=Z", help=beside)
     add("--json", action="store_true", help="print JSON")
@@ -217,9 +219,9 @@ def _reproduce_parser(commands: Any) -> None:
     add("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     add("--status", action="store_true", help="run nothing; show what is finished")
     add("--replace", action="store_true", help="overwrite results that other code has made")
-    add("--out", type=place, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
+    add("--out", type=folder, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
     runs = Path("runs") / "tables"
-    add("--runs", type=place, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
+    add("--runs", type=folder, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
     reproduce.set_defaults(run=_reproduce)
 
 
@@ -373,6 +375,8 @@ def _reproduce(options: Any) -> int:
     from dpbench.reproduce.command import WITHOUT_RUNS, listing, reproduce_table, request
 
     if options.table == "list":
+        if options.words or options.status or options.replace:
+            raise ConfigurationError("list takes no further words: dpbench reproduce list.")
         print(listing())
         return 0
     if options.table in WITHOUT_RUNS:

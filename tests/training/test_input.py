@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shlex
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,6 +116,30 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic"),
         ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, joblib"),
     ],
+    "words that Hydra cannot read": [
+        ("run.name=a=b", "'run.name=a=b' cannot be read"),
+        ("run.name=${seed", "'run.name=${seed' cannot be read"),
+        ("hydra.run.dir=~/xx", "'hydra.run.dir=~/xx' cannot be read"),
+        (f"seed={'9' * 5000}", "cannot be read: Exceeds the limit"),
+        ("optimizer.lr=${optimizer.lr}", "optimizer.lr: "),
+        ("run.name=${nosuch.key}", "run.name: Interpolation key 'nosuch.key' not found"),
+    ],
+    "sweeps without end": [
+        ("-m seed=range(0,3,0)", "has a step of 0"),
+        ("-m seed=range(0.,3.,0.)", "has a step of 0"),
+        ("-m seed=range(0,1e9)", "the sweep has 1,000,000,000 jobs"),
+        ("-m seed=range(0,1000) optimizer.lr=range(0.1,1.2,0.1)", "the sweep has 11,000 jobs"),
+        ("-m hydra.sweeper.params={seed:'range(0,10**9)'}", "dpbench: error: "),
+    ],
+    "what Hydra takes silently": [
+        ("-m launcher=joblib hydra.launcher.pre_dispatch=foo seed=0,1", "hydra.launcher.pre_dispatch must be a number"),
+        ("--experimental-rerun nowhere", "--experimental-rerun would skip all checks"),
+        ("hydra.searchpath=[file:///not/there]", "hydra.searchpath: there is no file:///not/there"),
+        ("hydra.searchpath=[pkg://nomod]", "hydra.searchpath: there is no pkg://nomod"),
+        ("+trainer.max_time={seconds:0}", "leaves no time to train"),
+        ("+trainer.max_time={seconds:-5}", "leaves no time to train"),
+        ("+trainer.max_time={secs:5}", "is no duration"),
+    ],
     "flags": [
         ("--foo", "unrecognized arguments: --foo"),
         ("--cfg foo", "invalid choice: 'foo'"),
@@ -142,7 +168,103 @@ def test_one_line_and_nothing_left(
     assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
 
 
-USAGE = ["trian", "xyzzy", "resume", "account", "account x --delta abc", "table --csv -q", "account x --plot a.pdf"]
+MINE = {
+    "optimizer/mine.yaml": "defaults: [sgd]\nlr: [\n",
+    "optimizer/good.yaml": "_target_: torch.optim.SGD\n_partial_: true\nlr: 0.1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("optimizer=mine", "optimizer/mine.yaml, line 3: "),
+        ("optimizer=good model.hiden=[4]", "there is no key model.hiden. Did you mean model.hidden?"),
+        ("optimizer=good optimizer.ls=1", "there is no key optimizer.ls"),
+    ],
+)
+def test_configuration_of_ones_own(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in MINE.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    test_one_line_and_nothing_left(f"--config-dir=mine {words}", message, tmp_path, monkeypatch, capsys)
+
+
+def test_a_mode_that_wandb_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "banana")
+    message = "$WANDB_MODE must be online, offline, disabled, shared, or not be set, not 'banana'"
+    test_one_line_and_nothing_left("logger=wandb", message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("name", "what"), [("config.yaml", "mine: 1"), ("result.json", "{}")])
+def test_a_folder_with_files_of_ones_own(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / name).write_text(what)
+    message = f"holds a {name} that is of no run of dpbench"
+    test_one_line_and_nothing_left("hydra.run.dir=own", message, tmp_path, monkeypatch, capsys)
+    assert [path.name for path in (tmp_path / "own").iterdir() if path.name != ".lock"] == [name]
+
+
+@pytest.mark.parametrize("words", ["-m seed=0,1 hydra.sweep.dir=s", "hydra.run.dir=s"])
+def test_an_error_of_the_system_is_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(config: Any) -> None:
+        raise IsADirectoryError(21, "Is a directory", "metrics.csv")
+
+    monkeypatch.setattr("dpbench.training.run.train_job", fails)
+    test_one_line_and_nothing_left(words, "Is a directory", tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("threshold", ["-1", "0"])
+def test_priors_need_a_threshold(threshold: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["priors", *FEW, "strategy=discretized", f"strategy.correction_threshold={threshold}"]) == 1
+    err = capsys.readouterr().err
+    assert "correction_threshold must be" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("calibrate --epsilon 3 --delta 1e-5 --sample-rate .01 --steps 10 --microbatch-size 0", "at least 1, not 0"),
+        ("reproduce list foo", "list takes no further words"),
+        ("reproduce gradient_compression/table1 --status launcher=foo", "there is no launcher=foo. Known: "),
+    ],
+)
+def test_other_commands(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_letters_that_a_terminal_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr("dpbench.cli._table", lambda options: print("σ = 1") or 0)
+    assert main(["table", "x"]) == 0
+    sys.stdout.flush()
+    assert raw.getvalue() == b"? = 1\n"
+
+
+HUGE = f"calibrate --epsilon 3 --delta 1e-5 --steps 10 --batch-size 5 --population {10**400}"
+FILES = [f"reproduce claims {option} {Path(__file__)}" for option in ("--out", "--runs")]
+USAGE = [
+    HUGE,
+    *FILES,
+    "trian",
+    "xyzzy",
+    "resume",
+    "account",
+    "account x --delta abc",
+    "table --csv -q",
+    "account x --plot a.pdf",
+]
 
 
 @pytest.mark.parametrize("words", [*USAGE, "table ''", "compare x --plot .", "sample '' --n 3 --out x", "resume ''"])

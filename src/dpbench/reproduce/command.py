@@ -13,7 +13,7 @@ from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import finished_runs, markdown, unlike, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table, table_names
-from dpbench.training.launch import conf_dir
+from dpbench.training.launch import conf_dir, groups_of
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,10 @@ def _reproduced(
     table: Table, asked: Request, out: Path, runs: Path, only_status: bool, replace: bool
 ) -> tuple[str, bool]:
     conf = conf_dir()
+    for word in asked.sweep:
+        key, _, choice = word.partition("=")
+        if key == "launcher" and choice not in (launchers := groups_of(conf)["launcher"]):
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(launchers)}.")
     part = table.selected(asked.rows, asked.columns, asked.seeds)
     jobs = jobs_of(part, conf, runs, asked.trainer)
     if not only_status:

@@ -123,7 +123,11 @@ def request(options: Any) -> tuple[Setting, Pattern]:
         spent=run.events if run is not None and options.ledger is not None else {},
     )
     if run is None or last is None:
-        return setting, Pattern(options.groups, _statistics(options.statistic), options.microbatch_size or 1)
+        return setting, Pattern(
+            options.groups,
+            _statistics(options.statistic),
+            1 if options.microbatch_size is None else options.microbatch_size,
+        )
     _same(source, "microbatch_size", options.microbatch_size, run.header.microbatch_size)
     known = {
         "delta": run.header.delta,

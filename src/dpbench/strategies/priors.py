@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.denoising import Hypotheses, Priors, Scale, estimate_priors
+from dpbench.privacy.denoising import ErrorCorrection, Hypotheses, Priors, Scale, estimate_priors
 from dpbench.privacy.mechanism import Mechanism
 from dpbench.strategies.references import ClipOnly
 
@@ -36,6 +36,7 @@ class PublicPriors(ClipOnly):
     ) -> None:
         if correction_threshold is None:
             raise ConfigurationError("priors are those of an error correction: give a correction_threshold.")
+        ErrorCorrection(correction_threshold, correction_hypotheses, correction_scale)  # refuses what it cannot take
         super().__init__(**{**options, "priors": None})
         self._threshold, self._scale = correction_threshold, correction_scale
         self._lots: list[Priors] = []

@@ -259,6 +259,13 @@ def _refuse_calls(value: Any, path: str) -> None:
 
 
 def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
+    if (most := trainer.get("max_time")) is not None:
+        try:
+            left = pl.callbacks.Timer(most).time_remaining() or 0.0
+        except Exception as error:  # whatever a wrong word makes of it
+            raise ConfigurationError(f"trainer.max_time={shown(most)} is no duration: {brief(error)}") from error
+        if left <= 0:
+            raise ConfigurationError(f"trainer.max_time={shown(most)} leaves no time to train: give a positive one.")
     endless = trainer.get("max_steps", -1) == -1 and trainer.get("max_epochs", -1) == -1 and not trainer.get("max_time")
     budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
     if endless and not budget:

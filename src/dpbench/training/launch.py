@@ -83,14 +83,14 @@ def launch(
     def single(cfg: DictConfig) -> float | None:
         try:
             return job(cfg)
-        except (DPBenchError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
+        except (DPBenchError, OSError, KeyboardInterrupt) as error:  # Hydra would print a line of its own before it
             failures.append(error)
             return None
 
     def swept(cfg: DictConfig) -> float | None:
         try:
             return job(cfg)
-        except DPBenchError as error:
+        except (DPBenchError, OSError) as error:
             _leave_sweep(error, HydraConfig.get())
             failures.append(error)  # the other runs go on, and this one is told in the end
             return None
@@ -110,7 +110,7 @@ def launch(
     return _told(failures)
 
 
-def _leave_sweep(error: DPBenchError, hydra: Any) -> None:
+def _leave_sweep(error: DPBenchError | OSError, hydra: Any) -> None:
     """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value."""
     from dpbench.training.objective import optimises
 
@@ -169,6 +169,9 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     cause = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
     first = brief(error)
+    where = getattr(error, "full_key", None)
+    if where and "nterpolation" in cause:
+        cause = f"{where}: {cause}"
     return cause if first in cause else f"{first}: {cause}"
 
 
@@ -203,7 +206,8 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
     from omegaconf import OmegaConf
 
     groups = groups_of(conf)
-    choices = [word for word in words if word.partition("=")[0] in groups and "," not in word]
+    pairs = [word.partition("=") for word in words]
+    choices = [f"{group}={choice}" for group, _, choice in pairs if choice in groups.get(group, [])]
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         cfg = compose(name, choices, return_hydra_config=False)
     path, _, leaf = key.rpartition(".")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +17,6 @@ from hydra._internal.utils import create_automatic_config_search_path, get_args_
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +26,9 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.training.checks import check_config
 from dpbench.training.objective import optimises, refuse_choice
 from dpbench.training.options import shown
+from dpbench.training.words import read_words, refuse_many
 
+_AHEAD = re.compile(r"all|\d*[1-9]\d*(\s*\*\s*n_jobs)?|n_jobs(\s*\*\s*\d*[1-9]\d*)?")
 _ASKS = ("help", "hydra_help", "cfg", "info", "shell_completion")  # and runs nothing
 
 
@@ -45,6 +47,8 @@ def flags_of(words: Sequence[str]) -> Namespace:
     flags = parser.parse_intermixed_args(list(words))
     if flags.cfg is None and flags.resolve:
         raise ConfigurationError("--resolve goes with --cfg job.")
+    if flags.experimental_rerun is not None:
+        raise ConfigurationError("--experimental-rerun would skip all checks: dpbench resume RUN continues a run.")
     chosen = [name for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(flags, name)]
     if len(chosen) > 1:
         raise ConfigurationError(f"only one of --{' and --'.join(chosen)} can be asked for.")
@@ -77,7 +81,7 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
         HydraException: The words do not compose.
     """
     flags = flags_of(words)
-    if any(getattr(flags, question) for question in _ASKS) or flags.experimental_rerun:
+    if any(getattr(flags, question) for question in _ASKS):
         return
     if flags.config_path is not None:
         raise ConfigurationError("--config-path takes the place of all configuration: add your own with --config-dir.")
@@ -120,6 +124,10 @@ def _composed(hydra: Hydra, name: str, overrides: Sequence[str], mode: RunMode) 
     except (HydraException, OmegaConfBaseException):
         raise
     except Exception as error:  # Hydra's own, where a word is something that it does not expect
+        if (mark := getattr(error, "problem_mark", None)) is not None:
+            raise ConfigurationError(
+                f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', None)}."
+            ) from error
         bad = [word for word in overrides if "hydra." in word] or overrides
         raise ConfigurationError(f"{' '.join(bad)} cannot be composed: {brief(error)}") from error
     HydraConfig.instance().set_config(cfg)
@@ -129,10 +137,12 @@ def _composed(hydra: Hydra, name: str, overrides: Sequence[str], mode: RunMode) 
 def _refuse_other_choices(hydra: Hydra, overrides: Sequence[str]) -> None:
     """A group takes one name: a list of them would merge files (a private strategy with none, say)."""
     loader = hydra.config_loader
-    for one in OverridesParser.create(loader).parse_overrides(list(overrides)):
+    for one in read_words(overrides, loader):
         key = one.key_or_group
         if not key:
             raise ConfigurationError(f"{one.input_line!r} is no setting: write KEY=VALUE or GROUP=NAME.")
+        if key == "hydra.searchpath" and isinstance(places := one.value(), list):
+            _check_search_path(places)
         if one.is_sweep_override() or one.is_delete() or isinstance(one.value(), str):
             continue
         if names := loader.get_group_options(key):
@@ -144,12 +154,13 @@ def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
     sweeper: Any = master.hydra.sweeper
     params = {} if chooses else _parameters(sweeper)
     words = [*(f"{key}={value}" for key, value in params.items()), *_words(master, "task")]
-    parsed: list[Override] = OverridesParser.create(hydra.config_loader).parse_overrides(words)
+    parsed = read_words(words, hydra.config_loader)
     if chooses:
         return [[str(one.input_line) for one in parsed if not one.is_sweep_override()]]
     size = sweeper.get("max_batch_size")
     if size is not None and size != -1 and size < 1:
         raise ConfigurationError(f"hydra.sweeper.max_batch_size must be positive (or null), not {size}.")
+    refuse_many(parsed)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     if not jobs:
         empty = [
@@ -183,6 +194,25 @@ def _check_places(hydra: DictConfig, keys: Sequence[str]) -> None:
             raise ConfigurationError(f"hydra.{key} must be the path of a folder, not {shown(raw)}.")
     if hydra.launcher.get("n_jobs", 1) == 0:
         raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
+    ahead = str(hydra.launcher.get("pre_dispatch", "all"))
+    if not _AHEAD.fullmatch(ahead):
+        raise ConfigurationError(f"hydra.launcher.pre_dispatch must be a number, 2*n_jobs or all, not {shown(ahead)}.")
+
+
+def _check_search_path(entries: Sequence[Any]) -> None:
+    """Hydra goes on without what is not there, and says so only in a log."""
+    for entry in entries:
+        kind, _, place = str(entry).partition("://")
+        there = True
+        if kind == "file":
+            there = Path(place).is_dir()
+        elif kind == "pkg":
+            try:
+                there = find_spec(place.replace("/", ".").strip(".")) is not None
+            except (ImportError, ValueError):
+                there = False
+        if not there:
+            raise ConfigurationError(f"hydra.searchpath: there is no {entry} (or it is no folder).")
 
 
 def _check_job(cfg: DictConfig) -> dict[str, Any]:
@@ -191,4 +221,8 @@ def _check_job(cfg: DictConfig) -> dict[str, Any]:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     config = plain(own)
     check_config(config)
+    if config["logger"]["wandb"]:
+        from dpbench.training.wandb_log import environment_mode
+
+        environment_mode()
     return config

@@ -31,6 +31,7 @@ from dpbench.training import build, wandb_log
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.checks import check_config
+from dpbench.training.folder import read_config
 from dpbench.training.objective import optimises, refuse_choice, value_of
 from dpbench.training.progress import RunProgress, quiet, watched
 from dpbench.training.run_folder import hydra_files, output_dir, run_folder, told_of_full_disk, write_hydra_files
@@ -163,6 +164,8 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     """
     if (folder / RESULT).exists() and config["run"]["resume"]:
         raise ConfigurationError(f"{folder} holds a finished run, and there is nothing to resume: train a new one.")
+    if (folder / RESULT).exists() or (folder / CONFIG).exists():
+        _refuse_other_files(folder)
     if (folder / RESULT).exists():
         raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
     checkpoint = folder / CHECKPOINT
@@ -194,6 +197,16 @@ def _prepare(config: dict[str, Any], folder: Path, private: bool = True) -> Path
     except OSError as error:
         raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
     return None
+
+
+def _refuse_other_files(folder: Path) -> None:
+    try:
+        read_config(folder)
+    except ConfigurationError:
+        name = RESULT if (folder / RESULT).exists() else CONFIG
+        raise ConfigurationError(
+            f"{folder} holds a {name} that is of no run of dpbench (or damaged): choose another folder (hydra.run.dir)."
+        ) from None
 
 
 def _fit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import pandas as pd
 from pytorch_lightning.loggers import WandbLogger
@@ -16,12 +16,24 @@ from dpbench.results.table import flat_settings
 Mode = Literal["online", "offline", "disabled", "shared"]
 
 
+def environment_mode() -> Mode | None:
+    """$WANDB_MODE, if it is set.
+
+    Raises:
+        ConfigurationError: wandb knows no such mode.
+    """
+    mode = os.environ.get("WANDB_MODE")
+    if mode and mode not in get_args(Mode):
+        raise ConfigurationError(f"$WANDB_MODE must be {', '.join(get_args(Mode))}, or not be set, not {mode!r}.")
+    return cast(Mode, mode) if mode else None
+
+
 def wandb_mode(wanted: str) -> Mode:
     """Resolve "auto": $WANDB_MODE, else online where somebody is logged in, else offline (never a prompt)."""
     if wanted != "auto":
         return cast(Mode, wanted)
-    if mode := os.environ.get("WANDB_MODE"):
-        return cast(Mode, mode)
+    if mode := environment_mode():
+        return mode
     import wandb
 
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
