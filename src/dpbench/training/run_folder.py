@@ -85,6 +85,7 @@ def _claim(config: DictConfig, kind: str) -> Path | None:
             _found.add(wanted.resolve())
         return None
     own = make_new(wanted)
+    _found.discard(own.resolve())  # an earlier job of this process may have had one of that name
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra[kind].dir = str(own)
     return own
