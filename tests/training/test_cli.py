@@ -427,7 +427,7 @@ def test_cfg_job_prints_the_configuration(tmp_path: Path) -> None:
 
 
 def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
-    config = {"run": {"resume": False}}
+    config = {"run": {"resume": False}, "data": {}, "strategy": {}}
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
         _prepare(config, tmp_path / "file" / "run")

@@ -28,9 +28,14 @@ def rows_of(record_of_row: Any, batch: Any, records: NDArray[np.int64], number: 
     if record_of_row is None:
         return records
     found = np.asarray(batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch))
-    if found.dtype.kind not in "iu" or (np.diff(found) < 0).any() or not ((found >= 0) & (found < number)).all():
+    ascending = found.dtype.kind in "iu" and found.shape == (_rows(batch),) and (np.diff(found) >= 0).all()
+    if not ascending or not ((found >= 0) & (found < number)).all():
         raise ValueError("no index of records")
     return np.flatnonzero(np.isin(found, records))
+
+
+def _rows(batch: Any) -> int:
+    return max(len(x) for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim())
 
 
 def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number: int, rows: Rows) -> None:
