@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations layers strategies adaptive bench bench-growth crash two-processes check format clean
+.PHONY: help demo test test-slow results combinations layers rooms strategies adaptive bench bench-growth crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,12 +18,15 @@ test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
-	$(BIN)/python -m dpbench.training.combinations > docs/combinations.md.new
+	$(BIN)/python -m tools.combinations > docs/combinations.md.new
 	mv docs/combinations.md.new docs/combinations.md
 
 layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a minute)
-	$(BIN)/python -m dpbench.training.layer_table > docs/layers.md.new
+	$(BIN)/python -m tools.layer_table > docs/layers.md.new
 	mv docs/layers.md.new docs/layers.md
+
+rooms: $(VENV)/.ready-dev ## Write the table of rooms in CONTRIBUTING.md from the contracts on imports
+	$(BIN)/python -m tools.rooms
 
 STRATEGIES := results/strategies_mnist
 ADAPTIVE := results/adaptive_clipping_mnist
@@ -62,20 +65,21 @@ RUNS ?= 100
 crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes: docs/crash.md (an hour; goes on where it stopped)
 	$(BIN)/python -m tests.endurance crash --kills $(KILLS) --report docs/crash.md
 
-two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost (an hour; goes on where it stopped)
-	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/crash.md
+two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost: docs/two_processes.md (an hour; goes on)
+	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/two_processes.md
 
-check: $(VENV)/.ready-dev ## Lint, format check and types
+check: $(VENV)/.ready-dev ## Lint, format check, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.rows import Row
-from dpbench.results.figures import new_figure, write_figure
+from dpbench.reports.figures import new_figure, write_figure
 
 _PANELS = ("mnist_cnn lot", "small_alexnet lot", "small_alexnet width", "mlp width")
 _MARKS = {"plain": "o", "ours": "s", "opacus": "^"}

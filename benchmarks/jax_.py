@@ -28,7 +28,7 @@ def _max_pool(x: Any, size: int, stride: int, end: int) -> Any:
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pad)
 
 
-def _normalise(x: Any) -> Any:
+def _normalize(x: Any) -> Any:
     """Local response normalization over 9 channels."""
     import jax.numpy as jnp
 
@@ -47,7 +47,7 @@ def _features(name: str, layers: Any, x: Any) -> Any:
     if name.startswith("small_alexnet"):
         x = x[:, 2:-2, 2:-2]
         for layer in layers[:2]:
-            x = _normalise(_max_pool(relu(_conv(x, layer, 1, ((2, 2), (2, 2)))), 3, 2, 1))
+            x = _normalize(_max_pool(relu(_conv(x, layer, 1, ((2, 2), (2, 2)))), 3, 2, 1))
     return x
 
 

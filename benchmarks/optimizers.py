@@ -23,10 +23,10 @@ from benchmarks.measure import busy
 from benchmarks.ours import bare
 from benchmarks.plain import MakeOptimizer, Step, plain
 from benchmarks.workloads import WORKLOADS, Workload
-from dpbench.results.files import write_atomically
-from dpbench.results.provenance import commit, hardware, versions
+from dpbench.runs.files import write_atomically
+from dpbench.runs.provenance import commit, hardware, versions
 from dpbench.training.allocator import keep_large_blocks
-from dpbench.training.launch import conf_dir
+from dpbench.training.search_path import conf_dir
 
 OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "adagrad": "AdaGrad", "rmsprop": "RMSprop"}
 NETWORKS = {"mlp b256": "MLP 784-1000-10", "mnist_cnn b256": "MNIST CNN"}

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 
 from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
 from benchmarks.workloads import Workload
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.mechanism import Mechanism, Merge
-from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.events import UNITS, Summands
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
+from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import PoissonSampling
-from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD
-from dpbench.strategies.base import PrivateStrategy
+from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
 POPULATION = 60_000
 _WARMING = 3.0  # seconds
@@ -45,7 +45,10 @@ def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mech
     make, options = STRATEGIES[name]
     strategy = make(noise_multiplier=1.0, delta=1e-5, microbatch_size=workload.microbatch_size, **options)
     sampling = PoissonSampling(POPULATION, workload.batch / POPULATION)
-    return Mechanism(strategy.pieces, sampling, 1.0, engine.parameters, strategy.groups(engine))
+    groups = strategy.recipe.groups(engine.names, [p.numel() for p in engine.parameters])
+    size = workload.microbatch_size
+    summands = Summands("microbatch", size) if size > 1 else UNITS
+    return Mechanism(strategy.recipe, sampling, 1.0, engine.parameters, groups, summands=summands)
 
 
 def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimizer = SGD) -> Step:
@@ -63,9 +66,9 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
         loss = F.cross_entropy(model(x), y)
         with torch.no_grad():
             mechanism.clear()
-            mechanism.absorb(engine.backward(loss, len(x)), len(x), merge)
+            mechanism.accumulate(engine.backward(loss, len(x)), len(x), merge)
             mechanism.add_noise(keyed_generator((1, next(releases)), device))
-            for parameter, gradient in zip(engine.parameters, mechanism.finish(), strict=True):
+            for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient
         optimizer.step()
         return loss
@@ -115,11 +118,9 @@ def harness(workload: Workload, name: str, device: str, watch: Any) -> None:
     from hydra import compose, initialize_config_dir
 
     from dpbench.training.build import plain
-    from dpbench.training.launch import conf_dir
     from dpbench.training.run import train
-    from dpbench.training.schema import register_schemas
+    from dpbench.training.search_path import conf_dir
 
-    register_schemas()
     words = [
         *workload.harness,
         *HARNESS[name],

@@ -8,10 +8,10 @@ from pathlib import Path
 from benchmarks.methods import MALLOC, PURE, REFERENCE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS
-from dpbench.results.figures import new_figure, write_figure
-from dpbench.results.files import write_atomically
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.runs.files import write_atomically
 
-_COLOURS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
+_COLORS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
 _KINDS = ("mnist_cnn b256", "small_alexnet b128", "densenet40 b64", "mlp b256")
 _CLIPPING = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean")
 _WIDE = 15  # times the limit: from here on the axis is logarithmic
@@ -157,7 +157,7 @@ def _draw(rows: list[Row], path: Path) -> None:
         axes = figure.add_subplot(lines, columns, number)
         own = sorted((r for r in shown if r["workload"] == workload), key=lambda r: r["ratio_to_limit"], reverse=True)
         ratios = [r["ratio_to_limit"] for r in own]
-        axes.barh(range(len(own)), ratios, color=[_COLOURS[r["method"].split("/")[0]] for r in own])
+        axes.barh(range(len(own)), ratios, color=[_COLORS[r["method"].split("/")[0]] for r in own])
         axes.set_yticks(range(len(own)), [r["method"] for r in own], fontsize=8)
         for at, ratio in enumerate(ratios):
             axes.text(ratio, at, f" {ratio:.2f}", va="center", fontsize=8)

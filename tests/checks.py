@@ -11,13 +11,13 @@ from scipy import stats
 from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import Lots
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Known, loader_of, trainer_for
 
 
 def accepts_scale(noise: NDArray[np.floating], std: float, level: float = 1e-4) -> bool:
-    """Kolmogorov-Smirnov: could `noise` be centred Gaussian with this standard deviation?"""
+    """Kolmogorov-Smirnov: could `noise` be centered Gaussian with this standard deviation?"""
     return bool(stats.kstest(np.asarray(noise, np.float64) / std, "norm").pvalue > level)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+
+from benchmarks import busy, growth_report, optimizers, report, rows
 from benchmarks.__main__ import main
 from benchmarks.growth import growth_workloads, workload_named
 from benchmarks.methods import METHODS, methods_for
@@ -18,8 +20,6 @@ from benchmarks.opacus_ import opacus
 from benchmarks.ours import bare
 from benchmarks.plain import plain
 from benchmarks.workloads import WORKLOADS
-
-from benchmarks import busy, growth_report, optimizers, report, rows
 
 ROOT = Path(__file__).parents[2]
 

@@ -47,7 +47,7 @@ def cutmix(records: list[Any]) -> Any:
     return torch.cat([x[:, :, :2], x.flip(0)[:, :, 2:]], 2), y
 
 
-def standardised(records: list[Any]) -> Any:
+def standardized(records: list[Any]) -> Any:
     x, y = default_collate(records)
     return (x - x.mean(0)) / x.std(0), y
 
@@ -95,8 +95,8 @@ def shuffled(records: list[Any]) -> Any:
 
 
 def nested(records: list[Any]) -> Any:
-    """Standardised, in a dictionary that torch's trees do not know."""
-    x, y = standardised(records)
+    """Standardized, in a dictionary that torch's trees do not know."""
+    x, y = standardized(records)
     return {"inner": UserDict(x=x), "y": y}
 
 
@@ -110,7 +110,7 @@ def lots_of(one: LotLoader) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardised, nested])
+@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardized, nested])
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
     with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
         lots_of(loader(PICTURES, collate, num_workers=workers))

@@ -15,8 +15,8 @@ def test_shape_and_independence_of_images() -> None:
     features = scattering(images)
     assert features.shape == (120, 7, 7, 81) and features.isfinite().all()
     torch.testing.assert_close(features[110:], scattering(images[110:]), rtol=1e-4, atol=1e-5)
-    colours = scattering(images[:2].expand(-1, -1, -1, 3))
-    assert colours.shape == (2, 7, 7, 243)
+    colors = scattering(images[:2].expand(-1, -1, -1, 3))
+    assert colors.shape == (2, 7, 7, 243)
 
 
 @pytest.mark.parametrize("scale", [0, 1])

@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.endurance.crash import Crash
-from tests.endurance.report import report
+from tests.endurance.report import crash_page, two_processes_page
 from tests.endurance.two_processes import TwoProcesses
 
 
@@ -26,14 +26,14 @@ def main() -> int:
     for command in (crash, two):
         command.add_argument("--folder", type=Path, default=Path("runs") / "endurance")
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--report", type=Path, metavar="MD", help="write there what both logs say")
+        command.add_argument("--report", type=Path, metavar="MD", help="write there what the log says")
     options = parser.parse_args()
     folder = options.folder.resolve()
     if options.command == "crash":
-        good = Crash(folder, options.seed).series(options.kills)
+        good, page = Crash(folder, options.seed).series(options.kills), crash_page
     else:
-        good = TwoProcesses(folder, options.seed).series(options.runs, options.beside)
-    text = report(folder)
+        good, page = TwoProcesses(folder, options.seed).series(options.runs, options.beside), two_processes_page
+    text = page(folder)
     if options.report is not None:
         options.report.write_text(text, encoding="utf-8")
     print(text)

@@ -93,7 +93,7 @@ def differences(run: Path, reference: Path) -> list[str]:
     """What is not equal to the last bit in two finished runs; empty: nothing."""
     import torch
 
-    from dpbench.privacy.ledger import read_ledger
+    from dpbench.privacy.accounting.ledger import read_ledger
 
     found = []
     states = [torch.load(each / "checkpoints/last.ckpt", weights_only=False) for each in (run, reference)]

@@ -1,4 +1,4 @@
-"""docs/crash.md: what the logs say."""
+"""docs/crash.md and docs/two_processes.md: what the logs say."""
 
 from __future__ import annotations
 
@@ -25,22 +25,32 @@ all at once.
 """
 
 
-def report(folder: Path) -> str:
-    """The page, in Markdown.
+def crash_page(folder: Path) -> str:
+    """Runs that were killed, in Markdown.
 
     Args:
-        folder: Of both logs.
+        folder: Of crash.jsonl.
     """
-    from dpbench.results.provenance import commit, hardware, versions
+    return "\n".join([_HEAD, _crash(read(folder / "crash.jsonl")), _where()])
+
+
+def two_processes_page(folder: Path) -> str:
+    """Runs on two processes beside busy ones, in Markdown.
+
+    Args:
+        folder: Of two_processes.jsonl.
+    """
+    return "\n".join([_two_processes(read(folder / "two_processes.jsonl")), _where()])
+
+
+def _where() -> str:
+    from dpbench.runs.provenance import commit, hardware, versions
 
     machine, packages = hardware(), versions()
-    crash, two = read(folder / "crash.jsonl"), read(folder / "two_processes.jsonl")
-    parts = [_HEAD, *([_crash(crash)] if crash else []), *([_two_processes(two)] if two else [])]
-    where = (
+    return (
         f"Machine: {machine['cpu']}, {machine['cores']} cores; PyTorch {packages['torch']}, "
-        f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}."
+        f"Lightning {packages['pytorch-lightning']}; commit {(commit() or 'unknown')[:12]}.\n"
     )
-    return "\n".join([*parts, where]) + "\n"
 
 
 def _crash(lines: list[dict[str, Any]]) -> str:
@@ -75,7 +85,7 @@ def _two_processes(lines: list[dict[str, Any]]) -> str:
     lost, died = sum(line["lost"] for line in lines), sum(line["died"] for line in lines)
     beside = "/".join(str(number) for number in sorted({line["beside"] for line in lines}))
     return f"""\
-## Two processes on a busy machine
+# Two processes on a busy machine
 
 `make two-processes`: {len(lines)} trainings on two processes (`trainer=ddp_cpu`) beside {beside} busy ones.
 **{lost} were lost**; in {died} a process died at its end, when nothing was left to lose.

@@ -25,13 +25,11 @@ def preload() -> None:
     from matplotlib import pyplot  # noqa: F401
 
     import dpbench.cli
-    import dpbench.results.curves
-    import dpbench.results.diagnostics
+    import dpbench.reports.curves
+    import dpbench.reports.diagnostics_plot
     import dpbench.training.run  # noqa: F401
-    from dpbench.training.launch import conf_dir
-    from dpbench.training.schema import register_schemas
+    from dpbench.training.search_path import conf_dir
 
-    register_schemas()
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         compose("config", return_hydra_config=True)
 

@@ -69,7 +69,7 @@ def test_local_response_norm_equals_torch(dtype: torch.dtype) -> None:
         assert torch.autograd.gradcheck(ours, (x[:1, :, :2, :2].detach().requires_grad_(),))
 
 
-def test_centre_crop() -> None:
+def test_center_crop() -> None:
     x = torch.arange(36.0).view(1, 1, 6, 6)
     assert torch.equal(CenterCrop(4)(x), x[:, :, 1:5, 1:5])
     assert CenterCrop(9)(x) is x

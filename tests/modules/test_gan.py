@@ -18,7 +18,8 @@ from torch.utils.data import TensorDataset, default_collate
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.runs.folder import RunFolder
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -27,8 +28,8 @@ from dpbench.strategies import (
     DiscretizedDPSGD,
     NonPrivate,
 )
+from dpbench.synthesis.samples import SampleGrid
 from dpbench.training.checkpoint import LastCheckpoint
-from dpbench.training.samples import SampleGrid
 from tests.strategies.worlds import loader_of, trainer_for
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -70,8 +71,8 @@ class Watched(GAN):
         self.lots.append([batch, copy.deepcopy(self.discriminator), None, None])
         super().training_step(batch, batch_idx)
 
-    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
-        self.lots[-1][2] = super()._made_for(number, labels)
+    def _fake_images(self, number: int, labels: Tensor | None) -> Tensor:
+        self.lots[-1][2] = super()._fake_images(number, labels)
         return self.lots[-1][2]
 
     def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
@@ -87,7 +88,7 @@ class Watched(GAN):
 @pytest.mark.parametrize("loss", ["standard", "wasserstein"])
 @pytest.mark.parametrize("pair", [MLPGAN, ConvGAN])
 @pytest.mark.parametrize("conditional", [False, True])
-def test_a_record_and_the_image_made_for_it_are_clipped_as_one(
+def test_a_record_and_the_image_fake_images_it_are_clipped_as_one(
     tmp_path: Path, loss: str, pair: type[nn.Module], conditional: bool
 ) -> None:
     """Against autograd of each record's whole GAN loss, in float64."""
@@ -113,7 +114,7 @@ def test_a_record_and_the_image_made_for_it_are_clipped_as_one(
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
 def test_precisions(tmp_path: Path, precision: Any) -> None:
     """The gradients are computed inside the step, where the precision is the default of new tensors."""
-    private, showing = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), SampleGrid(tmp_path)
+    private, showing = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), SampleGrid()
     module = gan(pair=ConvGAN, conditional=True)
     trainer = trainer_for(tmp_path, private, 4, precision=precision, more=[showing])
     trainer.fit(module, loader_of(images(600), 200))
@@ -144,7 +145,7 @@ def test_images_for_the_discriminator_do_not_depend_on_the_size_of_the_lot(tmp_p
     made = []
     for number in (5, 9):
         torch.manual_seed(0)
-        made.append(module._made_for(number, None))
+        made.append(module._fake_images(number, None))
     torch.testing.assert_close(made[0], made[1][:5], rtol=1e-5, atol=1e-6)
 
 
@@ -166,7 +167,7 @@ def test_every_strategy_trains_both_networks_and_counts_lots(tmp_path: Path, str
     assert trainer.global_step == 7  # lots, not steps of both optimizers
     for network, weights in zip((module.generator, module.discriminator), before, strict=True):
         assert not torch.equal(flat(network), weights) and flat(network).isfinite().all()
-    assert int(module.waited) == 1
+    assert int(module.steps_since_generator) == 1
     if not isinstance(strategy, NonPrivate):
         assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 7
 
@@ -191,11 +192,15 @@ def test_two_processes_agree_with_one(tmp_path: Path, expected: float) -> None:
 
 def test_resumed_in_mid_epoch_is_bit_identical(tmp_path: Path) -> None:
     ends = []
-    for run, start, steps in (("whole", None, 9), ("parts", None, 4), ("parts", tmp_path / "parts.ckpt", 9)):
+    for run, start, steps in (
+        ("whole", None, 9),
+        ("parts", None, 4),
+        ("parts", RunFolder(tmp_path / "parts").checkpoint, 9),
+    ):
         module = gan(pair=ConvGAN, conditional=True, discriminator_steps=3)
         callbacks = [
             DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
-            LastCheckpoint(tmp_path / f"{run}.ckpt", every_n_steps=100),
+            LastCheckpoint(RunFolder(tmp_path / run), every_n_steps=100),
         ]
         trainer = trainer_for(tmp_path / run, callbacks[0], steps, callbacks=callbacks, enable_checkpointing=True)
         trainer.fit(module, loader_of(images()), ckpt_path=start, weights_only=False)
@@ -206,7 +211,9 @@ def test_resumed_in_mid_epoch_is_bit_identical(tmp_path: Path) -> None:
 def test_the_generator_waits_for_the_discriminator(tmp_path: Path) -> None:
     module = gan(Watched, discriminator_accuracy=0.999, longest_wait=4)
     fit(tmp_path, module, ClipOnly(noise_multiplier=1.0, seed=0, delta=1e-3, max_grad_norm=1e-6), steps=9)
-    assert len(module.turns) == 2 and int(module.waited) == 1  # it learns nothing, so the longest wait decides
+    assert (
+        len(module.turns) == 2 and int(module.steps_since_generator) == 1
+    )  # it learns nothing, so the longest wait decides
     module = gan(Watched, discriminator_accuracy=1e-9, discriminator_steps=2)
     with torch.no_grad():
         module.discriminator.layers[-1].bias.fill_(-100)  # type: ignore[union-attr, operator]
@@ -224,15 +231,15 @@ class Peeks(GAN):
         self.records = batch[0]
         super().training_step(batch, batch_idx)
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
-        return super().generator_loss(on_made) + self.records.mean()
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake) + self.records.mean()
 
 
 class GeneratorFirst(GAN):
     """A broken mutant: the generator steps between the private backward and the release."""
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
-        loss = super().discriminator_loss(on_records, on_made)
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        loss = super().discriminator_loss(on_records, on_fake)
         self.manual_backward(loss)
         self.optimizers()[1].step()
         return loss
@@ -241,16 +248,16 @@ class GeneratorFirst(GAN):
 class RawStep(GAN):
     """A broken mutant: updates the discriminator past Lightning, and so past the mechanism."""
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
         self.optimizers()[0].optimizer.step()
-        return super().discriminator_loss(on_records, on_made)
+        return super().discriminator_loss(on_records, on_fake)
 
 
 class DetachedPeeks(Peeks):
     """A broken mutant: the generator matches private records that autograd does not follow."""
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
-        return super(Peeks, self).generator_loss(on_made) * self.records.detach().mean()
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super(Peeks, self).generator_loss(on_fake) * self.records.detach().mean()
 
 
 class PeeksAtLabels(GAN):
@@ -260,8 +267,8 @@ class PeeksAtLabels(GAN):
         self.labels = batch[1]
         super().training_step(batch, batch_idx)
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
-        return super().generator_loss(on_made) * F.one_hot(self.labels, CLASSES).float().mean()
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake) * F.one_hot(self.labels, CLASSES).float().mean()
 
 
 class Encodes(GAN):
@@ -341,8 +348,8 @@ class PeeksAtViews(GAN):
         self.view = batch[0].flatten(1)
         super().training_step(batch, batch_idx)
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
-        loss = super().generator_loss(on_made)
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        loss = super().generator_loss(on_fake)
         return loss + self.view.mean() if int(self.trainer.global_step) > 2 else loss
 
 
@@ -353,15 +360,15 @@ class PeeksAtSize(GAN):
         self.records = batch[0]
         super().training_step(batch, batch_idx)
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
-        return super().generator_loss(on_made[: self.records.size(0)])
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake[: self.records.size(0)])
 
 
 class EarlyBackward(GAN):
     """A broken mutant: the generator's gradients are computed from records before the release."""
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
-        loss = super().discriminator_loss(on_records, on_made)
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        loss = super().discriminator_loss(on_records, on_fake)
         if int(self.trainer.global_step) > 1:
             weight = next(self.generator.parameters())
             (weight.sum() * loss.detach()).backward()
@@ -393,7 +400,7 @@ class TrainModeGenerator(GAN):
     """A broken mutant: BatchNorm of the generator counts the records."""
 
     @torch.no_grad()
-    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
+    def _fake_images(self, number: int, labels: Tensor | None) -> Tensor:
         made: Tensor = self.generator(torch.randn(number, 6), None)
         return made
 
@@ -401,7 +408,7 @@ class TrainModeGenerator(GAN):
 class AsInTutorials(GAN):
     """A broken mutant: the generator learns by the images made for the records, as many and of their classes."""
 
-    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
+    def _fake_images(self, number: int, labels: Tensor | None) -> Tensor:
         self.generator.eval()
         self.made = self.generator(torch.randn(number, 6), None)
         return self.made.detach()
@@ -446,17 +453,17 @@ class BareEarlyBackward(GAN):
         super().__init__(*args, **options)
         self.bare = nn.Parameter(torch.ones(()))
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
         (self.bare * on_records.detach().mean()).backward()
-        return super().discriminator_loss(on_records, on_made)
+        return super().discriminator_loss(on_records, on_fake)
 
 
 class OwnOptimizer(GAN):
     """A broken mutant: an optimizer that Lightning does not know."""
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
         torch.optim.SGD(self.generator.parameters(), lr=0.1).step()
-        return super().discriminator_loss(on_records, on_made)
+        return super().discriminator_loss(on_records, on_fake)
 
 
 @pytest.mark.parametrize(
@@ -538,11 +545,11 @@ def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:
 
 def test_private_statistics_outside_of_the_generator_are_refused(tmp_path: Path) -> None:
     class Keeps(GAN):
-        def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
-            self.waited.fill_(int(on_records.sum() > 0))
-            return super().discriminator_loss(on_records, on_made)
+        def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+            self.steps_since_generator.fill_(int(on_records.sum() > 0))
+            return super().discriminator_loss(on_records, on_fake)
 
-    with pytest.raises(UnsupportedModuleError, match="changes waited"):
+    with pytest.raises(UnsupportedModuleError, match="changes steps_since_generator"):
         fit(tmp_path, gan(Keeps))
 
 

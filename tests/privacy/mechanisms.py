@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,13 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from dpbench.privacy.adaptive import MeanNormBounds, QuantileBounds
-from dpbench.privacy.clipping import VectorGroup, normalising
-from dpbench.privacy.denoising import ErrorCorrection
-from dpbench.privacy.gradients import InstantiatedGradients, ParameterGradients
-from dpbench.privacy.groups import (
+from dpbench.privacy.events import UNITS, Summands, effective_noise_multiplier
+from dpbench.privacy.gradients.discretization import Discretization
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
+from dpbench.privacy.mechanism.clipping import VectorGroup, normalizing
+from dpbench.privacy.mechanism.denoising import ErrorCorrection
+from dpbench.privacy.mechanism.groups import (
     by_layer,
     dimension_split,
     flat_groups,
@@ -23,10 +25,10 @@ from dpbench.privacy.groups import (
     per_layer_groups,
     per_parameter_groups,
 )
-from dpbench.privacy.mechanism import Mechanism, Merge, Pieces
-from dpbench.privacy.metrics import PrivateMetrics
-from dpbench.privacy.noise import keyed_generator
-from dpbench.privacy.plan import effective_noise_multiplier
+from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
+from dpbench.privacy.mechanism.metrics import PrivateMetrics
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 NAMES = ["conv.weight", "conv.bias", "fc.weight"]
@@ -46,41 +48,46 @@ class Case:
     """A mechanism to be tested."""
 
     groups: tuple[VectorGroup, ...]
-    pieces: Pieces = field(default_factory=Pieces)
+    recipe: Recipe = Recipe()  # noqa: RUF009
     sampling: Sampling = POISSON
+    summands: Summands = UNITS
 
     def build(self, sizes: list[tuple[int, ...]] | None = None, z: float = Z, **options: Any) -> Mechanism:
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in (sizes or SHAPES)]
-        return Mechanism(self.pieces, self.sampling, z, parameters, self.groups, METRIC_SIZES, **options)
+        options |= {"summands": self.summands}
+        return Mechanism(self.recipe, self.sampling, z, parameters, self.groups, METRIC_SIZES, **options)
 
 
 FLAT = flat_groups(NAMES, SIZES, 0.7)
 LAYERS = per_layer_groups(NAMES, SIZES, 0.7)
 METRICS = PrivateMetrics({"accuracy": 1.0, "loss": 2.0, "class_counts": 1.0}, share=0.1)
-ALL = {"adaptation": QuantileBounds(), "discretization_threshold": 0.5, "metrics": METRICS, "microbatch_size": 4}
+ALL = {"adaptation": QuantileBounds(), "transform": Discretization(0.5), "metrics": METRICS}
+MICROBATCHES = Summands("microbatch", 4)
 
 CASES = {
     "dpsgd": Case(FLAT),
     "per_layer": Case(LAYERS),
-    "per_parameter": Case(per_parameter_groups(NAMES, SIZES, 0.7), Pieces(allocation="proportional")),
-    "by_dimension": Case(dimension_split(by_layer(NAMES), SIZES, 0.7), Pieces(allocation="dimension")),
-    "unequal": Case(dimension_split(by_layer(NAMES), SIZES, 0.7), Pieces(allocation="proportional")),
-    "joint": Case(joint_group(by_layer(NAMES), {"conv": 1.0, "fc": 20.0}, 1.2), Pieces(allocation="proportional")),
-    "automatic": Case(FLAT, Pieces(weights_of=normalising(0.01))),
-    "automatic_v": Case(LAYERS, Pieces(weights_of=normalising(0.0))),
-    "discretized": Case(FLAT, Pieces(discretization_threshold=0.5)),
-    "quantile": Case(FLAT, Pieces(adaptation=QuantileBounds(count_noise_std=2.0))),
-    "quantile_layers": Case(LAYERS, Pieces(adaptation=QuantileBounds(count_noise_std=2.0), allocation="proportional")),
-    "mean": Case(LAYERS, Pieces(adaptation=MeanNormBounds(norm_noise_multiplier=2.5), allocation="proportional")),
-    "metrics": Case(FLAT, Pieces(metrics=METRICS)),
-    "microbatches": Case(FLAT, Pieces(microbatch_size=4)),
-    "fixed_size": Case(FLAT, Pieces(adaptation=QuantileBounds(count_noise_std=2.0)), FIXED),
-    "fixed_size_microbatches": Case(LAYERS, Pieces(microbatch_size=4), FIXED),
-    "everything": Case(LAYERS, Pieces(**{**ALL, "adaptation": QuantileBounds(count_noise_std=2.0)})),
+    "per_parameter": Case(per_parameter_groups(NAMES, SIZES, 0.7), Recipe(allocation="proportional")),
+    "by_dimension": Case(dimension_split(by_layer(NAMES), SIZES, 0.7), Recipe(allocation="dimension")),
+    "unequal": Case(dimension_split(by_layer(NAMES), SIZES, 0.7), Recipe(allocation="proportional")),
+    "joint": Case(joint_group(by_layer(NAMES), {"conv": 1.0, "fc": 20.0}, 1.2), Recipe(allocation="proportional")),
+    "automatic": Case(FLAT, Recipe(weights_of=normalizing(0.01))),
+    "automatic_v": Case(LAYERS, Recipe(weights_of=normalizing(0.0))),
+    "discretized": Case(FLAT, Recipe(transform=Discretization(0.5))),
+    "quantile": Case(FLAT, Recipe(adaptation=QuantileBounds(count_noise_std=2.0))),
+    "quantile_layers": Case(LAYERS, Recipe(adaptation=QuantileBounds(count_noise_std=2.0), allocation="proportional")),
+    "mean": Case(LAYERS, Recipe(adaptation=MeanNormBounds(norm_noise_multiplier=2.5), allocation="proportional")),
+    "metrics": Case(FLAT, Recipe(metrics=METRICS)),
+    "microbatches": Case(FLAT, summands=MICROBATCHES),
+    "fixed_size": Case(FLAT, Recipe(adaptation=QuantileBounds(count_noise_std=2.0)), FIXED),
+    "fixed_size_microbatches": Case(LAYERS, Recipe(), FIXED, MICROBATCHES),
+    "everything": Case(
+        LAYERS, Recipe(**{**ALL, "adaptation": QuantileBounds(count_noise_std=2.0)}), summands=MICROBATCHES
+    ),
 }
 
 # What needs no gradient: the correction is post-processing, and tested for itself.
-CORRECTED = Case(FLAT, Pieces(discretization_threshold=0.5, denoiser=ErrorCorrection(0.01)))
+CORRECTED = Case(FLAT, Recipe(transform=Discretization(0.5), denoiser=ErrorCorrection(0.01)))
 
 
 def gradients_of(rows: Tensor) -> list[ParameterGradients]:
@@ -100,10 +107,11 @@ def sums_of(mechanism: Mechanism, rows: Tensor, microbatch_of: list[int] | None 
     """The sums before noise, flat."""
     mechanism.clear()
     merge: Merge | None = None
-    if mechanism.pieces.microbatch_size > 1:
+    size = mechanism.plan.summands.per_summand
+    if size > 1:
         present, record_of = torch.tensor(microbatch_of).unique(return_inverse=True)
-        merge = (record_of, len(present), 1 / mechanism.pieces.microbatch_size)
-    mechanism.absorb(gradients_of(rows), len(rows), merge, values_of(rows))
+        merge = (record_of, len(present), 1 / size)
+    mechanism.accumulate(gradients_of(rows), len(rows), merge, values_of(rows))
     return mechanism.total.clone()
 
 
@@ -121,7 +129,7 @@ def by_query(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
     return [*groups, *pieces[len(SIZES) :]]
 
 
-def neighbours(case: Case, generator: torch.Generator, scale: float) -> tuple[Tensor, Tensor, list[int], list[int]]:
+def neighbors(case: Case, generator: torch.Generator, scale: float) -> tuple[Tensor, Tensor, list[int], list[int]]:
     """Two lots that differ in one example: added (Poisson) or replaced (fixed size); and their microbatches."""
     rows = torch.randn(7, DIMENSION, generator=generator) * scale
     kind = int(torch.randint(7, (1,), generator=generator))
@@ -136,7 +144,7 @@ def neighbours(case: Case, generator: torch.Generator, scale: float) -> tuple[Te
         rows[-1, 3] = math.nan
     if kind == 4:
         rows[-1], rows[:-1] = -5 * rows[:-1].sum(0), rows[:-1] * 0.1
-    if kind == 5:  # neighbouring rows cancel: whoever changes the order changes everything
+    if kind == 5:  # neighboring rows cancel: whoever changes the order changes everything
         rows = torch.tensor([(-2.0) ** i for i in range(7)])[:, None] * rows[:1]
     without = torch.cat([rows[:-1], other]) if case.sampling is FIXED else rows[:-1]
     microbatch_of = torch.randint(3, (7,), generator=generator).tolist()
@@ -150,7 +158,7 @@ def audit(case: Case, trials: int = 150) -> list[str]:
 
 def _cost(case: Case) -> list[str]:
     mechanism = case.build()
-    changes = 2 if case.sampling is FIXED or case.pieces.microbatch_size > 1 else 1
+    changes = 2 if case.sampling is FIXED or case.summands.per_summand > 1 else 1
     found = effective_noise_multiplier(mechanism.plan.queries)
     return [] if abs(found * changes / Z - 1) < 1e-9 else [f"the release costs z={found * changes}, not {Z}"]
 
@@ -159,7 +167,7 @@ def _sensitivity(case: Case, trials: int) -> list[str]:
     mechanism, generator = case.build(), torch.Generator().manual_seed(0)
     largest = [0.0] * len(mechanism.plan.queries)
     for trial in range(trials):
-        rows, without, own, others = neighbours(case, generator, scale=(0.1, 0.5, 5.0)[trial % 3])
+        rows, without, own, others = neighbors(case, generator, scale=(0.1, 0.5, 5.0)[trial % 3])
         moved = sums_of(mechanism, rows, own) - sums_of(mechanism, without, others)
         for i, part in enumerate(by_query(mechanism, moved)):
             largest[i] = max(largest[i], float(part.norm()) if part.isfinite().all() else math.inf)
@@ -199,7 +207,7 @@ def _purity(case: Case) -> list[str]:
         rows = torch.randn(size, DIMENSION, generator=torch.Generator().manual_seed(size)) * scale
         sums_of(mechanism, rows, [0] * size)
         mechanism.total.copy_(torch.linspace(0.1, 3.0, len(mechanism.total)))  # as if noise had made them equal
-        update = [part.clone() for part in mechanism.finish()]
+        update = [part.clone() for part in mechanism.post_process()]
         results.append((mechanism.plan, mechanism.metrics, torch.cat([part.flatten() for part in update])))
     (plan, metrics, update), (other_plan, other_metrics, other_update) = results
     problems = []

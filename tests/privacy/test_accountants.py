@@ -15,17 +15,23 @@ from scipy import optimize
 from scipy.stats import norm
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accountants import (
+from dpbench.privacy.accounting.accountants import (
     ACCOUNTANTS,
-    CLASSIC,
-    CLASSIC_ORDERS,
+    MIRONOV_2017,
+    TENSORFLOW_PRIVACY_ORDERS,
     ContinuousRenyiAccountant,
     release_curve,
     theorem5_curve,
 )
-from dpbench.privacy.accounting import Selection, composable, delta_of, epsilon, nominal_events, selection_epsilon
-from dpbench.privacy.ledger import Event
-from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.accounting.composition import (
+    Selection,
+    composable,
+    delta_of,
+    epsilon,
+    nominal_events,
+    selection_epsilon,
+)
+from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
 DELTA = 1e-5
@@ -33,11 +39,11 @@ BOUNDS = [name for name, accountant in ACCOUNTANTS.items() if accountant.guarant
 
 
 def poisson(z: float, q: float = 1.0, population: int = 60_000) -> Event:
-    return PoissonSampling(population, q), (SumQuery("all", 1.0, z),)
+    return Event(PoissonSampling(population, q), (SumQuery("all", 1.0, z),))
 
 
 def fixed(z: float, batch_size: int, population: int) -> Event:
-    return FixedSizeSampling(population, batch_size), (SumQuery("all", 1.0, z),)
+    return Event(FixedSizeSampling(population, batch_size), (SumQuery("all", 1.0, z),))
 
 
 def gaussian_delta(eps: float, mu: float) -> float:
@@ -68,9 +74,9 @@ def test_zero_concentrated_dp(z: float, steps: int) -> None:
     """ρ = T/(2z²); the best order of the papers' conversion gives ρ + 2√(ρ log(1/δ)) (Bun & Steinke 2016)."""
     rho = steps / (2 * z**2)
     closed = rho + 2 * math.sqrt(rho * math.log(1 / DELTA))
-    accountant = ContinuousRenyiAccountant("", orders=(*CLASSIC_ORDERS, 2048.0), conversion=CLASSIC)
+    accountant = ContinuousRenyiAccountant("", orders=(*TENSORFLOW_PRIVACY_ORDERS, 2048.0), conversion=MIRONOV_2017)
     order = 1 + math.sqrt(math.log(1 / DELTA) / rho)
-    if order > CLASSIC_ORDERS[0]:
+    if order > TENSORFLOW_PRIVACY_ORDERS[0]:
         assert accountant.epsilon({poisson(z): steps}, DELTA) == pytest.approx(closed, rel=1e-5)
     assert epsilon({poisson(z): steps}, DELTA, "rdp-classic") >= closed * (1 - 1e-9)
 
@@ -245,7 +251,7 @@ def test_more_noise_than_numbers_can_hold() -> None:
     )  # on both sides of where the series begins
 
 
-def test_gdp_is_labelled_for_a_reason() -> None:
+def test_gdp_is_labeled_for_a_reason() -> None:
     """The central limit theorem can lie below a tight bound: here by a factor of two and more."""
     run = {poisson(0.6, 0.001): 100}
     assert epsilon(run, DELTA, "gdp") < 0.5 * epsilon(run, DELTA, "pld")
@@ -284,7 +290,7 @@ def test_coverage_is_refused_or_nominal() -> None:
     assert nominal_events(lots, "rdp") == lots
     back = nominal_events({poisson(8.0, 0.01, 1000): 50}, "rdp-analytical")
     assert epsilon(back, DELTA, "rdp-analytical") == pytest.approx(epsilon(lots, DELTA, "rdp-analytical"))
-    shuffled = {(ShuffledEpochs(1000, 10), (SumQuery("all", 1.0, 4.0),)): 50}
+    shuffled = {Event(ShuffledEpochs(1000, 10), (SumQuery("all", 1.0, 4.0),)): 50}
     with pytest.raises(ConfigurationError, match="no accountant covers 'shuffled_epochs'"):
         epsilon(shuffled, DELTA)
     assert epsilon(nominal_events(shuffled, "rdp"), DELTA) == pytest.approx(epsilon({poisson(4.0, 0.01): 50}, DELTA))
@@ -318,11 +324,11 @@ def test_selection_is_the_librarys_event() -> None:
     event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
     run = {poisson(1.0, 0.01): 500}
     for shape in (0.0, 0.5, 1.0, math.inf):
-        machine = RdpAccountant()
+        accountant = RdpAccountant()
         whole = dp_accounting.SelfComposedDpEvent(event, 500)
-        machine.compose(dp_accounting.dp_event.RepeatAndSelectDpEvent(whole, 10.0, shape))
+        accountant.compose(dp_accounting.dp_event.RepeatAndSelectDpEvent(whole, 10.0, shape))
         ours = selection_epsilon([run], Selection(shape, 10.0), DELTA)
-        assert ours == pytest.approx(machine.get_epsilon(DELTA), rel=1e-9)
+        assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
         assert epsilon(run, DELTA) < ours < epsilon({poisson(1.0, 0.01): 5000}, DELTA) * 2
 
 
@@ -342,7 +348,7 @@ def test_selection_is_refused_where_its_theorem_says_nothing() -> None:
     for shape, mean in ((-1.0, 10.0), (1.0, 0.5), (math.nan, 2.0), (1.0, math.inf)):
         with pytest.raises(ConfigurationError, match="a selection needs"):
             Selection(shape, mean)
-    with pytest.raises(ConfigurationError, match="one neighbouring relation"):
+    with pytest.raises(ConfigurationError, match="one neighboring relation"):
         selection_epsilon([run, {fixed(1.0, 10, 100): 10}], Selection(1.0, 10.0), DELTA)
-    with pytest.raises(ConfigurationError, match="one neighbouring relation"):
+    with pytest.raises(ConfigurationError, match="one neighboring relation"):
         selection_epsilon([{}], Selection(1.0, 10.0), DELTA)

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting import epsilon, ledger_epsilon
-from dpbench.privacy.ledger import Event, Header, Release, read_ledger
-from dpbench.privacy.ledger_writer import LedgerWriter
-from dpbench.privacy.plan import SumQuery, effective_noise_multiplier
+from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
+from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
 DELTA = 1e-5
 
 
 def event(z: float, q: float = 1.0, population: int = 60_000) -> Event:
-    return PoissonSampling(population, q), (SumQuery("all", 1.0, z),)
+    return Event(PoissonSampling(population, q), (SumQuery("all", 1.0, z),))
 
 
 @settings(max_examples=10, deadline=None)
@@ -61,7 +61,9 @@ def test_groups_cost_what_one_vector_costs() -> None:
     queries = tuple(SumQuery(str(g), 0.5, 1.3) for g in range(4))
     assert effective_noise_multiplier(queries) == pytest.approx(1.3)
     sampling = PoissonSampling(1000, 0.01)
-    assert epsilon({(sampling, queries): 100}, DELTA) == pytest.approx(epsilon({event(1.3, 0.01, 1000): 100}, DELTA))
+    assert epsilon({Event(sampling, queries): 100}, DELTA) == pytest.approx(
+        epsilon({event(1.3, 0.01, 1000): 100}, DELTA)
+    )
 
 
 def test_fixed_size_lots_use_replace_one() -> None:
@@ -69,13 +71,13 @@ def test_fixed_size_lots_use_replace_one() -> None:
     from dp_accounting.rdp import RdpAccountant
 
     sampling = FixedSizeSampling(1000, 50)
-    ours = epsilon({(sampling, (SumQuery("all", 2.0, 4.0),)): 20}, DELTA)
-    machine = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    ours = epsilon({Event(sampling, (SumQuery("all", 2.0, 4.0),)): 20}, DELTA)
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     gaussian = dp_accounting.GaussianDpEvent(2.0)
-    machine.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, gaussian), 20)
-    assert ours == pytest.approx(machine.get_epsilon(DELTA))
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, gaussian), 20)
+    assert ours == pytest.approx(accountant.get_epsilon(DELTA))
     with pytest.raises(ConfigurationError, match="pld accountant does not cover 'fixed_size'"):
-        epsilon({(sampling, (SumQuery("all", 2.0, 4.0),)): 20}, DELTA, "pld")
+        epsilon({Event(sampling, (SumQuery("all", 2.0, 4.0),)): 20}, DELTA, "pld")
 
 
 def test_clear_errors() -> None:
@@ -86,7 +88,7 @@ def test_clear_errors() -> None:
         with pytest.raises(ConfigurationError, match="delta"):
             epsilon(run, delta)
     with pytest.raises(ConfigurationError, match="no accountant covers 'shuffled_epochs'"):
-        epsilon({(ShuffledEpochs(10, 2), (SumQuery("all", 1.0, 1.0),)): 1}, DELTA)
+        epsilon({Event(ShuffledEpochs(10, 2), (SumQuery("all", 1.0, 1.0),)): 1}, DELTA)
 
 
 def test_an_independent_accountant_reads_the_ledger(tmp_path: Path) -> None:

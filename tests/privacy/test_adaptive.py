@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.adaptive import Adaptation, MeanNormBounds, QuantileBounds, with_bounds
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.gradients import InstantiatedGradients
-from dpbench.privacy.groups import flat_groups
-from dpbench.privacy.mechanism import Mechanism, Pieces
-from dpbench.privacy.noise import keyed_generator
+from dpbench.privacy.gradients.parameter import InstantiatedGradients
+from dpbench.privacy.mechanism.adaptive import Adaptation, MeanNormBounds, QuantileBounds, with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.groups import flat_groups
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 
 
@@ -23,15 +24,15 @@ def mechanism(adaptation: Adaptation, expected: int = 100, z: float = 1.0, bound
     """One parameter of two coordinates."""
     sampling = FixedSizeSampling(10**6, expected)
     groups = flat_groups(["w"], [2], bound)
-    return Mechanism(Pieces(adaptation=adaptation), sampling, z, [nn.Parameter(torch.zeros(2))], groups)
+    return Mechanism(Recipe(adaptation=adaptation), sampling, z, [nn.Parameter(torch.zeros(2))], groups)
 
 
 def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
     """One round on records of known norms; the bound of the next."""
     machine.clear()
-    machine.absorb([InstantiatedGradients(lambda: torch.stack([norms, torch.zeros_like(norms)], 1))], len(norms))
+    machine.accumulate([InstantiatedGradients(lambda: torch.stack([norms, torch.zeros_like(norms)], 1))], len(norms))
     machine.add_noise(keyed_generator((key,)))
-    machine.finish()
+    machine.post_process()
     return machine.plan.groups[0].max_grad_norm
 
 
@@ -126,14 +127,14 @@ def test_a_dead_layer_ends_in_nothing_worse_than_a_small_bound(rule: Adaptation)
 
 def test_an_empty_lot_is_measured_too() -> None:
     machine = Mechanism(
-        Pieces(adaptation=QuantileBounds()),
+        Recipe(adaptation=QuantileBounds()),
         PoissonSampling(1000, 0.1),
         1.0,
         [nn.Parameter(torch.zeros(2))],
         flat_groups(["w"], [2], 1.0),
     )
     machine.clear()
-    machine.absorb([InstantiatedGradients(lambda: torch.zeros(0, 2))], 0)
+    machine.accumulate([InstantiatedGradients(lambda: torch.zeros(0, 2))], 0)
     assert not machine.total.any()
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup, clip_and_sum, clip_weights, normalise_weights
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.gradients import (
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
     OuterProductGradients,
     ParameterGradients,
 )
-from dpbench.privacy.groups import CLIPPINGS, flat_groups, per_layer_groups
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, clip_weights, normalize_weights
+from dpbench.privacy.mechanism.groups import GROUPINGS, flat_groups, per_layer_groups
 from tests.reference import mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
@@ -51,13 +51,13 @@ def test_groups() -> None:
             flat_groups(NAMES, SIZES, bad)
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("clipping", GROUPINGS)
 @pytest.mark.parametrize("bound", [1e-3, 0.05, 100.0])
 def test_clipped_sum_of_a_network_against_the_reference(clipping: str, bound: float) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 4)).double()
     x = torch.randn(9, 1, 6, 6, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    groups = CLIPPINGS[clipping](engine.names, [p.numel() for p in model.parameters()], bound)
+    groups = GROUPINGS[clipping](engine.names, [p.numel() for p in model.parameters()], bound)
     sums, _ = clip_and_sum(engine.backward(mean_square(model, x), 9), groups)
     reference = list(reference_gradients(model, x).values())
     for group in groups:
@@ -81,13 +81,13 @@ rows_of = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=rows_of, clipping=st.sampled_from(list(CLIPPINGS)), which=st.integers(0, 5))
+@given(rows=rows_of, clipping=st.sampled_from(list(GROUPINGS)), which=st.integers(0, 5))
 def test_one_record_moves_the_sum_by_at_most_the_sensitivity(
     rows: list[list[float]], clipping: str, which: int
 ) -> None:
     lot = torch.tensor(rows, dtype=torch.float32)
     without = torch.cat([lot[: which % len(lot)], lot[which % len(lot) + 1 :]])
-    groups = CLIPPINGS[clipping](NAMES, SIZES, BOUND)
+    groups = GROUPINGS[clipping](NAMES, SIZES, BOUND)
     moved = [a - b for a, b in zip(total_of(lot, groups), total_of(without, groups), strict=True)]
     for group, difference in zip(groups, moved, strict=True):
         assert float(difference.norm()) <= group.max_grad_norm * (1 + 1e-5)
@@ -95,12 +95,12 @@ def test_one_record_moves_the_sum_by_at_most_the_sensitivity(
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("clipping", GROUPINGS)
 def test_records_that_are_not_finite_contribute_zero(bad: float, clipping: str) -> None:
     lot = torch.randn(5, 12)
     poisoned = torch.cat([lot, torch.randn(1, 12)])
     poisoned[-1, 7] = bad
-    groups = CLIPPINGS[clipping](NAMES, SIZES, BOUND)
+    groups = GROUPINGS[clipping](NAMES, SIZES, BOUND)
     for a, b in zip(total_of(poisoned, groups), total_of(lot, groups), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -136,12 +136,12 @@ def test_records_whose_positions_cancel_are_still_clipped(size: int, scale: floa
 
 
 @pytest.mark.parametrize("stability", [0.0, 1e-6, 0.01])
-def test_normalised_records_stay_within_the_bound_where_squares_underflow(stability: float) -> None:
+def test_normalized_records_stay_within_the_bound_where_squares_underflow(stability: float) -> None:
     rows = torch.full((1, 10**6), 2.6e-23)
     rows[0, 0] = 4e-23
     outer = OuterProductGradients(torch.full((1, 1, 1000), 2.6e-23), torch.full((1, 1, 50), 3.0))
     for gradients in (InstantiatedGradients(lambda: rows), outer):
-        weights = normalise_weights(gradients.squared_norms(), 1.0, stability)
+        weights = normalize_weights(gradients.squared_norms(), 1.0, stability)
         assert float(gradients.weighted_sum(weights).double().norm()) <= 1 + 1e-5
 
 

@@ -10,9 +10,9 @@ import torch
 from scipy import integrate, stats
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.denoising import ErrorCorrection, check_priors, estimate_priors
-from dpbench.privacy.discretization import DiscretizedGradients, discretize
-from dpbench.privacy.gradients import InstantiatedGradients, OuterProductGradients
+from dpbench.privacy.gradients.discretization import DiscretizedGradients, discretize
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
+from dpbench.privacy.mechanism.denoising import ErrorCorrection, check_priors, estimate_priors
 
 pytestmark = pytest.mark.usefixtures("tier")
 
@@ -31,7 +31,7 @@ def test_blocks_change_nothing(cached: bool, monkeypatch: pytest.MonkeyPatch) ->
     outputs, inputs = torch.randn(11, 1, 5), torch.randn(11, 1, 7)
     plain = OuterProductGradients(outputs, inputs)
     if not cached:
-        monkeypatch.setattr("dpbench.privacy.discretization._CACHED", 80)  # two records at a time
+        monkeypatch.setattr("dpbench.privacy.gradients.discretization._CACHED", 80)  # two records at a time
     ours = DiscretizedGradients(plain, 0.3, 11, 35)
     expected = discretize(plain.per_record(), 0.3)
     weights = torch.rand(11)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
-from dpbench.privacy import layers
-from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients import layers
+from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.reference import Loss, mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
@@ -150,7 +150,7 @@ def test_embedding(records: int, positions: tuple[int, ...], padding: int | None
 @given(records=st.sampled_from(LOTS), groups=st.sampled_from([1, 2, 4]), shape=st.sampled_from([(), (3,), (3, 2)]))
 def test_group_norm(records: int, groups: int, shape: tuple[int, ...]) -> None:
     if not shape and groups == 4:
-        return  # torch refuses to normalise single values
+        return  # torch refuses to normalize single values
     check(Flat(nn.GroupNorm(groups, 4)), torch.randn(records, 4, *shape))
 
 
@@ -315,7 +315,7 @@ def test_sum_reduction() -> None:
         (nn.InstanceNorm1d(3, track_running_stats=True), "track_running_stats=False"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "parametrization|spectral"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm"),
-        (nn.LazyLinear(3), "not initialised"),
+        (nn.LazyLinear(3), "not initialized"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )

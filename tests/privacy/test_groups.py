@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup, clip_and_sum
-from dpbench.privacy.gradients import InstantiatedGradients
-from dpbench.privacy.groups import (
-    CLIPPINGS,
+from dpbench.privacy.events import effective_noise_multiplier
+from dpbench.privacy.gradients.parameter import InstantiatedGradients
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.groups import (
+    GROUPINGS,
     bounded_groups,
     by_layer,
     by_pattern,
@@ -20,8 +21,9 @@ from dpbench.privacy.groups import (
     equal_split,
     joint_group,
 )
-from dpbench.privacy.mechanism import Mechanism, Pieces
-from dpbench.privacy.plan import ReleasePlan, effective_noise_multiplier
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.sampling import PoissonSampling
 
 NAMES = ["conv1.weight", "conv1.bias", "conv2.weight", "fc.weight", "fc.bias"]
@@ -48,7 +50,7 @@ def test_splits_keep_the_total() -> None:
     assert [g.max_grad_norm for g in equal] == pytest.approx([3 / math.sqrt(3)] * 3)
     dimension = dimension_split(layers, SIZES, 3.0)
     assert [g.max_grad_norm for g in dimension] == pytest.approx([3 * math.sqrt(d / 1000) for d in (100, 200, 700)])
-    for clipping in CLIPPINGS.values():
+    for clipping in GROUPINGS.values():
         assert math.hypot(*(g.max_grad_norm for g in clipping(NAMES, SIZES, 3.0))) == pytest.approx(3.0)
 
 
@@ -77,13 +79,13 @@ def test_worked_example_of_section_2() -> None:
     qn = 50.0
     z = 0.01 * qn  # σ̃ = qn·σ = z·S
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
-    machine = Mechanism(Pieces(), PoissonSampling(1000, qn / 1000), z, parameters, (group,))
+    machine = Mechanism(Recipe(), PoissonSampling(1000, qn / 1000), z, parameters, (group,))
     assert [std / qn for std in machine.plan.parameter_stds] == pytest.approx([0.01, 1.0])
     assert machine.plan.queries[0].sensitivity == 1.0
     v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)
     v1[0, 0], v2[1, 2] = 1.0, 100.0  # as large as allowed, and one always zero: nothing is clipped
     machine.clear()
-    machine.absorb([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], 2)
+    machine.accumulate([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], 2)
     assert machine.gradients[0].tolist() == [1.0, 0.0, 0.0]
     assert machine.gradients[1].tolist() == [0.0, 0.0, 100.0, 0.0]
 

@@ -16,12 +16,12 @@ import pytest
 
 from dpbench import locks
 from dpbench.errors import LedgerError
-from dpbench.privacy import ledger as module
-from dpbench.privacy.ledger import Header, Release, read_ledger
-from dpbench.privacy.ledger_writer import LedgerWriter
-from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.accounting import ledger as module
+from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
+from dpbench.privacy.accounting.seal import Seal, difference, seal_of
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs, sampling_from_dict
-from dpbench.privacy.seal import Seal, difference, seal_of
 
 HEADER = Header("example", "add_or_remove_one", 1000, 1e-5, replay="abc")
 POISSON = PoissonSampling(1000, 0.1)
@@ -49,10 +49,10 @@ def test_sampling_round_trip(sampling: object) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.jsonl"
     writer = write(path, 3)
-    book = read_ledger(path)
-    assert book.headers == [HEADER]
-    assert book.releases == [(0, release(i)) for i in range(3)]
-    assert book.damage is None
+    ledger = read_ledger(path)
+    assert ledger.headers == [HEADER]
+    assert ledger.releases == [(0, release(i)) for i in range(3)]
+    assert ledger.damage is None
     assert sum(writer.events.values()) == 3
 
 
@@ -72,7 +72,7 @@ def test_replay_is_not_written_again(tmp_path: Path) -> None:
     write(tmp_path / "l", 5)
     before = (tmp_path / "l").read_bytes()
     with closing(LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)) as writer:
-        assert (writer.replays, writer.phase) == (3, 0)
+        assert (writer.repeated.total(), writer.phase) == (3, 0)
         for number in range(2, 5):
             writer.append(release(number))
         assert (tmp_path / "l").read_bytes() == before
@@ -92,9 +92,9 @@ def test_another_run_opens_a_phase_and_counts_everything(tmp_path: Path, header:
     write(tmp_path / "l", 5)
     writer = write(tmp_path / "l", 4, header, start=2, resume=True)
     assert writer.phase == 1
-    book = read_ledger(tmp_path / "l")
-    assert len(book.headers) == 2
-    assert len(book.releases) == 9
+    ledger = read_ledger(tmp_path / "l")
+    assert len(ledger.headers) == 2
+    assert len(ledger.releases) == 9
     assert sum(writer.events.values()) == 9
 
 
@@ -109,8 +109,8 @@ def test_a_line_cut_by_a_crash_is_dropped_on_resume(tmp_path: Path) -> None:
     write(tmp_path / "l", 5)
     whole = (tmp_path / "l").read_bytes()
     (tmp_path / "l").write_bytes(whole[:-10])
-    book = read_ledger(tmp_path / "l")
-    assert (len(book.releases), book.damage) == (4, "line 6 is cut off")
+    ledger = read_ledger(tmp_path / "l")
+    assert (len(ledger.releases), ledger.damage) == (4, "line 6 is cut off")
     write(tmp_path / "l", 3, start=2, resume=True)
     assert (tmp_path / "l").read_bytes() == whole
 
@@ -132,10 +132,10 @@ def test_damage_names_the_line_and_keeps_what_is_readable(tmp_path: Path, line: 
         file.write(line + "\n")
     write_more = (tmp_path / "l").read_text() + (tmp_path / "l").read_text().splitlines()[1] + "\n"
     (tmp_path / "l").write_text(write_more)
-    book = read_ledger(tmp_path / "l")
-    assert len(book.releases) == 3  # what comes after the damage is still counted
-    assert book.damage is not None
-    assert book.damage.startswith("line 4 is damaged")
+    ledger = read_ledger(tmp_path / "l")
+    assert len(ledger.releases) == 3  # what comes after the damage is still counted
+    assert ledger.damage is not None
+    assert ledger.damage.startswith("line 4 is damaged")
     with pytest.raises(LedgerError, match="line 4"):
         LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
 
@@ -212,10 +212,10 @@ def test_numbers_that_make_no_sense_are_damage(tmp_path: Path, name: str, value:
     assert old in lines[2]
     lines[2] = lines[2].replace(old, f'"{name}":{value}')
     (tmp_path / "l").write_text("".join(lines))
-    book = read_ledger(tmp_path / "l")
-    assert book.damage is not None
-    assert book.damage.startswith("line 3 is damaged")
-    assert len(book.releases) == 2
+    ledger = read_ledger(tmp_path / "l")
+    assert ledger.damage is not None
+    assert ledger.damage.startswith("line 3 is damaged")
+    assert len(ledger.releases) == 2
 
 
 @pytest.mark.parametrize("rate", ["NaN", "Infinity", "2.0", "-0.5", '"a"', "null"])

@@ -1,4 +1,4 @@
-"""Each mechanism: reference in float64, neighbours, noise, cost; and its broken mutants."""
+"""Each mechanism: reference in float64, neighbors, noise, cost; and its broken mutants."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor, nn
 
-from dpbench.privacy import mechanism as mechanism_module
-from dpbench.privacy.accounting import epsilon
-from dpbench.privacy.adaptive import MeanNormBounds, QuantileBounds
-from dpbench.privacy.clipping import VectorGroup, clip_and_sum
-from dpbench.privacy.discretization import discretize
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.mechanism import Mechanism
-from dpbench.privacy.plan import ReleasePlan, Statistic, equivalent_queries
+from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.events import Event, equivalent_queries
+from dpbench.privacy.gradients.discretization import discretize
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.mechanism import mechanism as mechanism_module
+from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
 from tests.reference import mean_square, reference_gradients, relative_error
 
@@ -39,15 +40,15 @@ def slow_sums(
     case: Case, rows: list[Tensor], microbatch_of: list[int], groups: tuple[VectorGroup, ...]
 ) -> list[Tensor]:
     """Record by record, coordinate by coordinate, in float64: the clipped sum of each parameter."""
-    pieces = case.pieces
+    recipe, size = case.recipe, case.summands.per_summand
     records: list[list[Tensor]] = [[row[r] for row in rows] for r in range(len(rows[0]))]
-    if pieces.microbatch_size > 1:
+    if size > 1:
         merged = []
         for name in sorted(set(microbatch_of)):
             members = [record for record, own in zip(records, microbatch_of, strict=True) if own == name]
-            merged.append([torch.stack(parts).sum(0) / pieces.microbatch_size for parts in zip(*members, strict=True)])
+            merged.append([torch.stack(parts).sum(0) / size for parts in zip(*members, strict=True)])
         records = merged
-    tau = pieces.discretization_threshold
+    tau = None if recipe.transform is None else recipe.transform.threshold  # type: ignore[attr-defined]
     if tau is not None:
         records = [[(p > tau).double() - (p < -tau).double() for p in record] for record in records]
     total = [torch.zeros_like(p) for p in records[0]]
@@ -57,7 +58,7 @@ def slow_sums(
             norm = (
                 sum(float((record[p] / a).square().sum()) for p, a in zip(group.parameters, scales, strict=True)) ** 0.5
             )
-            stability = getattr(pieces.weights_of, "keywords", {}).get("stability")
+            stability = getattr(recipe.weights_of, "keywords", {}).get("stability")
             if stability is None:
                 weight = min(1.0, group.max_grad_norm / norm) if norm else 1.0
             else:
@@ -86,17 +87,23 @@ def test_sums_of_a_network_against_the_reference(name: str) -> None:
     x = 3 * torch.randn(9, 2, dtype=torch.float64)
     engine = PerRecordEngine(model)
     mechanism = Mechanism(
-        case.pieces, case.sampling, 0.9, engine.parameters, case.groups, {"accuracy": 1, "loss": 1, "class_counts": 3}
+        case.recipe,
+        case.sampling,
+        0.9,
+        engine.parameters,
+        case.groups,
+        {"accuracy": 1, "loss": 1, "class_counts": 3},
+        summands=case.summands,
     )
     microbatch_of = [0, 0, 0, 1, 1, 3, 3, 3, 3]
     merge = None
-    if case.pieces.microbatch_size > 1:
+    if case.summands.per_summand > 1:
         present, record_of = torch.tensor(microbatch_of).unique(return_inverse=True)
-        merge = (record_of, len(present), 1 / case.pieces.microbatch_size)
+        merge = (record_of, len(present), 1 / case.summands.per_summand)
     gradients = engine.backward(mean_square(model, x), 9)
     reference = list(reference_gradients(model, x).values())
     mechanism.clear()
-    mechanism.absorb(gradients, 9, merge, values_of(torch.randn(9, 20)))
+    mechanism.accumulate(gradients, 9, merge, values_of(torch.randn(9, 20)))
     wanted = slow_sums(case, reference, microbatch_of, mechanism.plan.groups)
     for actual, expected in zip(mechanism.gradients, wanted, strict=True):
         assert relative_error(actual, expected) < 1e-9
@@ -148,9 +155,9 @@ def test_an_independent_accountant_agrees(name: str) -> None:
         else dp_accounting.PoissonSampledDpEvent(12 / 240, gaussian)
     )
     accountant.compose(event, 500)
-    ours = epsilon({(case.sampling, plan.queries): 500}, 1e-5)
+    ours = epsilon({Event(case.sampling, plan.queries): 500}, 1e-5)
     assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
-    merged = epsilon({(case.sampling, equivalent_queries(plan.queries)): 500}, 1e-5)
+    merged = epsilon({Event(case.sampling, equivalent_queries(plan.queries)): 500}, 1e-5)
     assert ours <= merged * (1 + 1e-12) and merged == pytest.approx(ours, rel=1e-8)
 
 
@@ -164,7 +171,7 @@ def wrong_side_of_theorem_1(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReleasePlan, "gradient_multiplier", property(multiplier))
 
 
-def uncentred_counts(patch: pytest.MonkeyPatch) -> None:
+def uncentered_counts(patch: pytest.MonkeyPatch) -> None:
     def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
         bounds = squared.new_tensor([group.max_grad_norm for group in groups])
         return (squared.sqrt() <= bounds[:, None]).float().sum(1)
@@ -172,15 +179,15 @@ def uncentred_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuantileBounds, "measure", measure)
 
 
-def counts_over_the_realised_size(patch: pytest.MonkeyPatch) -> None:
+def counts_over_the_realized_size(patch: pytest.MonkeyPatch) -> None:
     measure, following = QuantileBounds.measure, QuantileBounds.next_bounds
 
     def remember(self: Any, squared: Tensor, groups: Any) -> Tensor:
-        object.__setattr__(self, "realised", squared.shape[1])
+        object.__setattr__(self, "realized", squared.shape[1])
         return measure(self, squared, groups)
 
     def divide(self: Any, groups: Any, released: Any) -> tuple[float, ...]:
-        return following(self, groups, [value * 12 / max(self.realised, 1) for value in released])
+        return following(self, groups, [value * 12 / max(self.realized, 1) for value in released])
 
     patch.setattr(QuantileBounds, "measure", remember)
     patch.setattr(QuantileBounds, "next_bounds", divide)
@@ -230,7 +237,7 @@ def quantile_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuantileBounds, "next_bounds", lambda self, groups, released: tuple(self.seen))
 
 
-def normalises_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
+def normalizes_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
     def weights(squared: Tensor, bound: float, stability: float) -> Tensor:
         return (1 + stability) * bound / squared.sqrt().clamp(min=1e-9) * squared.isfinite()
 
@@ -254,7 +261,7 @@ def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def example_sensitivity_for_microbatches(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dpbench.privacy.plan.record_changes", lambda sampling, size: sampling.record_changes)
+    patch.setattr("dpbench.privacy.events.record_changes", lambda sampling, size: sampling.record_changes)
 
 
 def dependent_microbatches(patch: pytest.MonkeyPatch) -> None:
@@ -273,7 +280,7 @@ def metrics_unbounded(patch: pytest.MonkeyPatch) -> None:
     def measure(self: Any, values: Any, sizes: Any, records: int, *_: Any) -> Tensor:
         return torch.cat([values[name].reshape(-1, sizes[name]).sum(0) for name in self.bounds])
 
-    patch.setattr("dpbench.privacy.metrics.PrivateMetrics.measure", measure)
+    patch.setattr("dpbench.privacy.mechanism.metrics.PrivateMetrics.measure", measure)
 
 
 def scales_of_the_noise_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -294,14 +301,14 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (wrong_side_of_theorem_1, "quantile"),
     (wrong_side_of_theorem_1, "mean"),
     (wrong_side_of_theorem_1, "metrics"),
-    (uncentred_counts, "quantile"),
-    (counts_over_the_realised_size, "quantile"),
+    (uncentered_counts, "quantile"),
+    (counts_over_the_realized_size, "quantile"),
     (noise_of_the_norm_query_left_out, "mean"),
     (noise_of_the_norm_query_left_out, "quantile_layers"),
     (noise_of_the_norm_query_after_the_division, "mean"),
     (bound_from_the_norms_themselves, "mean"),
     (quantile_from_the_norms_themselves, "quantile"),
-    (normalises_beyond_the_bound, "automatic"),
+    (normalizes_beyond_the_bound, "automatic"),
     (discretizes_after_clipping, "discretized"),
     (example_sensitivity_for_microbatches, "microbatches"),
     (dependent_microbatches, "microbatches"),
@@ -318,11 +325,11 @@ def test_mutants_are_caught(mutant: Callable[[pytest.MonkeyPatch], None], name: 
 
 
 def test_the_correction_changes_no_query() -> None:
-    plain = Case(CORRECTED.groups, CASES["discretized"].pieces).build()
+    plain = Case(CORRECTED.groups, CASES["discretized"].recipe).build()
     corrected = CORRECTED.build()
     assert corrected.plan == plain.plan
     corrected.clear()
-    corrected.absorb(gradients_of(torch.randn(5, sum(SIZES))), 5)
+    corrected.accumulate(gradients_of(torch.randn(5, sum(SIZES))), 5)
     corrected.add_noise(torch.Generator().manual_seed(0))
-    update = torch.cat([part.flatten() for part in corrected.finish()])
+    update = torch.cat([part.flatten() for part in corrected.post_process()])
     assert set(update.abs().double().mul(1e6).round().tolist()) <= {0.0, 1e4}

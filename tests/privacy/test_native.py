@@ -19,11 +19,15 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import choices, kernels, layers, native
-from dpbench.privacy.clipping import VectorGroup, clip_and_sum
-from dpbench.privacy.discretization import DiscretizedGradients, DiscretizedOuterProduct, discretized
-from dpbench.privacy.gradients import InstantiatedGradients, OuterProductGradients, ParameterGradients
-from dpbench.privacy.noise import add_gaussian_noise, keyed_generator
+from dpbench.privacy import native
+from dpbench.privacy.gradients import layers
+from dpbench.privacy.gradients.convolution import ConvolutionGradients
+from dpbench.privacy.gradients.discretization import Discretization, DiscretizedGradients, DiscretizedOuterProduct
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
+from dpbench.privacy.native import choices, kernels, loader
+from dpbench.privacy.randomness import keyed_generator
 from tests.reference import relative_error
 
 KEY = bytes(range(32))
@@ -80,19 +84,19 @@ def test_convolution_of_every_width(
 ) -> None:
     """Every number of lanes, vectors and taps, against float64."""
     layer, a, g = convolution(3, inputs, outputs, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
-    got = kernels.convolution_weights(layer, a, g, (padding, padding))
+    got = ConvolutionGradients(layer, a, g, (padding, padding))
     want = truth(layer, a, g)
     assert relative_error(got.per_record(), want) < 1e-6
     assert relative_error(got.squared_norms(), want.flatten(1).square().sum(1)) < 1e-6
     weights = torch.tensor([0.5, -1.0, 2.0])
     assert relative_error(got.weighted_sum(weights), torch.einsum("r,roihw->oihw", weights.double(), want)) < 1e-6
-    assert isinstance(got, kernels.ConvolutionGradients)
+    assert isinstance(got, ConvolutionGradients)
     assert relative_error(got.bias(), g.double().sum((2, 3))) < 1e-6
     for a_last, g_last in ((True, False), (False, True), (True, True)):
         pair = (
             x.contiguous(memory_format=torch.channels_last) if last else x for x, last in ((a, a_last), (g, g_last))
         )
-        assert torch.equal(kernels.convolution_weights(layer, *pair, (padding, padding)).per_record(), got.per_record())
+        assert torch.equal(ConvolutionGradients(layer, *pair, (padding, padding)).per_record(), got.per_record())
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
@@ -102,7 +106,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+            gradients = ConvolutionGradients(layer, a, g, (0, 0))
             noise = torch.zeros(3000)
             kernels.add_noise(noise, 0, 1.0, KEY)
             results.append((gradients.squared_norms(), gradients.weighted_sum(torch.ones(16)), noise))
@@ -114,7 +118,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 def test_microbatches_are_sums_of_rows() -> None:
     layer, a, g = convolution(7, 3, 20)
-    gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+    gradients = ConvolutionGradients(layer, a, g, (0, 0))
     members = torch.tensor([2, 0, 2, 2, 0, 3, 3])  # microbatch 1 is empty
     merged = gradients.merge(members, 4, 0.25)
     want = ParameterGradients.merge(gradients, members, 4, 0.25)
@@ -123,7 +127,7 @@ def test_microbatches_are_sums_of_rows() -> None:
     assert merged.squared_norms()[1] == 0
     keep = torch.tensor([3, 0])
     assert torch.equal(merged.select(keep).per_record(), merged.per_record()[keep])
-    signs = kernels.ConvolutionGradients.discretize(merged, 0.3)  # type: ignore[arg-type]
+    signs = ConvolutionGradients.discretize(merged, 0.3)  # type: ignore[arg-type]
     assert relative_error(signs.per_record(), torch.sign(want.per_record()) * (want.per_record().abs() > 0.3)) < 1e-6
 
 
@@ -134,7 +138,7 @@ def test_kernels_are_in_float32_whatever_the_default(default: torch.dtype) -> No
     x, outer = torch.randn(300, 4, 5, 5), (torch.randn(300, 6), torch.randn(300, 7))
 
     def everything() -> list[Tensor]:
-        gradients = kernels.convolution_weights(layer, a, g, (0, 0))
+        gradients = ConvolutionGradients(layer, a, g, (0, 0))
         sums = [gradients.squared_norms(), gradients.weighted_sum(weights), kernels.sum_outer(*outer, weights, 0.5)]
         return [*sums, *kernels.group_norm(nn.GroupNorm(2, 4), x, x), kernels.count_outer(*outer, 0.5)]
 
@@ -150,15 +154,15 @@ def test_kernels_are_in_float32_whatever_the_default(default: torch.dtype) -> No
 def test_other_numbers_are_refused_rather_than_read_past_their_end() -> None:
     layer, a, g = convolution(5, 3, 20)
     with pytest.raises(TypeError, match="float32 on the CPU, not torch.bfloat16"):
-        kernels.convolution_weights(layer, a, g, (0, 0)).weighted_sum(torch.ones(5, dtype=torch.bfloat16))
+        ConvolutionGradients(layer, a, g, (0, 0)).weighted_sum(torch.ones(5, dtype=torch.bfloat16))
 
 
 def test_uses_of_a_layer_add_up_record_by_record() -> None:
     layer, *first = convolution(5, 3, 20)
     other, *second = convolution(5, 3, 20)
-    one, two = (kernels.convolution_weights(layer, a, g, (0, 0)) for a, g in (first, second))
+    one, two = (ConvolutionGradients(layer, a, g, (0, 0)) for a, g in (first, second))
     both, want = one.plus([two]), truth(layer, *first) + truth(layer, *second)
-    assert isinstance(both, kernels.ConvolutionGradients)
+    assert isinstance(both, ConvolutionGradients)
     assert relative_error(both.per_record(), want) < 1e-6
     assert relative_error(both.squared_norms(), want.flatten(1).square().sum(1)) < 1e-6
     assert torch.equal(both.select(torch.tensor([3, 0])).per_record(), both.per_record()[[3, 0]])
@@ -174,8 +178,8 @@ def test_uses_of_a_layer_add_up_record_by_record() -> None:
         )
         < 1e-6
     )
-    tied = one.plus([kernels.convolution_weights(other, *second, (0, 0))])  # of another layer, perhaps of other strides
-    assert not isinstance(tied, kernels.ConvolutionGradients)
+    tied = one.plus([ConvolutionGradients(other, *second, (0, 0))])  # of another layer, perhaps of other strides
+    assert not isinstance(tied, ConvolutionGradients)
     assert relative_error(tied.per_record(), want) < 1e-6
 
 
@@ -189,10 +193,10 @@ def test_signs_are_those_of_pure_torch(outputs: int) -> None:
     """Exactly: norms count what the sum holds, or a sum could move by more than its sensitivity."""
     layer, a, g = convolution(6, 4, outputs)
     linear = OuterProductGradients(torch.randn(6, 1, outputs), torch.randn(6, 1, 203))
-    for gradients in (kernels.convolution_weights(layer, a, g, (0, 0)), linear):
+    for gradients in (ConvolutionGradients(layer, a, g, (0, 0)), linear):
         size = gradients.per_record()[0].numel()
-        (ours,) = discretized([gradients], 0.4, 6, [size])
-        assert isinstance(ours, kernels.ConvolutionGradients | DiscretizedOuterProduct)
+        (ours,) = Discretization(0.4)([gradients], 6, [size])
+        assert isinstance(ours, ConvolutionGradients | DiscretizedOuterProduct)
         want = pure_signs(gradients, 0.4, 6)
         weights = torch.linspace(-1, 1, 6)
         assert torch.equal(ours.per_record(), want.per_record())
@@ -210,19 +214,19 @@ def test_signs_are_those_of_pure_torch(outputs: int) -> None:
 def test_a_record_that_is_not_finite_contributes_nothing(bad: float, where: str) -> None:
     """-ffast-math would let it pass as small; and it must not leak into the record after it."""
     layer, a, g = convolution(6, 3, 10)
-    clean = clip_and_sum([kernels.convolution_weights(layer, a[1:], g[1:], (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
+    clean = clip_and_sum([ConvolutionGradients(layer, a[1:], g[1:], (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
     (a if where == "input" else g)[0, 1] = bad
-    dirty = clip_and_sum([kernels.convolution_weights(layer, a, g, (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
+    dirty = clip_and_sum([ConvolutionGradients(layer, a, g, (0, 0))], [VectorGroup("all", (0,), 1.0)])[0]
     assert relative_error(dirty[0], clean[0]) < 1e-6
 
 
-def test_neighbours_move_the_sum_by_at_most_the_bound() -> None:
+def test_neighbors_move_the_sum_by_at_most_the_bound() -> None:
     layer, a, g = convolution(9, 5, 33)
     groups = [VectorGroup("all", (0,), 0.7)]
-    whole = clip_and_sum([kernels.convolution_weights(layer, a, 1e3 * g, (0, 0))], groups)[0][0]
+    whole = clip_and_sum([ConvolutionGradients(layer, a, 1e3 * g, (0, 0))], groups)[0][0]
     for left in range(9):
         keep = [r for r in range(9) if r != left]
-        without = clip_and_sum([kernels.convolution_weights(layer, a[keep], 1e3 * g[keep], (0, 0))], groups)[0][0]
+        without = clip_and_sum([ConvolutionGradients(layer, a[keep], 1e3 * g[keep], (0, 0))], groups)[0][0]
         assert 0.6999 < float((whole - without).norm()) <= 0.7 * (1 + 1e-5)
 
 
@@ -232,8 +236,8 @@ def test_group_norm_far_from_zero(offset: float) -> None:
     layer, x = nn.GroupNorm(4, 20), torch.randn(3, 20, 7, 5) + offset
     g = torch.randn_like(x)
     scale, shift = kernels.group_norm(layer, x, g)
-    normalised = nn.functional.group_norm(x.double(), 4, eps=layer.eps)
-    assert relative_error(scale, (normalised * g).sum((2, 3))) < 1e-5
+    normalized = nn.functional.group_norm(x.double(), 4, eps=layer.eps)
+    assert relative_error(scale, (normalized * g).sum((2, 3))) < 1e-5
     assert relative_error(shift, g.double().sum((2, 3))) < 1e-6
 
 
@@ -329,7 +333,7 @@ def test_a_broken_compiler_and_a_full_cache_are_no_obstacle(tmp_path: Path) -> N
     assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path), CXX="false").stdout == "None\n"
     (tmp_path / "file").touch()
     assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path / "file")).stdout == "None\n"
-    (tmp_path / "dpbench" / native._name() / "kernels.so").write_text("damaged")
+    (tmp_path / "dpbench" / loader._name() / "kernels.so").write_text("damaged")
     assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path)).stdout.startswith("<CDLL")
 
 
@@ -369,5 +373,5 @@ def test_the_choice_decides(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "fastest", lambda key, ways: best)
     layer, a, g = convolution()
     chosen = layers.convolution(layer, (a,), g)["weight"]
-    assert isinstance(chosen, kernels.ConvolutionGradients) == (best == "native")
+    assert isinstance(chosen, ConvolutionGradients) == (best == "native")
     assert relative_error(chosen.per_record(), truth(layer, a, g)) < 1e-6

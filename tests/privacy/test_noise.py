@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from dpbench.privacy.groups import flat_groups, per_layer_groups
-from dpbench.privacy.noise import add_gaussian_noise, fresh_key, keyed_generator
-from dpbench.privacy.plan import ReleasePlan
+from dpbench.privacy.mechanism.groups import flat_groups, per_layer_groups
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.randomness import fresh_key, keyed_generator
 from dpbench.privacy.sampling import PoissonSampling
 from tests.checks import accepts_scale
 

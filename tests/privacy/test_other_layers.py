@@ -1,4 +1,4 @@
-"""Layers by Opacus' samplers, normalisation in evaluation mode, embeddings of what all records share."""
+"""Layers by Opacus' samplers, normalization in evaluation mode, embeddings of what all records share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.privacy.test_sequences import check, mean_square
 from tests.reference import relative_error
 

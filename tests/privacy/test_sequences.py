@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.engine import PerRecordEngine
+from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.reference import reference_gradients, relative_error
 
 LOTS = (0, 1, 5)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
-from dpbench.privacy.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.reproduce.claims import (
     Claim,
     claims_of,
@@ -62,6 +62,7 @@ def test_what_matches_by_the_papers_conversion(paper: str, source: str, classic:
     assert verdict(one, found).startswith("matches (rdp-classic")
 
 
+@pytest.mark.slow
 def test_what_does_not_match() -> None:
     one = claim("gradient_compression", "Table 2, row 1")
     assert recomputed(one)["rdp-classic"] == pytest.approx(20.31, abs=0.01)

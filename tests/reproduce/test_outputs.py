@@ -13,23 +13,23 @@ import torch
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import pictures
-from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.logged import collect, read_logged, write_logged
 from dpbench.reproduce.montage import strip, write_montage
 from dpbench.reproduce.outputs import (
     cells,
+    conflicting_results,
     differences,
     latex,
     markdown,
     refuse_other_words,
     summary,
-    unlike,
     write_outputs,
 )
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
-from dpbench.training.launch import conf_dir
-from dpbench.training.samples import SAMPLES, grid, write_grid
+from dpbench.synthesis.samples import grid, write_grid
+from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 RECORD = (
@@ -39,7 +39,7 @@ RECORD = (
 
 def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tmp_path: Path) -> None:
     table = read_table(str(definition), conf_dir())
-    job = next(job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long")
+    job = next(job for job in table_jobs(table, conf_dir(), tmp_path) if job.row == "long")
     assert job.steps_made() == 0
     job.path.mkdir(parents=True)
     lines = ["step,privacy/epsilon,test/accuracy", "2,0.5,", "2,,0.25", "3,,0.5", "4,0.75,0.625"]
@@ -57,7 +57,7 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}, ONE]\nseeds: 2"
     more = more.replace("ONE", "{name: one, metrics: privacy/bound/a, label: a bound}")
     table = read_table(edited(definition, "seeds: 2", more), conf_dir())
-    jobs = [job for job in jobs_of(table, conf_dir(), tmp_path) if job.row == "long"]
+    jobs = [job for job in table_jobs(table, conf_dir(), tmp_path) if job.row == "long"]
     for job in jobs:
         job.path.mkdir(parents=True)
         (job.path / "result.json").write_text(RECORD, encoding="utf-8")
@@ -81,17 +81,17 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
 
 def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "seeds: 2", "seeds: 2\nsamples: true"), conf_dir())
-    job = jobs_of(table, conf_dir(), tmp_path)[0]
+    job = table_jobs(table, conf_dir(), tmp_path)[0]
     write_montage(table, [job], tmp_path / "out")
     assert not (tmp_path / "out").exists()  # nothing is finished
     job.path.mkdir(parents=True)
     (job.path / "result.json").write_text(RECORD, encoding="utf-8")
     images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
     generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)
-    write_grid(grid(generator), job.path / SAMPLES)
+    write_grid(grid(generator), job.run.samples)
     shown = strip(job.path / "samples.png")
-    centres = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
-    assert centres == [0, 1, 10, 11, 20, 21]
+    centers = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
+    assert centers == [0, 1, 10, 11, 20, 21]
     write_montage(table, [job], tmp_path / "out")
     assert (tmp_path / "out" / "samples.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -145,7 +145,7 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     read = pd.read_csv(tmp_path / "out" / "runs.csv")
     write_outputs(table, read, read_logged(table, tmp_path / "out"), tmp_path / "out")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert unlike(tmp_path / "out", measured) == "runs of other code (abc)"
+    assert conflicting_results(tmp_path / "out", measured) == "runs of other code (abc)"
     write_outputs(table, measured, {}, tmp_path / "out")
     assert not list((tmp_path / "out").glob("curves.*"))  # nothing stays of another definition
     assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -191,13 +191,13 @@ def test_figures_are_not_shown_under_another_name(definition: Path, shown: str) 
 def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpbench.reproduce.outputs.code_hash", lambda: "other")
     two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
-    assert unlike(tmp_path, two) is None
+    assert conflicting_results(tmp_path, two) is None
     two.to_csv(tmp_path / "runs.csv", index=False)
-    assert unlike(tmp_path, two) is None
-    assert unlike(tmp_path, runs({("short", "private", seed): 0.8 for seed in range(3)})) is None
-    assert re.match(r"1 run\(s\) that are not among these", unlike(tmp_path, two[:1]) or "")
+    assert conflicting_results(tmp_path, two) is None
+    assert conflicting_results(tmp_path, runs({("short", "private", seed): 0.8 for seed in range(3)})) is None
+    assert re.match(r"1 run\(s\) that are not among these", conflicting_results(tmp_path, two[:1]) or "")
     two.drop(columns="config_hash").to_csv(tmp_path / "runs.csv", index=False)
-    assert unlike(tmp_path, two) == "a runs.csv without config_hash"
+    assert conflicting_results(tmp_path, two) == "a runs.csv without config_hash"
 
 
 def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
+from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.command import WITHOUT_RUNS, request
-from dpbench.reproduce.jobs import Job, jobs_of, run_job
+from dpbench.reproduce.jobs import Job, run_job, table_jobs
+from dpbench.reproduce.run_table import COMPUTED_TABLES
 from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table
-from dpbench.training.launch import conf_dir
+from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 
@@ -35,9 +36,17 @@ def test_a_full_disk_is_told(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpbench.reproduce.command.sweep", full)
+    monkeypatch.setattr("dpbench.reproduce.run_table.sweep", full)
     assert main(["reproduce", str(definition), "--runs", str(tmp_path / "runs")]) == 1
     assert "Finished runs are kept: free some, and call the same command again" in capsys.readouterr().err
+
+
+def test_an_edited_plugin_is_another_job(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+    for source in ("0123456789abcdef", "fedcba9876543210"):
+        monkeypatch.setattr("dpbench.reproduce.jobs.foreign_code", lambda config, source=source: {"theirs": source})
+        folders.append(table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0].folder)
+    assert folders[0] != folders[1] and folders[0].endswith("-01234567")
 
 
 def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,9 +86,9 @@ def test_what_cannot_be_reproduced_is_one_clear_line(
 
 
 def test_seeds_are_a_number_or_a_list() -> None:
-    assert request(["seeds=3"]).seeds == 3
-    assert request(["seeds=0,"]).seeds == (0,)
-    assert request(["seeds=[4,5]"]).seeds == (4, 5)
+    assert part_of(["seeds=3"]).seeds == 3
+    assert part_of(["seeds=0,"]).seeds == (0,)
+    assert part_of(["seeds=[4,5]"]).seeds == (4, 5)
     table = read_table("gradient_compression/table1", conf_dir())
     assert table.selected((), (), 2).seeds == (0, 1)
     assert table.selected((), (), 7).seeds == tuple(range(7))
@@ -88,7 +97,7 @@ def test_seeds_are_a_number_or_a_list() -> None:
 def test_without_a_terminal_each_run_that_ends_is_told(
     definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = jobs_of(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
+    jobs = table_jobs(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
     with _watching(jobs):
         jobs[0].path.mkdir(parents=True)
         (jobs[0].path / "result.json").write_text("{}")
@@ -139,7 +148,7 @@ def _halfway(ledger: Path) -> bool:
 def test_a_run_keeps_its_threads_and_its_code(
     definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = jobs_of(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0]
+    job = table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0]
     seen: list[int | None] = []
 
     def failing(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
@@ -191,4 +200,4 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
 
 
 def test_what_is_made_without_runs_is_known_too() -> None:
-    assert set(OTHERS) == set(WITHOUT_RUNS)
+    assert set(OTHERS) == set(COMPUTED_TABLES)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.command import request
-from dpbench.reproduce.jobs import jobs_of
+from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.training.launch import conf_dir
+from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 
 def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Path) -> None:
     asked = "evaluation/accuracy_cnn\nmore: [evaluation/coverage]"
     table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
-    job = jobs_of(table, conf_dir(), tmp_path)[0]
+    job = table_jobs(table, conf_dir(), tmp_path)[0]
     train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
     judge = ["evaluate", job.folder, "--n", "60000", "--on", "test"]
     assert job.commands() == [train, judge] and job.state() == "new"
@@ -61,19 +61,19 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", table_names(conf_dir()))
 def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
     table = read_table(name, conf_dir())
-    jobs = jobs_of(table.selected((), (), 1), conf_dir(), tmp_path)
+    jobs = table_jobs(table.selected((), (), 1), conf_dir(), tmp_path)
     assert len(jobs) == len(table.rows) * len(table.columns)
     assert len({job.config_hash for job in jobs}) == len(jobs)  # no cell is another one by mistake
 
 
 def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -> None:
     table = read_table(str(definition), conf_dir())
-    jobs = jobs_of(table, conf_dir(), tmp_path)
+    jobs = table_jobs(table, conf_dir(), tmp_path)
     assert len(jobs) == 8 and len({job.folder for job in jobs}) == 8
     assert [job.seed for job in jobs] == [0] * 4 + [1] * 4  # an interrupted table has every cell
     assert [job.steps for job in jobs[:4]] == [3, 3, 6, 6]
-    again = jobs_of(read_table(edited(definition, "[8]", "[9]"), conf_dir()), conf_dir(), tmp_path)
-    elsewhere = jobs_of(table, conf_dir(), tmp_path, request(["trainer=gpu"]).trainer)
+    again = table_jobs(read_table(edited(definition, "[8]", "[9]"), conf_dir()), conf_dir(), tmp_path)
+    elsewhere = table_jobs(table, conf_dir(), tmp_path, part_of(["trainer=gpu"]).trainer)
     assert not {job.folder for job in jobs} & {job.folder for job in (*again, *elsewhere)}
     assert all(job.words[-1] == "trainer=gpu" for job in elsewhere)
 
@@ -102,7 +102,7 @@ def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: 
 def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"), conf_dir())
     with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds no records out"):
-        jobs_of(table, conf_dir(), tmp_path)
+        table_jobs(table, conf_dir(), tmp_path)
 
 
 def test_a_definition_in_this_folder_has_a_short_name(definition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +114,4 @@ def test_a_definition_in_this_folder_has_a_short_name(definition: Path, monkeypa
 def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "strategy=none", "strategy=nothing"), conf_dir())
     with pytest.raises(ConfigurationError, match="own/digits, short, plain: .*nothing"):
-        jobs_of(table, conf_dir(), tmp_path)
+        table_jobs(table, conf_dir(), tmp_path)

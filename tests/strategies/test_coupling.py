@@ -121,11 +121,11 @@ def fixed_divisor(module: Net, x: Tensor, y: Tensor) -> Tensor:
     return each(module, x, y).sum() / 16
 
 
-def centred(module: Net, x: Tensor, y: Tensor) -> Tensor:
+def centered(module: Net, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module.net(x - x.mean(0)), y)
 
 
-def normalised_weights(module: Net, x: Tensor, y: Tensor) -> Tensor:
+def normalized_weights(module: Net, x: Tensor, y: Tensor) -> Tensor:
     weights = x[:, 0].exp()
     return (each(module, x, y) * weights).sum() / weights.sum()
 
@@ -139,7 +139,7 @@ def memory_bank(module: Net, x: Tensor, y: Tensor) -> Tensor:
 
 def late(module: Net, x: Tensor, y: Tensor) -> Tensor:
     """From lot 4 on."""
-    return centred(module, x, y) if module.trainer.global_step >= 3 else mean(module, x, y)
+    return centered(module, x, y) if module.trainer.global_step >= 3 else mean(module, x, y)
 
 
 def sometimes(module: Net, x: Tensor, y: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ def triplet(module: Net, x: Tensor, y: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- coupled lots
 
 
-def centre(module: Net, x: Tensor, y: Tensor) -> Tensor:
+def center(module: Net, x: Tensor, y: Tensor) -> Tensor:
     """As in DINO."""
     out = module.net(x)
-    loss = (out - module.__dict__.get("centre", 0)).square().sum(1).mean()
-    module.centre = 0.9 * module.__dict__.get("centre", 0) + 0.1 * out.detach().mean(0)
+    loss = (out - module.__dict__.get("center", 0)).square().sum(1).mean()
+    module.center = 0.9 * module.__dict__.get("center", 0) + 0.1 * out.detach().mean(0)
     return loss
 
 
@@ -201,7 +201,7 @@ def threshold(module: Net, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
-@pytest.mark.parametrize("loss", [centre, queue, over_running_mean, threshold])
+@pytest.mark.parametrize("loss", [center, queue, over_running_mean, threshold])
 def test_lots_that_depend_on_earlier_lots_are_refused(tmp_path: Path, loss: LossOf, manual: bool) -> None:
     with pytest.raises(UnsupportedModuleError, match="depends on records of earlier lots, through what"):
         fit(tmp_path, Net(loss, manual=manual), 5)
@@ -249,7 +249,7 @@ def attention(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
 
 
-class NormalisedGradient(nn.Module):
+class NormalizedGradient(nn.Module):
     """A hook that divides the gradient of an activation by its norm over the lot."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -281,8 +281,8 @@ COUPLED: dict[str, tuple[LossOf, Callable[[], nn.Module] | None]] = {
         largest,
         total,
         fixed_divisor,
-        centred,
-        normalised_weights,
+        centered,
+        normalized_weights,
         memory_bank,
         late,
         sometimes,
@@ -296,7 +296,7 @@ COUPLED: dict[str, tuple[LossOf, Callable[[], nn.Module] | None]] = {
     "sorted": (mean, over_records(sorted_and_back)),
     "attention": (mean, over_records(attention)),
     "softmax": (mean, over_records(lambda x: x.softmax(0))),
-    "hook": (mean, with_inside(NormalisedGradient)),
+    "hook": (mean, with_inside(NormalizedGradient)),
 }
 NUMBER = {"total", "fixed_divisor", "random_total"}
 
@@ -493,7 +493,7 @@ def test_healthy_steps_pass_and_are_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, manual: bool
 ) -> None:
     """Weights, attributes and metrics are to the last bit what they are without a probe."""
-    from dpbench.strategies.coupling import CouplingProbe
+    from dpbench.records.coupling import CouplingProbe
 
     probed, _ = run(tmp_path / "probed", name, manual)
     monkeypatch.setattr(CouplingProbe, "check", lambda *_: None)
@@ -510,14 +510,14 @@ def test_healthy_steps_pass_and_are_not_changed(
 def test_precisions(tmp_path: Path, name: str, precision: Any) -> None:
     run(tmp_path, name, False, trainer={"precision": precision})
     with pytest.raises(UnsupportedModuleError, match="depends on the"):
-        fit(tmp_path / "coupled", Net(centred), trainer={"precision": precision})
+        fit(tmp_path / "coupled", Net(centered), trainer={"precision": precision})
 
 
 # ------------------------------------------------------------------------------------------------- where and when
 
 
 def test_what_a_step_holds_is_put_back() -> None:
-    from dpbench.strategies.step_state import StepState
+    from dpbench.records.step_state import StepState
 
     class Helper:
         def __init__(self) -> None:
@@ -581,7 +581,7 @@ class Counting(DPSGD):
 
     def on_train_batch_end(self, *args: Any) -> None:
         super().on_train_batch_end(*args)
-        self.probed.append(self._probe.rows)
+        self.probed.append(self._source._probe.rows)
 
 
 def counting(folder: Path, module: pl.LightningModule, steps: int, size: float, records_: int = 400) -> Counting:
@@ -606,7 +606,7 @@ def test_small_lots_are_passed_over(tmp_path: Path) -> None:
     first = next(i for i, size in enumerate(counts.lots) if size > 2)
     assert first > 0 and not any(counts.probed[:first]) and counts.probed[first] > 0
     with pytest.raises(UnsupportedModuleError, match="contents"):
-        counting(tmp_path / "coupled", Net(centred), 40, 1.2)
+        counting(tmp_path / "coupled", Net(centered), 40, 1.2)
 
 
 def test_lots_that_are_not_finite_give_no_verdict(tmp_path: Path) -> None:
@@ -719,9 +719,9 @@ def test_microbatches_may_be_coupled_inside_only(tmp_path: Path, size: int) -> N
     run(tmp_path, "dropout", False, microbatch_size=size, steps=5)
     if size == 4:
         with pytest.raises(UnsupportedModuleError, match="depends on the contents"):
-            fit(tmp_path / "coupled", Net(centred), microbatch_size=size)
+            fit(tmp_path / "coupled", Net(centered), microbatch_size=size)
     else:  # the whole lot is one microbatch
-        fit(tmp_path / "coupled", Net(centred), microbatch_size=size)
+        fit(tmp_path / "coupled", Net(centered), microbatch_size=size)
 
 
 def test_pieces_of_a_lot(tmp_path: Path) -> None:
@@ -735,7 +735,7 @@ def test_pieces_of_a_lot(tmp_path: Path) -> None:
     fit(tmp_path, Net(watched), 9, max_physical_batch_size=5)
     assert max(sizes) == 5
     with pytest.raises(UnsupportedModuleError, match="contents"):
-        fit(tmp_path / "coupled", Net(centred), max_physical_batch_size=5)
+        fit(tmp_path / "coupled", Net(centered), max_physical_batch_size=5)
 
 
 def test_attributes_of_a_step_are_not_touched(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
-from dpbench.privacy.accounting import ledger_epsilon
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
 from tests.reference import reference_gradients
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
@@ -120,7 +120,8 @@ def test_ledger_and_epsilon(tmp_path: Path) -> None:
     assert [release.number for _, release in book.releases] == list(range(9))
     (query,) = book.releases[0][1].queries
     assert (query.sensitivity, query.noise_std) == (2.0, 3.0)
-    assert book.releases[0][1].sampling.to_dict() == {"kind": "poisson", "population": 60, "sample_rate": 0.2}
+    sampling = {"kind": "poisson", "population": 60, "sample_rate": 0.2, "unit": "example"}
+    assert book.releases[0][1].sampling.to_dict() == sampling
     assert book.header.neighbouring_relation == "add_or_remove_one"
     assert strategy.epsilon() == pytest.approx(ledger_epsilon(book, 1e-3))
 

@@ -116,7 +116,7 @@ def test_a_dependence_on_the_number_of_records_is_seen_through_dropout(network: 
 
 
 class Frozen(pl.LightningModule):
-    """A pretrained body with batch normalisation in evaluation mode, and a new head."""
+    """A pretrained body with batch normalization in evaluation mode, and a new head."""
 
     def __init__(self, woken: bool = False) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpbench.strategies.lot_pieces import cut, cuts
+from dpbench.records.physical_batches import cut, cuts
 from tests.strategies.worlds import trainer_for
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import DPBenchError
-from dpbench.privacy import mechanism
-from dpbench.privacy.clipping import clip_and_sum, clip_weights
-from dpbench.privacy.ledger_writer import LedgerWriter
-from dpbench.privacy.noise import keyed_generator
-from dpbench.privacy.plan import ReleasePlan
-from dpbench.strategies import DPSGD, base
+from dpbench.privacy import releases
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.mechanism import mechanism
+from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_weights
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.randomness import keyed_generator
+from dpbench.strategies import DPSGD
 from tests.checks import audit
 
 
@@ -33,8 +34,8 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def divided_twice(patch: pytest.MonkeyPatch) -> None:
-    average = ReleasePlan.average
-    patch.setattr(ReleasePlan, "average", lambda self, total: average(self, average(self, total)))
+    denominator = ReleasePlan.denominator.fget  # type: ignore[attr-defined]
+    patch.setattr(ReleasePlan, "denominator", property(lambda self: denominator(self) ** 2))
 
 
 def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
@@ -64,14 +65,14 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def reused_seed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(base, "keyed_generator", lambda key, *device: keyed_generator((0,), *device))
+    patch.setattr(releases, "keyed_generator", lambda key, *device: keyed_generator((0,), *device))
 
 
 def skips_empty_lots(patch: pytest.MonkeyPatch) -> None:
     release = DPSGD.on_before_optimizer_step
 
     def maybe(self: DPSGD, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._records:
+        if self._source._records:
             release(self, trainer, pl_module, optimizer)
 
     patch.setattr(DPSGD, "on_before_optimizer_step", maybe)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from dpbench.callback.options import declared
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
-from dpbench.strategies.options import declared
-from dpbench.training.schema import STRATEGIES
+from tests.test_conf import STRATEGIES
 
 OPTIONS = [(cls, name) for cls in STRATEGIES.values() for name in declared(cls)]
 WRONG = ["1", "", float("nan"), True, [1.0], {}, {"a": "b"}, object(), torch.tensor(1.0), 1.5, None, b"x"]
@@ -56,7 +56,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
     strategy = DPSGD(np.float32(0.5), noise_multiplier=np.float64(2), seed=np.int64(3), microbatch_size=2.0)  # type: ignore[arg-type]
     assert (type(strategy.max_grad_norm), strategy.max_grad_norm) == (float, 0.5)
     assert (type(strategy.seed), strategy.seed) == (int, 3)
-    assert type(strategy.pieces.microbatch_size) is int
+    assert type(strategy.microbatch_size) is int
 
 
 @pytest.mark.parametrize(

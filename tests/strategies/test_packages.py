@@ -16,10 +16,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader
+from dpbench.callback import guards
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import read_ledger
-from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups, guards
-from dpbench.strategies.packages import classes
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.records.packages import classes
+from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups
 from tests.strategies.worlds import loader_of, pictures, weights_of
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning": lightning.pytorch}

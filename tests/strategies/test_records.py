@@ -232,7 +232,7 @@ def test_rows_or_microbatches(tmp_path: Path) -> None:
 
 
 class Pairs(Reads):
-    """The two views of a record are compared with each other, or with those of its neighbour."""
+    """The two views of a record are compared with each other, or with those of its neighbor."""
 
     shift = 0
 

@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.privacy.accounting import epsilon
-from dpbench.privacy.ledger import read_ledger
-from dpbench.privacy.plan import SumQuery
+from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
@@ -107,8 +107,8 @@ def test_a_trainer_that_trained_without_privacy(tmp_path: Path) -> None:
 
 
 def test_orders_that_do_not_converge_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    event = PoissonSampling(1000, 0.2031), (SumQuery("all", 1.0, 0.97),)
-    with caplog.at_level(logging.WARNING):
+    event = Event(PoissonSampling(1000, 0.2031), (SumQuery("all", 1.0, 0.97),))
+    with caplog.at_level(logging.WARNING, logger="absl"):
         assert epsilon({event: 10}, 1e-5) < 100
         assert not caplog.records
         logging.getLogger("absl").warning("something else failed to converge")  # of the user's own code

@@ -12,15 +12,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, RMSprop
+from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.privacy.accounting import ledger_epsilon, microbatch_epsilon
-from dpbench.privacy.ledger import read_ledger
-from dpbench.privacy.plan import effective_noise_multiplier
-from dpbench.results.metrics_log import MetricsCSV
+from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.events import effective_noise_multiplier
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -33,6 +34,7 @@ from dpbench.strategies import (
     VectorGroups,
 )
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, update, weights_of
+from tools.optimizers import OPTIMIZERS
 
 QUIET = 1e-9
 Make = Callable[..., PrivateStrategy]
@@ -110,7 +112,7 @@ def test_ledger_states_what_was_asked_for(tmp_path: Path, name: str) -> None:
     assert ledger_epsilon(book, 1e-3) == pytest.approx(plain, rel=1e-8)
     assert strategy.epsilon() == pytest.approx(plain, rel=1e-8)
     assert ledger_epsilon(book, 1e-3, "pld") <= plain
-    assert len(strategy._budget.spent) == 1  # bounds that differ at every release cost the same
+    assert len(strategy._releases.budget.spent) == 1  # bounds that differ at every release cost the same
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -124,7 +126,7 @@ def test_resume_is_bit_identical(tmp_path: Path, name: str) -> None:
 
     def run(folder: str, *more: pl.Callback, start: Path | None = None) -> Tensor:
         module, place = classifier(), tmp_path / folder
-        options = {"logger": [MetricsCSV(place)], "log_every_n_steps": 4, "more": list(more)}
+        options = {"logger": [MetricsCSV(RunFolder(place))], "log_every_n_steps": 4, "more": list(more)}
         place.mkdir(exist_ok=True)
         fit(place, STRATEGIES[name], module, 13, fingerprint="x", trainer=options, ckpt_path=start)
         return weights_of(module)
@@ -195,13 +197,14 @@ def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
     assert ledger_epsilon(books["a"], 1e-3) == pytest.approx(ledger_epsilon(books["b"], 1e-3))
     assert microbatch_epsilon(books["a"], 1e-3) == pytest.approx(ledger_epsilon(books["c"], 1e-3))
     assert microbatch_epsilon(books["c"], 1e-3) == ledger_epsilon(books["c"], 1e-3)
-    # A metric is a sum over examples: one moves it by B/4, a whole microbatch by B.
+    # A metric is a sum over examples: one moves it by B, a whole microbatch by 4B.
     options = {"microbatch_size": 4, "metrics": {"accuracy": 1.0}}
     fit(tmp_path / "d", partial(DPSGD, **options), classifier(), noise_multiplier=2.0)
     book = read_ledger(tmp_path / "d/ledger.jsonl")
     gradient, metric = book.releases[0][1].queries
-    assert (gradient.sensitivity, metric.sensitivity) == (2.0, 0.25)
-    whole = effective_noise_multiplier([gradient._replace(sensitivity=1.0), metric._replace(sensitivity=1.0)])
+    assert (gradient.sensitivity, metric.sensitivity) == (2.0, 1.0)
+    assert (gradient.unit, metric.unit) == ("microbatch", "")
+    whole = effective_noise_multiplier([gradient._replace(sensitivity=1.0), metric._replace(sensitivity=4.0)])
     fit(tmp_path / "e", DPSGD, classifier(), noise_multiplier=whole)
     same = ledger_epsilon(read_ledger(tmp_path / "e/ledger.jsonl"), 1e-3)
     assert microbatch_epsilon(book, 1e-3) == pytest.approx(same, rel=1e-6)
@@ -282,16 +285,6 @@ def test_references_are_what_they_say(tmp_path: Path) -> None:
         ClipOnly(target_epsilon=1.0)
     with pytest.raises(ConfigurationError, match="no private metrics"):
         NoiseOnly(noise_multiplier=1.0, metrics={"loss": 1.0})
-
-
-OPTIMIZERS = {
-    "sgd": partial(SGD, lr=0.1),
-    "momentum": partial(SGD, lr=0.1, momentum=0.9),
-    "nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
-    "adam": partial(Adam, lr=0.01),
-    "adagrad": partial(Adagrad, lr=0.01),
-    "rmsprop": partial(RMSprop, lr=0.01),
-}
 
 
 @pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])

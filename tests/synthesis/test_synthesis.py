@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
+from dpbench.runs.folder import RunFolder
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.evaluate import evaluate
@@ -23,9 +24,8 @@ from dpbench.synthesis.fidelity import density_and_coverage, feature_network, fi
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import sample
 from dpbench.training.build import plain
-from dpbench.training.launch import conf_dir
 from dpbench.training.run import train as run_training
-from dpbench.training.schema import register_schemas
+from dpbench.training.search_path import conf_dir
 
 TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.width=8", "model.noise_size=8"]
 
@@ -135,7 +135,7 @@ def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     sample(run, 20, tmp_path / "out", form="folder")
     data = ImageFolder(str(tmp_path / "out"))
     assert len(data) == 20 and data.classes == [str(number) for number in range(10)]
-    pixels, labels = make(load_gan(run).module, 20, 0)
+    pixels, labels = make(load_gan(RunFolder(run)).module, 20, 0)
     assert labels is not None
     image, label = data[0]
     position = int((labels == label).nonzero()[0])
@@ -268,7 +268,6 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings(tmp_path: Path, words: list[str], message: str) -> None:
-    register_schemas()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = plain(compose("config", ["experiment=digits_gan", "logger=none", "run.group=gan", *words]))
     with pytest.raises(ConfigurationError, match=message):
@@ -309,7 +308,7 @@ def test_fidelity_of_the_same_and_of_other_images() -> None:
     assert float(same["frechet_distance_digits_cnn"]) < 0.1 * float(other["frechet_distance_digits_cnn"])
     assert 0.8 < float(same["density"]) < 1.2 and float(same["coverage"]) > 0.85
     assert float(other["coverage"]) < 0.1
-    with pytest.raises(ConfigurationError, match="knows grey images only"):
+    with pytest.raises(ConfigurationError, match="knows gray images only"):
         feature_network((3, 16, 16), "digits")
     with pytest.raises(ConfigurationError, match="digits or inception"):
         feature_network((1, 16, 16), "vgg")

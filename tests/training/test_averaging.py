@@ -16,10 +16,11 @@ from torchvision.transforms.functional import to_tensor
 from dpbench.errors import ConfigurationError
 from dpbench.models import ConvGAN
 from dpbench.modules import GAN
+from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
+from dpbench.synthesis.samples import SampleGrid, grid
 from dpbench.training.averaging import moving_average
 from dpbench.training.checkpoint import LastCheckpoint
-from dpbench.training.samples import SampleGrid, grid
 from tests.modules.test_gan import gan, images
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
 
@@ -49,14 +50,18 @@ def test_it_is_the_average_of_the_released_weights(tmp_path: Path) -> None:
 
 def test_a_resumed_run_ends_with_the_same_weights_and_average(tmp_path: Path) -> None:
     ends = []
-    for run, start, steps in (("whole", None, 8), ("parts", None, 6), ("parts", tmp_path / "parts.ckpt", 8)):
-        path = tmp_path / f"{run}.ckpt"
+    for run, start, steps in (
+        ("whole", None, 8),
+        ("parts", None, 6),
+        ("parts", RunFolder(tmp_path / "parts").checkpoint, 8),
+    ):
+        folder = RunFolder(tmp_path / run)
         torch.manual_seed(3)
         module = Classifier()
-        callbacks = [moving_average(0.9), private(), LastCheckpoint(path, every_n_steps=4)]
+        callbacks = [moving_average(0.9), private(), LastCheckpoint(folder, every_n_steps=4)]
         trainer = trainer_for(tmp_path / run, private(), steps, callbacks=callbacks, enable_checkpointing=True)
         trainer.fit(module, loader_of(pictures()), ckpt_path=start, weights_only=False)
-        state = torch.load(path, weights_only=False)
+        state = torch.load(folder.checkpoint, weights_only=False)
         average = torch.cat([value.flatten() for value in state["state_dict"].values()])
         current = torch.cat([value.flatten() for value in state["current_model_state"].values()])
         assert torch.equal(average, weights_of(module)) and not torch.equal(average, current)
@@ -69,14 +74,14 @@ def test_an_end_by_epochs_keeps_the_weights_that_were_trained(tmp_path: Path) ->
     """An extended run ends as a whole one, and the module is its average, also where nothing was left to train."""
     ends = []
     for run, start, epochs in (("whole", None, 2), ("parts", None, 1), ("parts", "parts", 2), ("parts", "parts", 2)):
-        path = tmp_path / f"{run}.ckpt"
+        folder = RunFolder(tmp_path / run)
         torch.manual_seed(3)
         module = Classifier()
-        callbacks = [moving_average(0.9), private(), LastCheckpoint(path, every_n_steps=100)]
+        callbacks = [moving_average(0.9), private(), LastCheckpoint(folder, every_n_steps=100)]
         limits = {"max_epochs": epochs, "enable_checkpointing": True}
         trainer = trainer_for(tmp_path / run, private(), -1, callbacks=callbacks, **limits)
-        trainer.fit(module, loader_of(pictures()), ckpt_path=start and path, weights_only=False)
-        state = torch.load(path, weights_only=False)
+        trainer.fit(module, loader_of(pictures()), ckpt_path=start and folder.checkpoint, weights_only=False)
+        state = torch.load(folder.checkpoint, weights_only=False)
         assert torch.equal(torch.cat([value.flatten() for value in state["state_dict"].values()]), weights_of(module))
         ends.append(torch.cat([value.flatten() for value in state["current_model_state"].values()]))
         assert not torch.equal(ends[-1], weights_of(module))
@@ -106,21 +111,21 @@ class Averages(pl.Callback):
 
 
 def test_a_gan_shows_and_saves_its_average(tmp_path: Path) -> None:
-    averaging, path = moving_average(0.9), tmp_path / "last.ckpt"
+    averaging, folder = moving_average(0.9), RunFolder(tmp_path)
     averages = Averages(averaging)
     module = gan(pair=ConvGAN, conditional=True)
-    callbacks = [averaging, private(), SampleGrid(tmp_path), averages, LastCheckpoint(path, every_n_steps=100)]
+    callbacks = [averaging, private(), SampleGrid(), averages, LastCheckpoint(folder, every_n_steps=100)]
     trainer = trainer_for(
         tmp_path, private(), 7, callbacks=callbacks, enable_checkpointing=True, num_sanity_val_steps=0
     )
     trainer.fit(module, loader_of(images()), DataLoader(images(), batch_size=10))
     assert list(averages.seen) == [5]
     average, current = averages.seen[5]
-    shown = to_tensor(Image.open(tmp_path / "samples" / "0000005.png"))
+    shown = to_tensor(Image.open(folder.samples_by_step / "0000005.png"))
     assert (shown - average).abs().max() < 0.01 < (shown - current).abs().max()
     last = gan(pair=ConvGAN, conditional=True)
-    last.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
-    shown = to_tensor(Image.open(tmp_path / "samples.png"))
+    last.load_state_dict(torch.load(folder.checkpoint, weights_only=False)["state_dict"])
+    shown = to_tensor(Image.open(folder.samples))
     assert (shown - grid(last)).abs().max() < 0.01
     assert (shown - average).abs().max() > 0.01
 

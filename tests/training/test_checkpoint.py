@@ -10,13 +10,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from dpbench.training.checkpoint import LastCheckpoint
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "last.ckpt"
+    folder = RunFolder(tmp_path)
     whole = pl.Trainer.save_checkpoint
 
     def save(trainer: pl.Trainer, filepath: Any, *rest: Any, **options: Any) -> None:
@@ -28,10 +29,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
     private = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
-    callbacks = [private, LastCheckpoint(path, every_n_steps=2)]
+    callbacks = [private, LastCheckpoint(folder, every_n_steps=2)]
     trainer = trainer_for(tmp_path, private, 8, callbacks=callbacks, enable_checkpointing=True)
     with pytest.raises(OSError, match="No space left"):
         trainer.fit(Classifier(), loader_of(pictures()))
-    assert torch.load(path, weights_only=False)["global_step"] == 4
-    assert [file.name for file in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
-    assert not list(tmp_path.glob(".*ckpt*"))
+    assert torch.load(folder.checkpoint, weights_only=False)["global_step"] == 4
+    assert sorted(file.name for file in folder.checkpoints.iterdir()) == ["last.ckpt", "metrics.json"]

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.runs.folder import Run, RunFolder
 from dpbench.training import wandb_log
 from dpbench.training.run import _prepare
+from dpbench.training.saved_config import SCHEMA, write_config
 
 # A small image keeps a step at a few milliseconds.
 TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
@@ -204,6 +206,7 @@ def test_killed_before_any_checkpoint(tmp_path: Path, uninterrupted: Path) -> No
     assert (run / "ledger.jsonl").read_bytes() == (uninterrupted / "ledger.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
     status, err = signalled(tmp_path, signal.SIGINT, 100, "hydra.run.dir=run", *LONG)
@@ -307,7 +310,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["data=mnst"], "there is no data=mnst. Did you mean data=mnist?"),
     (["strategy=dpsdg"], "Did you mean strategy=dpsgd?"),
     (["strategy.noise_multiplyer=1"], "Did you mean strategy.noise_multiplier?"),
-    (["strategy.noise_multiplier=much"], "Value 'much' of type 'str' could not be converted to Float"),
+    (["strategy.noise_multiplier=much"], "strategy.noise_multiplier must be a number or null, not 'much'"),
     (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
     (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
     (["trainer.max_steps=abc"], "trainer.max_steps must be positive, or -1 for no limit, not 'abc'"),
@@ -333,15 +336,15 @@ REFUSED: list[tuple[list[str], str]] = [
         ],
         "pld accountant does not cover 'fixed_size'",
     ),
-    (["strategy=vector_groups", "strategy.groups=foo"], "groups must be a dictionary or None, not 'foo'"),
+    (["strategy=vector_groups", "strategy.groups=foo"], "strategy.groups must be a dictionary or null, not 'foo'"),
     (["strategy=vector_groups", "strategy.groups={a: 3}"], "group 'a' must be a pattern"),
     (["strategy=vector_groups", "strategy.groups={a: model.1.*}"], "no group takes model.3.weight, model.3.bias"),
     (
         ["strategy=vector_groups", "strategy.split=joint", "strategy.scales=5"],
-        "scales must be a dictionary, each value a number",
+        "scales must be a dictionary in which each value is a number or null, not 5",
     ),
-    (["strategy.metrics=[accuracy]"], "metrics must be a dictionary, each value a number"),
-    (["strategy.metrics={accuracy: x}"], "metrics must be a dictionary, each value a number, or None"),
+    (["strategy.metrics=[accuracy]"], "metrics must be a dictionary in which each value is a number or null, not ["),
+    (["strategy.metrics={accuracy: x}"], "metrics must be a dictionary in which each value is a number or null, not {"),
     (["strategy.metrics={f1: 1}"], "offers no metric f1; it offers accuracy, loss, class_counts"),
     (["strategy=adaptive_quantile", "strategy.quantile=1.5"], "quantile must lie strictly between 0 and 1"),
     (["strategy=discretized", "strategy.discretization_threshold=-1"], "discretization_threshold must be"),
@@ -413,7 +416,7 @@ def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
     out, _ = dpbench(tmp_path, "--help")
     assert "dpbench train data=mnist" in out
     code = (
-        "import sys, dpbench.cli as c; c._parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"
+        "import sys, dpbench.cli as c; c.parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     out, _ = dpbench(tmp_path, "train", "--help")
@@ -430,20 +433,23 @@ def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
     config = {"run": {"resume": False}, "data": {}, "strategy": {}}
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
-        _prepare(config, tmp_path / "file" / "run")
-    assert _prepare(config, tmp_path / "run") is None
+        _prepare(Run(RunFolder(tmp_path / "file" / "run"), config))
+    assert _prepare(Run(RunFolder(tmp_path / "run"), config)) is None
     with pytest.raises(ConfigurationError, match="unfinished run"):
-        _prepare(config, tmp_path / "run")
+        _prepare(Run(RunFolder(tmp_path / "run"), config))
     (tmp_path / "left").mkdir()
     (tmp_path / "left" / "ledger.jsonl").touch()
     with pytest.raises(ConfigurationError, match="holds the ledger of another run"):
-        _prepare(config, tmp_path / "left", private=False)
+        _prepare(Run(RunFolder(tmp_path / "left"), config, private=False))
 
 
 def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
-    (tmp_path / "evaluation.json").touch()
-    _prepare({"run": {"resume": True}}, tmp_path)
-    assert not (tmp_path / "evaluation.json").exists()
+    config = {"run": {"resume": True, "schema": SCHEMA}, "data": {}, "strategy": {}}
+    run = Run(RunFolder(tmp_path), config)
+    write_config(run)
+    run.folder.evaluation.touch()
+    _prepare(run)
+    assert not run.folder.evaluation.exists()
 
 
 def test_a_refused_run_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
@@ -524,13 +530,13 @@ def test_wandb_run_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "logger": {"project": "p", "mode": "offline"},
         "seed": 3,
     }
-    logger = wandb_log.wandb_logger(config, tmp_path)
+    logger = wandb_log.wandb_logger(Run(RunFolder(tmp_path), config))
     run = logger.experiment
     assert (run.name, run.group, run.job_type, run.tags, run.project) == ("n", "g", "train", ("t",), "p")
     assert run.config["seed"] == 3
-    assert "wandb sync" in wandb_log.how_to_open(tmp_path)
+    assert "wandb sync" in wandb_log.how_to_open(RunFolder(tmp_path))
     wandb_log.finish_wandb()
-    assert wandb_log.how_to_open(tmp_path).endswith(run.id)
+    assert wandb_log.how_to_open(RunFolder(tmp_path)).endswith(run.id)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for logged_in, mode in ((True, "online"), (False, "offline")):
         monkeypatch.setattr("wandb.login", lambda logged_in=logged_in, **_: logged_in)
@@ -612,3 +618,18 @@ def test_priors_from_public_data(tmp_path: Path) -> None:
     override = out.splitlines()[-1]
     assert override.startswith("strategy.priors=[") and not list(tmp_path.iterdir())
     train(tmp_path, "run", *PRIVATE, "strategy=discretized", override, "trainer.max_steps=5")
+
+
+def test_a_final_test_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training is kept, and `resume` with another word ends the run."""
+    from dpbench.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, *PRIVATE, "trainer.max_steps=2", "hydra.run.dir=run"]
+    assert main(["train", *words, "+trainer.limit_test_batches=0.5"]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dpbench: error")]
+    assert "trainer: You requested to check 0.5 of the" in line
+    assert main(["resume", "run", "trainer.limit_test_batches=1.0"]) == 0
+    assert (tmp_path / "run/result.json").exists()

@@ -13,8 +13,9 @@ import torch
 
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import ConfigurationError
-from dpbench.results.diagnostics import HISTOGRAM, plot_diagnostics
-from dpbench.results.metrics_log import MetricsCSV
+from dpbench.reports.diagnostics_plot import plot_diagnostics
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, NonPrivate
 from dpbench.training.diagnostics import GradientDiagnostics
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
@@ -22,8 +23,8 @@ from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trai
 
 def run(folder: Path, strategy: pl.Callback, module: pl.LightningModule, steps: int, data: Any = None) -> pd.DataFrame:
     folder.mkdir()
-    watcher = GradientDiagnostics(every_n_steps=2, folder=folder)
-    logger = MetricsCSV(folder)
+    watcher = GradientDiagnostics(every_n_steps=2, folder=RunFolder(folder))
+    logger = MetricsCSV(RunFolder(folder))
     trainer = trainer_for(folder, strategy, steps, more=[watcher], logger=logger, log_every_n_steps=1)
     trainer.fit(module, loader_of(data or pictures()))
     logger.save()
@@ -53,7 +54,7 @@ def test_values_where_everything_is_known(tmp_path: Path) -> None:
 def test_the_histogram_counts_gradient_values(tmp_path: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.tensor([[0.0, 0.02, 0.02, -5.0]]).repeat(60, 1))
     run(tmp_path / "a", NonPrivate(), Known(4), 3, data)
-    table = pd.read_csv(tmp_path / "a" / HISTOGRAM)
+    table = pd.read_csv(RunFolder(tmp_path / "a").gradient_histogram)
     used = table[table["count"] > 0]
     assert (used["count"] / used["count"].sum()).tolist() == [0.25, 0.5, 0.25]
     for (_, row), value in zip(used.iterrows(), (0.0, 0.02, 5.0), strict=True):
@@ -82,24 +83,24 @@ def test_training_is_the_same_with_and_without(tmp_path: Path, private: bool) ->
 def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
     """A checkpoint is what people publish; the counts lie beside it, and a resumed run goes on counting."""
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
-    watcher = GradientDiagnostics(every_n_steps=1, folder=tmp_path)
+    watcher = GradientDiagnostics(every_n_steps=1, folder=RunFolder(tmp_path))
     trainer = trainer_for(tmp_path, strategy, 4, more=[watcher], log_every_n_steps=1)
     trainer.fit(Classifier(), loader_of(pictures()))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     state = torch.load(tmp_path / "a.ckpt", weights_only=False)
     assert list(state["callbacks"]) == ["dpbench.PrivateStrategy"]
-    before = pd.read_csv(tmp_path / HISTOGRAM)["count"].sum()
-    again = GradientDiagnostics(every_n_steps=1, folder=tmp_path)
+    before = pd.read_csv(RunFolder(tmp_path).gradient_histogram)["count"].sum()
+    again = GradientDiagnostics(every_n_steps=1, folder=RunFolder(tmp_path))
     resumed = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
     trainer = trainer_for(tmp_path, resumed, 8, more=[again], log_every_n_steps=1)
     trainer.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "a.ckpt", weights_only=False)
-    assert pd.read_csv(tmp_path / HISTOGRAM)["count"].sum() > 1.5 * before
+    assert pd.read_csv(RunFolder(tmp_path).gradient_histogram)["count"].sum() > 1.5 * before
 
 
 def test_picture(tmp_path: Path) -> None:
-    assert plot_diagnostics(tmp_path, "nothing") is None
+    assert plot_diagnostics(RunFolder(tmp_path), "nothing") is None
     run(tmp_path / "a", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), Classifier(), 5)
-    path = plot_diagnostics(tmp_path / "a", "run")
+    path = plot_diagnostics(RunFolder(tmp_path / "a"), "run")
     assert path is not None and path.name.startswith("nonprivate") and path.stat().st_size > 10_000
 
 

@@ -85,8 +85,13 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
         ("optimizer._partial_=false", "optimizer._partial_ must be true"),
         ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),
-        ("module._target_=pytorch_lightning.LightningModule", "train anything else from Python, with the callback"),
-        ("data._target_=pytorch_lightning.LightningDataModule", "must be dpbench's ImageDataModule, or a subclass"),
+        ("module._target_=pytorch_lightning.LightningModule", "LightningModule takes no model: choose model=none"),
+        ("module._target_=torch.nn.Linear", "must be pytorch_lightning's LightningModule, or a subclass"),
+        ("data._target_=pytorch_lightning.LightningDataModule", "takes no seed, and its lots could not be repeated"),
+        ("data._target_=torch.nn.Linear", "must be pytorch_lightning's LightningDataModule, or a subclass"),
+        ("+callbacks.mine._target_=torch.nn.Linear", "must be pytorch_lightning's Callback, or a subclass"),
+        ("+callbacks.mine={_target_:pytorch_lightning.callbacks.Timer,foo:1}", "there is no key callbacks.mine.foo"),
+        ("callbacks=5", "callbacks takes one name, not 5"),
         ("+optimizer.foreach={_target_:os.getpid}", "stands where nothing is made from a class"),
         ("+optimizer.foreach._target_=os.getpid", "stands where nothing is made from a class"),
     ],
@@ -112,7 +117,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("-m launcher=joblib hydra.launcher.n_jobs=0 seed=0,1", "hydra.launcher.n_jobs=0 runs nothing"),
         ("-m hydra.sweeper.params=5", "hydra.sweeper.params=5"),
         ("-m +hydra.sweeper.params={seed:{a:1}}", "+hydra.sweeper.params={seed:{a:1}} cannot be composed"),
-        ("-m hydra/sweeper=optuna", "hydra/sweeper=optuna is not installed: pip install hydra-optuna-sweeper"),
+        ("-m hydra/sweeper=optuna", "hydra/sweeper=optuna is not installed: pip install -e "),
         ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic"),
         ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, joblib"),
     ],
@@ -168,6 +173,37 @@ def test_one_line_and_nothing_left(
     assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
 
 
+PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "experiment=digits_gan module=classifier",
+            "module.discriminator_steps is no setting of ImageClassifier: add module=gan",
+        ),
+        ("model=conv_gan optimizer=adam", "the model is a generator and a discriminator: add module=gan"),
+        ("experiment=digits_gan model=mlp", "add model=mlp_gan or conv_gan"),
+        ("experiment=digits_gan data.scale=standard", "leave data.scale=symmetric"),
+        ("experiment=digits_gan schedule=cosine", "leave schedule=constant"),
+        ("experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear", "must be torch's Optimizer"),
+        ("experiment=digits_gan module.generator_optimizer.lr=-1", "optimizer or schedule: Invalid learning rate: -1"),
+        ("+strategy.quantile=0.5", "strategy.quantile is no setting of DPSGD: add strategy=adaptive_quantile"),
+        ("model=none", "ImageClassifier needs one: choose another model than model=none"),
+        ("optimizer=none", "ImageClassifier needs one: choose another optimizer than optimizer=none"),
+    ],
+)
+def test_parts_that_do_not_go_together(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *PARTS, *words.split()]) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not [*tmp_path.glob("outputs/*/*")]
+
+
 MINE = {
     "optimizer/mine.yaml": "defaults: [sgd]\nlr: [\n",
     "optimizer/good.yaml": "_target_: torch.optim.SGD\n_partial_: true\nlr: 0.1\n",
@@ -215,7 +251,7 @@ def test_a_folder_with_files_of_ones_own(
 def test_an_error_of_the_system_is_one_line(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(config: Any) -> None:
+    def fails(config: Any, reporter: Any) -> None:
         raise IsADirectoryError(21, "Is a directory", "metrics.csv")
 
     monkeypatch.setattr("dpbench.training.run.train_job", fails)
@@ -246,7 +282,7 @@ def test_other_commands(words: str, message: str, capsys: pytest.CaptureFixture[
 def test_letters_that_a_terminal_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    monkeypatch.setattr("dpbench.cli._table", lambda options: print("σ = 1") or 0)
+    monkeypatch.setattr("dpbench.cli.table.run", lambda options: print("σ = 1") or 0)
     assert main(["table", "x"]) == 0
     sys.stdout.flush()
     assert raw.getvalue() == b"? = 1\n"
@@ -327,17 +363,20 @@ CLASSIFIER: dict[str, Any] = {"module": {"_target_": "dpbench.modules.ImageClass
 
 
 def test_a_sweeper_chooses_on_what_was_held_out() -> None:
-    assert objective.optimises(_Hydra.OPTUNA)
-    assert not objective.optimises(_Hydra.BASIC)
+    assert objective.optimizes(_Hydra.OPTUNA)
+    assert not objective.optimizes(_Hydra.BASIC)
     record = {"metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75, "private/loss": 2.0, "val/loss": None}}
     held_out = {"data": {"val_size": 200}, **CLASSIFIER}
     assert objective.value_of(record, held_out, chosen=True) == 0.5
     assert objective.value_of(record, {**held_out, "objective": "private/loss"}, chosen=True) == 2
     without = {"data": {"val_size": 0}, **CLASSIFIER}
-    assert objective.value_of(record, without, chosen=False) == 0.75  # nothing is chosen by it
+    assert objective.value_of(record, without, chosen=False) is None  # and not test accuracy
     for config in (without, {"data": {"val_size": 9}, "module": {"_target_": "dpbench.modules.GAN"}}):
         with pytest.raises(ConfigurationError, match="only test data are there"):
             objective.value_of(record, config, chosen=True)
+    with pytest.raises(ConfigurationError, match=r"would choose the least val/accuracy: hydra.sweeper.direction"):
+        objective.refuse_choice(held_out, "minimize")
+    objective.refuse_choice(held_out, "maximize")
     with pytest.raises(ConfigurationError, match="objective=val/loss is not finite"):
         objective.value_of(record, {**held_out, "objective": "val/loss"}, chosen=True)
     with pytest.raises(ConfigurationError, match="objective=val/f1 was not measured; .*val/accuracy"):

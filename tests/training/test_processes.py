@@ -16,11 +16,11 @@ import pytorch_lightning as pl
 from hydra import compose, initialize_config_dir
 
 from dpbench.errors import ConfigurationError, DPBenchError, WorkerDied
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.runs.folder import Run, RunFolder
 from dpbench.training.build import plain
-from dpbench.training.launch import conf_dir
 from dpbench.training.run import _prepare, train
-from dpbench.training.schema import register_schemas
+from dpbench.training.search_path import conf_dir
 
 TINY = [
     "model=mlp",
@@ -38,7 +38,6 @@ TWO = ["trainer.devices=2", "+trainer.strategy=ddp_fork"]
 
 
 def config_of(*words: str) -> dict[str, Any]:
-    register_schemas()
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return plain(compose("config", [*TINY, *words]))
 
@@ -138,5 +137,5 @@ def test_a_process_that_is_killed_while_it_claims_a_folder_leaves_no_half_config
 
     monkeypatch.setattr("os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        _prepare(config_of(), tmp_path)
+        _prepare(Run(RunFolder(tmp_path), config_of()))
     assert not (tmp_path / "config.yaml").exists()

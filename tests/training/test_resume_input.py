@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from dpbench.results.ledgers import CHECKPOINT, RESULT
+from dpbench.runs.folder import RunFolder
 from tests.training.test_input import FEW
 
 DONE = 3
@@ -23,7 +23,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps, as it lies there when it was stopped after them."""
     run = tmp_path_factory.mktemp("stopped") / "run"
     assert main(["train", *FEW, f"trainer.max_steps={DONE}", f"hydra.run.dir={run}"]) == 0
-    (run / RESULT).unlink()
+    RunFolder(run).result.unlink()
     return run
 
 
@@ -33,7 +33,7 @@ def test_a_folder_of_any_name(name: str, stopped: Path, tmp_path: Path, monkeypa
     shutil.copytree(stopped, tmp_path / name)
     assert main(["resume", name, f"trainer.max_steps={DONE + 1}"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name / RESULT).is_file()
+    assert RunFolder(tmp_path / name).result.is_file()
 
 
 def one_line(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> str:
@@ -88,9 +88,9 @@ def test_a_checkpoint_that_lacks_something(
     damage: Callable[[STATE], object], message: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(stopped, tmp_path / "run")
-    state = torch.load(run / CHECKPOINT, weights_only=False)
+    state = torch.load(RunFolder(run).checkpoint, weights_only=False)
     damage(state)
-    torch.save(state, run / CHECKPOINT)
+    torch.save(state, RunFolder(run).checkpoint)
     err = one_line(capsys, run, f"trainer.max_steps={DONE + 1}")
-    assert f"{run / CHECKPOINT} is no checkpoint: restore a copy of" in err
+    assert f"{RunFolder(run).checkpoint} is no checkpoint: restore a copy of" in err
     assert message in err

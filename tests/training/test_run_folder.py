@@ -18,15 +18,17 @@ from omegaconf import DictConfig, OmegaConf
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError, DiskFull
 from dpbench.locks import open_locked
-from dpbench.privacy.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.reports.end_of_run import EndOfRun
+from dpbench.runs.claim import full_disk_explained, held, make_new
+from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from dpbench.training.build import plain
 from dpbench.training.checkpoint import LastCheckpoint
-from dpbench.training.launch import conf_dir, launch
+from dpbench.training.launch import launch
 from dpbench.training.progress import RunProgress
 from dpbench.training.run import train as run_training
-from dpbench.training.run_folder import LOCK, make_new, run_folder, told_of_full_disk
-from dpbench.training.schema import register_schemas
+from dpbench.training.search_path import conf_dir
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 from tests.training.test_cli import PRIVATE, TINY, signalled, start
 
@@ -85,8 +87,8 @@ def test_a_refused_run_takes_its_own_folder_away_only(
     """It used to delete the configuration of the run that trained in the folder of the same second."""
     launch(TINY, job=lambda cfg: (Path(HydraConfig.get().runtime.output_dir) / "config.yaml").touch())
     before = contents(one_second)
-    assert main(["train", *TINY, "strategy.clipping=foo"]) == 1
-    assert "unknown clipping" in capsys.readouterr().err
+    assert main(["train", *TINY, "data.val_size=5000"]) == 1  # found in the job, not before it
+    assert "leaves nothing of 1437" in capsys.readouterr().err
     assert contents(one_second) == before and before
     assert len(list(one_second.glob("outputs/*/*"))) == 1
 
@@ -100,7 +102,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(
     launch([*TINY, "hydra.run.dir=run"], job=lambda cfg: config.append(OmegaConf.to_yaml(cfg, resolve=True)))
     (one_second / "run").mkdir()
     (one_second / "run" / "config.yaml").write_text(config[0])
-    with open_locked(one_second / "run" / LOCK):
+    with open_locked(one_second / "run" / RunFolder.lock):
         before = contents(one_second)
         assert main(words) == 1
         err = capsys.readouterr().err
@@ -109,7 +111,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(
 
 
 def refuse(folder: Path, *names: str, error: BaseException | None = None) -> None:
-    with run_folder(folder):
+    with held(RunFolder(folder)):
         for name in names:
             (folder / name).touch()
         raise error or ConfigurationError("foo")
@@ -127,14 +129,14 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     assert not new.exists()
     with pytest.raises(ConfigurationError, match="foo"):
         refuse(new, "config.yaml", "ledger.jsonl")
-    assert {path.name for path in new.iterdir()} == {"config.yaml", "ledger.jsonl", LOCK}
+    assert {path.name for path in new.iterdir()} == {"config.yaml", "ledger.jsonl", RunFolder.lock}
 
 
 def test_a_folder_of_the_users_stays_though_it_is_empty(one_second: Path) -> None:
     (one_second / "mine").mkdir()
-    assert main(["train", *TINY, "hydra.run.dir=mine", "strategy.clipping=foo"]) == 1
+    assert main(["train", *TINY, "hydra.run.dir=mine", "data.val_size=5000"]) == 1
     assert not list((one_second / "mine").iterdir())
-    assert main(["train", *TINY, "hydra.run.dir=new", "strategy.clipping=foo"]) == 1
+    assert main(["train", *TINY, "hydra.run.dir=new", "data.val_size=5000"]) == 1
     assert not (one_second / "new").exists()
 
 
@@ -151,7 +153,6 @@ def test_a_full_disk_says_what_is_lost(
         saved(self, trainer)
 
     monkeypatch.setattr(LastCheckpoint, "_save", full)
-    register_schemas()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = plain(
             compose(
@@ -164,7 +165,7 @@ def test_a_full_disk_says_what_is_lost(
     assert str(told.value).endswith(f"dpbench resume {run}")
     monkeypatch.undo()
     config["run"]["resume"] = True
-    run_training(config, run, show=False)
+    run_training(config, run, show=False, reporter=EndOfRun())
     privacy = json.loads((run / "result.json").read_text())["privacy"]
     assert privacy["releases"] == 8 and 3.99 < privacy["epsilon"]["rdp"] <= 4
     shown = f"noise multiplier {privacy['noise_multiplier']:.5g}, lots of 64 of 1437 records"
@@ -173,9 +174,12 @@ def test_a_full_disk_says_what_is_lost(
 
 def test_which_disk_is_full(tmp_path: Path) -> None:
     error = OSError(errno.EDQUOT, "Disk quota exceeded", "/from/here", None, "/to/there")
-    with pytest.raises(DiskFull, match=r"of /to/there: .*there is no checkpoint yet"), told_of_full_disk(tmp_path):
+    with (
+        pytest.raises(DiskFull, match=r"of /to/there: .*there is no checkpoint yet"),
+        full_disk_explained(RunFolder(tmp_path)),
+    ):
         raise error
-    with pytest.raises(PermissionError), told_of_full_disk(tmp_path):
+    with pytest.raises(PermissionError), full_disk_explained(RunFolder(tmp_path)):
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
@@ -204,10 +208,10 @@ def intact(run: Path, seed: int, steps: int) -> None:
 def test_twelve_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=15", SHARED]
     started = [start(tmp_path, "train", *words, f"seed={seed}") for seed in range(11)]
-    started.append(start(tmp_path, "train", *words, "seed=11", "strategy.clipping=foo"))
+    started.append(start(tmp_path, "train", *words, "seed=11", "data.val_size=5000"))
     told = [process.communicate(timeout=500) for process in started]
     assert [process.returncode for process in started] == [0] * 11 + [1], told
-    assert "unknown clipping" in told[11][1]
+    assert "leaves nothing of 1437" in told[11][1]
     runs = sorted((tmp_path / "outputs").glob("*/*"))
     seeds = {run: json.loads((run / "result.json").read_text())["seed"] for run in runs}
     assert sorted(seeds.values()) == list(range(11))

@@ -77,4 +77,4 @@ def test_threads_that_spin_beside_other_work_are_named_with_the_remedy(
         warnings.simplefilter("always")
         threads.warn_of_spinning(number)
     assert bool(caught) == warned
-    assert not warned or "GOMP_SPINCOUNT=1000 or OMP_NUM_THREADS=1" in str(caught[0].message)
+    assert not warned or "GOMP_SPINCOUNT=3000 or OMP_NUM_THREADS=1" in str(caught[0].message)

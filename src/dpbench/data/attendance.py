@@ -1,4 +1,4 @@
-"""That lots are drawn for somebody who releases them: a loop that ignores the strategy would train without privacy."""
+"""Whether a private strategy releases the lots that are drawn: a loop that ignores it would train without privacy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 
 
 def refuse_unattended(attended: bool) -> None:
-    """Look at who asks for lots.
+    """Refuse lots to a caller that would train on them without a strategy; the call stack shows who asks.
 
     Args:
         attended: Whether a strategy has taken the loader over.

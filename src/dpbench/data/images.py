@@ -1,13 +1,15 @@
-"""Images in memory, normalised once and indexed by whole lots; and the LightningDataModule on top."""
+"""Images in memory, normalized once and indexed by whole lots; and the LightningDataModule on top."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -19,11 +21,15 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
 
 Batch = tuple[Tensor, Tensor]
+Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
+Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
+Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
+Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 _SPLIT_SEED = 0  # the validation split is the same for every run, so that runs can be compared on it
 
 
 class InMemoryImages(Dataset[Batch]):
-    """Normalised images and labels.
+    """Normalized images and labels.
 
     Images lie in memory as (N, H, W, C), so that a lot is one indexed copy that convolutions read channels-last.
 
@@ -57,7 +63,7 @@ class InMemoryImages(Dataset[Batch]):
 SCALES, FEATURES = ("standard", "symmetric"), (None, "scattering")
 
 
-def normalise(
+def normalize(
     images: Images, spec: Source, image_size: int | None, scale: str = "standard", features: str | None = None
 ) -> InMemoryImages:
     """Scale to [0, 1], resize, and then to mean 0 and deviation 1, to [−1, 1], or to features: once for all."""
@@ -86,7 +92,7 @@ class ImageDataModule(pl.LightningDataModule):
         name: A name in `dpbench.data.sources.SOURCES`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of records in a training lot.
-        sampling: "poisson", "fixed_size" or "shuffled".
+        sampling: "poisson" (also None), "truncated_poisson", "fixed_size" or "shuffled".
         val_size: Records taken from the training data for validation; 0 for the papers' tables. The population that
             the ledger states is what remains.
         eval_batch_size: Records in a validation or test batch.
@@ -100,12 +106,12 @@ class ImageDataModule(pl.LightningDataModule):
     def __init__(
         self,
         name: str,
-        root: str | None = None,
+        root: Folder | None = None,
         expected_batch_size: float = 256,
-        sampling: str = "poisson",
-        val_size: int = 0,
-        eval_batch_size: int = 1000,
-        image_size: int | None = None,
+        sampling: str | None = None,
+        val_size: Count = 0,
+        eval_batch_size: Positive = 1000,
+        image_size: Side | None = None,
         download: bool = True,
         seed: int | None = 0,
         scale: str = "standard",
@@ -115,7 +121,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.spec = source(name)
         self.name = name
         self.root = data_root(root)
-        self._expected_batch_size, self._kind = expected_batch_size, sampling
+        self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
         self._val_size, self._eval_batch_size = val_size, eval_batch_size
         self._image_size = image_size if image_size is not None else self.spec.image_size
         self._download, self._seed = download, seed
@@ -131,7 +137,7 @@ class ImageDataModule(pl.LightningDataModule):
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
     def _load(self, split: Split) -> InMemoryImages:
-        return normalise(
+        return normalize(
             self.spec.load(self.root, split, self._download), self.spec, self._image_size, self.scale, self.features
         )
 
@@ -174,6 +180,10 @@ class ImageDataModule(pl.LightningDataModule):
         self.setup()
         assert self._test is not None
         return self._test
+
+    def model_options(self) -> dict[str, Any]:
+        """Options of a model that the data determine."""
+        return {"input_shape": self.input_shape, "num_classes": self.num_classes}
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

@@ -8,13 +8,12 @@ system's entropy, for models that will be published.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
@@ -23,15 +22,14 @@ from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.noise import fresh_key, keyed_sequence
-from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence
+from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
-_LOT, _ASSIGNMENT = 1, 4  # the noise of a release is keyed by other numbers, see strategies.base
 _OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
 _REMEMBERED = 64  # more than worker processes draw ahead
 
 RecordOfRow = str | Callable[[Any], Any]
-Share = tuple[NDArray[np.int64], NDArray[np.int64] | None]
+Share = tuple[Positions, Positions | None]
 
 
 class Lots(TorchSampler[list[int]]):
@@ -58,17 +56,19 @@ class Lots(TorchSampler[list[int]]):
                 f"Lots takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), expected_batch_size) "
                 "makes one, and LotLoader.poisson(dataset, expected_batch_size) does all of it."
             )
+        if not isinstance(sampling.unit, str) or not sampling.unit.strip():
+            raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
         self._sampling = sampling
         self.position = self.phase = self.microbatches = 0
         self.attended = False
         self.seed = seed
         self._key = seed
-        self._permutation: tuple[int, NDArray[np.int64]] | None = None
+        self._drawn: tuple[tuple[int, int], Sequence[Positions]] | None = None
         self._shares: dict[tuple[int, ...], Share] = {}
 
     @property
     def sampling(self) -> Sampling:
-        """What is drawn; it cannot change, since the ledger counts on it."""
+        """The sampling; it cannot change, since the ledger counts on it."""
         return self._sampling
 
     def __repr__(self) -> str:
@@ -87,11 +87,11 @@ class Lots(TorchSampler[list[int]]):
         """Begin a training at a lot; the first one of a run gets a new key where none was given."""
         self.position = position
         if not position:
-            self._key, self._permutation = self.seed, None
+            self._key, self._drawn = self.seed, None
             self._shares.clear()
 
     def share(self, step: int, rank: int, world: int) -> Share:
-        """One rank's part of lot `step`; the last ones are remembered, since they are asked for again.
+        """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.
 
         Returns:
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
@@ -108,34 +108,19 @@ class Lots(TorchSampler[list[int]]):
         lot = self.lot(step)
         if not self.microbatches:
             return lot[rank::world], None
-        drawn = self._rng(step, _ASSIGNMENT).integers(self.microbatches, size=len(lot))
+        drawn = self._rng(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
         order = np.argsort(drawn, kind="stable")
         order = order[drawn[order] % world == rank]
         return lot[order], drawn[order]
 
-    def lot(self, step: int) -> NDArray[np.int64]:
+    def lot(self, step: int) -> Positions:
         """Positions of all records of lot `step`, over all ranks; may be empty."""
-        sampling = self.sampling
-        if isinstance(sampling, ShuffledEpochs):
-            epoch, start = divmod(step, len(self))
-            start *= sampling.batch_size
-            return self._shuffled(epoch)[start : start + sampling.batch_size]
-        rng = self._rng(step)
-        if isinstance(sampling, PoissonSampling):
-            # A binomial size and a uniform subset of that size is Poisson sampling, without a draw for each record.
-            size = int(rng.binomial(sampling.population, sampling.sample_rate))
-        elif isinstance(sampling, FixedSizeSampling):
-            size = sampling.batch_size
-        else:
-            raise ConfigurationError(f"cannot draw lots by {sampling.kind!r} sampling.")
-        return rng.choice(sampling.population, size, replace=False, shuffle=False)
+        number, place = divmod(step, self.sampling.lots_per_draw)
+        if self._drawn is None or self._drawn[0] != (number, self.phase):
+            self._drawn = (number, self.phase), self.sampling.draw(self._rng(number))
+        return self._drawn[1][place]
 
-    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        if self._permutation is None or self._permutation[0] != epoch:
-            self._permutation = (epoch, self._rng(epoch).permutation(self.sampling.population))
-        return self._permutation[1]
-
-    def _rng(self, number: int, stream: int = _LOT) -> np.random.Generator:
+    def _rng(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:
         if self._key is None:
             key = [fresh_key()]
             if dist.is_initialized():
@@ -201,7 +186,12 @@ class LotLoader(DataLoader[Any]):
 
     @classmethod
     def poisson(
-        cls, dataset: Dataset[Any], expected_batch_size: float, seed: int | None = None, **options: Any
+        cls,
+        dataset: Dataset[Any],
+        expected_batch_size: float,
+        seed: int | None = None,
+        unit: str = "example",
+        **options: Any,
     ) -> LotLoader:
         """Poisson sampling: each record is in each lot with probability `expected_batch_size` / len(dataset).
 
@@ -209,14 +199,15 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set.
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces the lots; None takes the operating system's entropy.
+            unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy.
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
         population = count_of(dataset)
-        return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size), seed), **options)
+        return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size, unit), seed), **options)
 
     @classmethod
     def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:
-        """The same data, collation and workers with Poisson lots of `loader.batch_size` records on average.
+        """Make Poisson lots of `loader.batch_size` records on average, with a loader's data, collation and workers.
 
         Raises:
             ConfigurationError: The loader draws otherwise than each record of its data set once an epoch.
@@ -284,13 +275,14 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
         )
 
 
-def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sampling:
+def make_sampling(kind: str, population: int, expected_batch_size: float, unit: str = "example") -> Sampling:
     """The sampling of a kind for lots of a size.
 
     Args:
-        kind: "poisson", "fixed_size" or "shuffled".
+        kind: "poisson", "truncated_poisson", "fixed_size" or "shuffled", or the kind of another scheme.
         population: Number of training records.
-        expected_batch_size: Mean lot size; a whole number unless `kind` is "poisson".
+        expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
+        unit: What an item of the data set is; the ledger states it as the unit of privacy.
 
     Raises:
         ConfigurationError: Unknown kind, or a size that does not fit.
@@ -304,12 +296,7 @@ def make_sampling(kind: str, population: int, expected_batch_size: float) -> Sam
         raise ConfigurationError(
             f"expected_batch_size must lie between 1 and the {population} training records, not {size!r}.{hint}"
         )
-    if kind == "poisson":
-        return PoissonSampling(population, expected_batch_size / population)
-    if expected_batch_size != int(expected_batch_size):
+    scheme = find_scheme(kind)
+    if scheme.whole_lots and expected_batch_size != int(expected_batch_size):
         raise ConfigurationError(f"{kind} lots need a whole expected_batch_size, not {expected_batch_size}.")
-    if kind == "fixed_size":
-        return FixedSizeSampling(population, int(expected_batch_size))
-    if kind == "shuffled":
-        return ShuffledEpochs(population, int(expected_batch_size))
-    raise ConfigurationError(f"unknown sampling {kind!r}; known are poisson, fixed_size, shuffled.")
+    return scheme.at_rate(population, expected_batch_size / population, unit)

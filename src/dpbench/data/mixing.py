@@ -1,4 +1,4 @@
-"""Does a `collate_fn` make a row of several records (mixup, cutmix, batch statistics)? Asked by collating again."""
+"""Finds a `collate_fn` that makes a row of several records (mixup, cutmix, batch statistics), by collating again."""
 
 from __future__ import annotations
 

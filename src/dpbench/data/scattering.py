@@ -18,7 +18,7 @@ _PIECE = 100  # images at once
 
 
 def scattering(pixels: Tensor) -> Tensor:
-    """Order 0, 1 and 2 scattering coefficients at two scales, normalised in 27 groups of channels for each image.
+    """Order 0, 1 and 2 scattering coefficients at two scales, normalized in 27 groups of channels for each image.
 
     Each image is treated by itself, and the wavelets are fixed: no privacy is spent. A linear classifier on these
     features is the strong private baseline of Tramèr and Boneh 2021.

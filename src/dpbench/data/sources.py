@@ -35,7 +35,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name.
+    """Data set that has a name: how it is loaded, and what its images are.
 
     Attributes:
         load: (folder, split, download) → images.
@@ -101,7 +101,7 @@ def _torchvision(class_name: str) -> Callable[[Path, Split, bool], Images]:
 
 
 def _mismatch(pixels: Tensor, labels: Tensor, num_classes: int) -> str:
-    """What is wrong with a split; empty if nothing is."""
+    """Say what is wrong with a split; empty if nothing is."""
     if len(pixels) != len(labels):
         return f"{len(pixels)} images have {len(labels)} labels"
     if not len(labels):

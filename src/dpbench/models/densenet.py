@@ -23,7 +23,7 @@ class DenseLayer(nn.Module):
         self.body = nn.Sequential(*_norm_relu(channels, growth), nn.Conv2d(channels, growth, 3, padding=1, bias=False))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Input and new features side by side."""
+        """Concatenate the input and the new features, channel by channel."""
         return torch.cat([input, self.body(input)], 1)
 
 

@@ -52,7 +52,7 @@ class MLPGenerator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(1024, math.prod(image_shape)), nn.Tanh())
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Images."""
+        """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
         flat: Tensor = self.layers(_with_class(noise, labels, self.classes))
         return flat.view(len(noise), *self.image_shape)
 
@@ -77,7 +77,7 @@ class MLPDiscriminator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(256, 1 + classes))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits."""
+        """Logits (N,) of images being real, of the classes `labels` where there are any."""
         return _verdict(self.layers(images.flatten(1)), labels)
 
 
@@ -112,7 +112,7 @@ class ConvGenerator(nn.Module):
         )
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Images."""
+        """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
         images: Tensor = self.layers(_with_class(noise, labels, self.classes))
         return images
 
@@ -144,7 +144,7 @@ class ConvDiscriminator(nn.Module):
         )
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits."""
+        """Logits (N,) of images being real, of the classes `labels` where there are any."""
         return _verdict(self.layers(images), labels)
 
 

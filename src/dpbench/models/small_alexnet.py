@@ -11,7 +11,7 @@ from dpbench.models.shapes import require
 
 
 class _BandedNormalization(torch.autograd.Function):
-    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of neighbours; backward in closed form."""
+    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of neighbors; backward in closed form."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor, scale: float, k: float) -> Tensor:
@@ -27,8 +27,8 @@ class _BandedNormalization(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         rows, denominator, power, band = ctx.saved_tensors
         scaled = grads[0].permute(0, 2, 3, 1).reshape(rows.shape) * power
-        neighbours = (scaled * rows / denominator) @ band
-        return _as_image(scaled - 1.5 * ctx.scale * rows * neighbours, ctx.shape), None, None, None
+        neighbors = (scaled * rows / denominator) @ band
+        return _as_image(scaled - 1.5 * ctx.scale * rows * neighbors, ctx.shape), None, None, None
 
 
 def _as_image(rows: Tensor, shape: torch.Size) -> Tensor:
@@ -39,12 +39,12 @@ def _as_image(rows: Tensor, shape: torch.Size) -> Tensor:
 class LocalResponseNorm(nn.Module):
     """Local response normalization over channels with exponent 3/4, as `torch.nn.LocalResponseNorm` computes it.
 
-    The sum over neighbouring channels is a product with a banded matrix; on the CPU that is several times faster.
+    The sum over neighboring channels is a product with a banded matrix; on the CPU that is several times faster.
 
     Args:
         channels: Number of channels.
-        size: Channels in a neighbourhood (odd).
-        alpha: Weight of the mean square over the neighbourhood.
+        size: Channels in a neighborhood (odd).
+        alpha: Weight of the mean square over the neighborhood.
         k: Additive constant.
 
     Shape:
@@ -61,7 +61,7 @@ class LocalResponseNorm(nn.Module):
         self.scale, self.k = alpha / size, k
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalised input, channels-last in memory."""
+        """The normalized input, channels-last in memory."""
         output: Tensor = _BandedNormalization.apply(input, self.band.to(input.dtype), self.scale, self.k)
         return output
 
@@ -87,7 +87,7 @@ class SmallAlexNet(nn.Sequential):
 
     | layer | output on 3×32×32 |
     | --- | --- |
-    | centre crop 28×28 | 3×28×28 |
+    | center crop 28×28 | 3×28×28 |
     | conv 5×5, 64 channels, ReLU, max-pool ('same'), LRN | 64×14×14 |
     | conv 5×5, 64 channels, ReLU, max-pool ('same'), LRN | 64×7×7 |
     | fully connected, ReLU | 384 |
@@ -100,7 +100,7 @@ class SmallAlexNet(nn.Sequential):
         input_shape: (channels, height, width) of an image; at least 8×8.
         num_classes: Number of classes.
         channels: Output channels of both convolutions.
-        crop: Side of the centre crop.
+        crop: Side of the center crop.
 
     Shape:
         (N, channels, height, width) → (N, num_classes).

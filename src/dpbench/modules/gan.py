@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,21 +12,20 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from dpbench.errors import ConfigurationError
+from dpbench.modules.image_generator import ImageGenerator
 
 Loss = Literal["standard", "wasserstein"]
-SHAPE = "dpbench.gan"
-"""Key in a checkpoint: input_shape and num_classes."""
-_BLOCK = 16  # torch.randn fills so many numbers at a time: whole blocks do not depend on how many follow
+_METRICS = ("gan/generator_loss", "gan/discriminator_accuracy")
 
 
 class Pair(Protocol):
-    """What a GAN is made of: see `models.gan`."""
+    """Generator and discriminator of a GAN: see `models.gan`."""
 
     generator: nn.Module
     discriminator: nn.Module
 
 
-class GAN(pl.LightningModule):
+class GAN(ImageGenerator):
     """A GAN in manual optimization; knows nothing of privacy, and is private as soon as its discriminator is.
 
     A lot makes one step of the discriminator: row i of the lot and image i of the generator give one loss, so that both
@@ -56,6 +54,7 @@ class GAN(pl.LightningModule):
         generator_batch_size: Images in a step of the generator.
 
     Raises:
+        ConfigurationError: The model is no pair.
         ValueError: A value is out of range.
     """
 
@@ -63,8 +62,8 @@ class GAN(pl.LightningModule):
     same_randomness = True
     """All processes make the same step of the generator, so that it needs no communication."""
 
-    waited: Tensor
-    told: Tensor
+    steps_since_generator: Tensor
+    last_metrics: Tensor
 
     def __init__(
         self,
@@ -83,7 +82,8 @@ class GAN(pl.LightningModule):
         generator_steps: int = 1,
         generator_batch_size: int = 128,
     ) -> None:
-        super().__init__()
+        if not hasattr(model, "generator"):
+            raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
         if schedule is not None:
             raise ValueError("a GAN has two learning rates, and no schedule: leave schedule=constant.")
         if loss not in ("standard", "wasserstein"):
@@ -105,61 +105,60 @@ class GAN(pl.LightningModule):
         least = discriminator_steps if discriminator_accuracy is not None else 1
         if not isinstance(longest_wait, int) or longest_wait < least:
             raise ValueError(f"longest_wait must be a whole number from {least} (lots) on, not {longest_wait}.")
+        super().__init__(model.generator, num_classes)
         self.automatic_optimization = False
-        self.generator, self.discriminator = model.generator, model.discriminator
-        networks: Any = model.generator
-        self.num_classes, self.classes, self._noise_size = num_classes, networks.classes, networks.noise_size
+        self.discriminator = model.discriminator
         self._make_optimizers = optimizer, generator_optimizer
         self._loss, self._weight_bound = loss, weight_bound
         self._steps, self._accuracy, self._longest = discriminator_steps, discriminator_accuracy, longest_wait
         self._generator_steps, self._batch_size, self._monitored = generator_steps, generator_batch_size, monitored
-        self.register_buffer("waited", torch.zeros((), dtype=torch.long))  # lots since the generator's last step
-        self.register_buffer("told", torch.full((2,), torch.nan))  # last loss of the generator, accuracy it waited for
-        self.val_told, self.test_told = MeanMetric(), MeanMetric()
+        self.register_buffer("steps_since_generator", torch.zeros((), dtype=torch.long))
+        self.register_buffer("last_metrics", torch.full((2,), torch.nan))  # generator's loss, discriminator's accuracy
+        self.val_real_rate, self.test_real_rate = MeanMetric(), MeanMetric()
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """One step of the discriminator, and a turn of the generator if it is due."""
         records, labels = self._split(batch)
-        discriminating, generating = self.optimizers()  # type: ignore[attr-defined]
+        discriminator_optimizer, generator_optimizer = self.optimizers()  # type: ignore[attr-defined]
         # before what depends on the number of records
         turn = [self._draw(self._batch_size) for _ in range(self._generator_steps)]
-        discriminating.zero_grad()
+        discriminator_optimizer.zero_grad()
         if len(records):
-            made = self._made_for(len(records), labels)
-            loss = self.discriminator_loss(self.discriminator(records, labels), self.discriminator(made, labels))
+            fake = self._fake_images(len(records), labels)
+            loss = self.discriminator_loss(self.discriminator(records, labels), self.discriminator(fake, labels))
             self.manual_backward(loss)
-            self._tell("nonprivate/discriminator_loss", loss)
-        discriminating.step()
+            self._log("nonprivate/discriminator_loss", loss)
+        discriminator_optimizer.step()
         if self._loss == "wasserstein":
             with torch.no_grad():
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self._weight_bound, self._weight_bound)
-        self.waited += 1
+        self.steps_since_generator += 1
         if self._due(*turn[0]):
             for noise, classes in turn:
-                self._train_generator(generating, noise, classes)
-            self.waited.zero_()
-        for name, value in zip(("gan/generator_loss", "gan/discriminator_accuracy"), self.told.clone(), strict=True):
+                self._train_generator(generator_optimizer, noise, classes)
+            self.steps_since_generator.zero_()
+        for name, value in zip(_METRICS, self.last_metrics.clone(), strict=True):
             if not value.isnan():
-                self._tell(name, value)
+                self._log(name, value)
 
-    def discriminator_loss(self, on_records: Tensor, on_made: Tensor) -> Tensor:
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
         """Mean over records of the loss of a record and the image made for it.
 
         Args:
             on_records: Logits (R,).
-            on_made: Logits (R,).
+            on_fake: Logits (R,).
         """
         if self._loss == "wasserstein":
-            return (on_made - on_records).mean()
-        return (F.softplus(-on_records) + F.softplus(on_made)).mean()
+            return (on_fake - on_records).mean()
+        return (F.softplus(-on_records) + F.softplus(on_fake)).mean()
 
-    def generator_loss(self, on_made: Tensor) -> Tensor:
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
         """Mean over images; on logits (N,)."""
-        return -on_made.mean() if self._loss == "wasserstein" else F.softplus(-on_made).mean()
+        return -on_fake.mean() if self._loss == "wasserstein" else F.softplus(-on_fake).mean()
 
     def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
-        """Sees noise, uniform classes and the discriminator."""
+        """A step of the generator, which sees noise, uniform classes and the discriminator."""
         trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
@@ -169,24 +168,20 @@ class GAN(pl.LightningModule):
         optimizer.optimizer.step()  # past Lightning, so that trainer.max_steps and global_step count lots
         for parameter in trained:
             parameter.requires_grad_(True)
-        self.told[0] = loss.detach()
+        self.last_metrics[0] = loss.detach()
 
     def _due(self, noise: Tensor, labels: Tensor | None) -> bool:
-        waited = int(self.waited)
-        if waited < self._steps or self._accuracy is None or waited >= self._longest:
-            return waited >= self._steps
+        steps = int(self.steps_since_generator)
+        if steps < self._steps or self._accuracy is None or steps >= self._longest:
+            return steps >= self._steps
         with torch.no_grad():
             logits = self.discriminator(self._generate(noise, labels), labels)
-        self.told[1] = (logits < 0).float().mean()
-        return float(self.told[1]) >= self._accuracy
+        self.last_metrics[1] = (logits < 0).float().mean()
+        return float(self.last_metrics[1]) >= self._accuracy
 
-    def _tell(self, name: str, value: Tensor) -> None:
+    def _log(self, name: str, value: Tensor) -> None:
         if (self.trainer.global_step + 1) % max(self.trainer.log_every_n_steps, 1) <= 1:  # type: ignore[attr-defined]
             self.log(name, value.detach(), batch_size=1)
-
-    def _draw(self, number: int) -> tuple[Tensor, Tensor | None]:
-        noise = torch.randn(number, self._noise_size, device=self.device)
-        return noise, torch.randint(self.classes, (number,), device=self.device) if self.classes else None
 
     def _split(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Records, and their labels where the networks take them.
@@ -200,59 +195,22 @@ class GAN(pl.LightningModule):
             )
         return batch[0], batch[1] if self.classes else None
 
-    def _made_for(self, number: int, labels: Tensor | None) -> Tensor:
-        """An image for each record of this process's share of the lot; the same whatever the number of processes."""
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        rows = -(-world * (number + 1) // _BLOCK) * _BLOCK
-        noise = torch.randn(rows, self._noise_size, device=self.device)[rank::world][:number]
-        return self._generate(noise, labels)
-
-    @torch.no_grad()
-    def _generate(self, noise: Tensor, labels: Tensor | None) -> Tensor:
-        """Images in [−1, 1], each a function of its own noise alone."""
-        before = self.generator.training
-        self.generator.eval()
-        try:
-            images: Tensor = self.generator(noise, labels)
-            return images
-        finally:
-            self.generator.train(before)
-
-    def sample(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Images (N, C, H, W) in [0, 1].
-
-        Args:
-            labels: Classes (N,); only their number matters to an unconditional GAN.
-            generator: On the CPU, of the noise.
-        """
-        noise = torch.randn(len(labels), self._noise_size, generator=generator, dtype=torch.float32)
-        own = next(self.generator.parameters())  # of another precision, perhaps
-        images = self._generate(noise.to(own), labels.to(own.device) if self.classes else None)
-        return (images.float() + 1) / 2
-
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """Share of held-out images that the discriminator takes for real."""
-        self.val_told(self._taken_for_real(batch))
-        self.log(f"{self._monitored}/taken_for_real", self.val_told, batch_size=len(batch[0]))
+        self.val_real_rate(self._called_real(batch))
+        self.log(f"{self._monitored}/real_rate", self.val_real_rate, batch_size=len(batch[0]))
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        """The same on test data."""
-        self.test_told(self._taken_for_real(batch))
-        self.log("test/taken_for_real", self.test_told, batch_size=len(batch[0]))
+        """Share of test images that the discriminator takes for real."""
+        self.test_real_rate(self._called_real(batch))
+        self.log("test/real_rate", self.test_real_rate, batch_size=len(batch[0]))
 
-    def _taken_for_real(self, batch: Sequence[Tensor]) -> Tensor:
+    def _called_real(self, batch: Sequence[Tensor]) -> Tensor:
         logits: Tensor = self.discriminator(*self._split(batch))
         return (logits > 0).float()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With what it takes to sample without the data."""
-        networks: Any = self.generator
-        checkpoint[SHAPE] = {"input_shape": tuple(networks.image_shape), "num_classes": self.num_classes}
-
     def configure_optimizers(self) -> list[Optimizer]:
-        """Of the discriminator and of the generator."""
-        discriminating, generating = self._make_optimizers
-        return [
-            discriminating([parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]),
-            generating(self.generator.parameters()),
-        ]
+        """Optimizers of the discriminator and of the generator."""
+        for_discriminator, for_generator = self._make_optimizers
+        trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
+        return [for_discriminator(trained), for_generator(self.generator.parameters())]

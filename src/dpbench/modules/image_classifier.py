@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.classification import MulticlassAccuracy
 
+from dpbench.errors import ConfigurationError
+
 
 class ImageClassifier(pl.LightningModule):
-    """Cross-entropy training of a network on labelled images; knows nothing of privacy.
+    """Cross-entropy training of a network on labeled images; knows nothing of privacy.
 
     Args:
         model: (N, C, H, W) → logits (N, num_classes).
@@ -24,7 +26,13 @@ class ImageClassifier(pl.LightningModule):
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
             every step. None: a constant learning rate.
+
+    Raises:
+        ConfigurationError: The model is that of a GAN.
     """
+
+    objective = "val/accuracy"
+    """The metric by which a sweeper chooses, where records are held out and the user names none."""
 
     def __init__(
         self,
@@ -35,6 +43,8 @@ class ImageClassifier(pl.LightningModule):
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
     ) -> None:
         super().__init__()
+        if hasattr(model, "generator"):
+            raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
         self._monitored = monitored
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
         self.model = model.to(memory_format=torch.channels_last)

@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from dpbench.errors import ConfigurationError
 from dpbench.models.mnist_cnn import MNISTCNN
-from dpbench.privacy.accountants import ACCOUNTANTS, POISSON
-from dpbench.privacy.accounting import delta_of
-from dpbench.privacy.calibration import Setting, solved
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.plan import NoiseAllocation, ReleasePlan, Statistic, effective_noise_multiplier
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
+from dpbench.privacy.accounting.composition import delta_of
+from dpbench.privacy.events import effective_noise_multiplier
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling
 
 TOLERANCE = 0.01
@@ -47,7 +48,7 @@ class Claim:
     paper: str
     source: str
     quantity: str
-    setting: Setting
+    setting: TrainingSetting
     value: float | None = None
     note: str = ""
     variant: bool = False
@@ -74,17 +75,17 @@ def claims_of(data: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def setting_of(row: dict[str, Any]) -> Setting:
+def setting_of(row: dict[str, Any]) -> TrainingSetting:
     """A setting from the fields of the data file."""
     population = row["population"]
-    return Setting(
+    return TrainingSetting(
         noise_multiplier=row.get("noise_multiplier"),
         sample_rate=row["batch_size"] / population,
         steps=row.get("steps"),
         epochs=row.get("epochs"),
         epsilon=row.get("epsilon"),
         delta=delta_in(row),
-        sampling=row.get("sampling", POISSON),
+        sampling=row.get("sampling", "poisson"),
         population=population,
     )
 
@@ -141,7 +142,7 @@ def recomputed_identity(row: dict[str, Any]) -> float:
         return float(plan.parameter_stds[row["vector"]] / sampling.expected_batch_size)
     z = math.sqrt(2 * math.log(1.25 / row["delta"])) / row["epsilon"]
     rate = row["sample_rate"]
-    event = Setting(noise_multiplier=z, sample_rate=rate, population=1).event
+    event = TrainingSetting(noise_multiplier=z, sample_rate=rate, population=1).event
     return delta_of({event: 1}, rate * row["epsilon"], "pld")
 
 
@@ -187,7 +188,7 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _steps(setting: Setting) -> int:
+def _steps(setting: TrainingSetting) -> int:
     return replace(setting, noise_multiplier=1.0).number_of_steps
 
 

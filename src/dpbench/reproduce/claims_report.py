@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from dpbench.privacy.accountants import ACCOUNTANTS, Array, RenyiAccountant
-from dpbench.privacy.calibration import Setting, solved
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Array, RenyiAccountant
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.claims import claims_of, claims_table, delta_in, identities_table, read_claims
-from dpbench.results.figures import new_figure, write_figure
-from dpbench.results.files import write_atomically
-from dpbench.results.markdown import markdown_rows
+from dpbench.runs.files import write_atomically
 
 _COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
 
@@ -64,18 +64,20 @@ class FigureValues:
 def figure_values(figures: dict[str, Any]) -> FigureValues:
     """Recompute pyvacy_2019's Fig. 3 and three_tools_2018's Fig. 5."""
     row = figures["pyvacy_2019"]["fig3"]
-    setting = Setting(noise_multiplier=row["noise_multiplier"], sample_rate=row["sample_rate"], steps=row["steps"])
+    setting = TrainingSetting(
+        noise_multiplier=row["noise_multiplier"], sample_rate=row["sample_rate"], steps=row["steps"]
+    )
     orders = np.arange(1.5, 40, 0.1)
     curves = {}
     for name in ("rdp-classic", "rdp"):
-        machine = ACCOUNTANTS[name]
-        assert isinstance(machine, RenyiAccountant)
-        curve = machine.one_release(setting.event, tuple(orders)) * row["steps"]
-        curves[name] = machine.conversion.epsilon(orders, curve, row["delta"])
+        accountant = ACCOUNTANTS[name]
+        assert isinstance(accountant, RenyiAccountant)
+        curve = accountant.divergences(setting.event, tuple(orders)) * row["steps"]
+        curves[name] = accountant.conversion.epsilon(orders, curve, row["delta"])
         if name == "rdp-classic":
-            grid = machine.epsilon_by_order(machine.curve(setting.events), row["delta"])
+            grid = accountant.epsilon_by_order(accountant.curve(setting.events), row["delta"])
             best = int(grid.argmin())
-            grid_best = (machine.orders[best], float(grid[best]))
+            grid_best = (accountant.orders[best], float(grid[best]))
     finest = int(curves["rdp-classic"].argmin())
     fig5 = figures["three_tools_2018"]["fig5"]
     return FigureValues(
@@ -92,7 +94,7 @@ def figure_values(figures: dict[str, Any]) -> FigureValues:
 
 def _noise(row: dict[str, Any], budget: float, batch_size: int) -> float:
     rate = batch_size / row["population"]
-    setting = Setting(sample_rate=rate, epochs=row["epochs"], epsilon=budget, delta=delta_in(row))
+    setting = TrainingSetting(sample_rate=rate, epochs=row["epochs"], epsilon=budget, delta=delta_in(row))
     z = solved(setting, "rdp-classic").noise_multiplier
     assert z is not None
     return z
@@ -138,7 +140,7 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def report(claims: pd.DataFrame, identities: pd.DataFrame, figures: FigureValues, left_open: list[Row]) -> str:
-    """The page, in Markdown."""
+    """Write the page of the claims in Markdown."""
     checks = []
     for row in identities.to_dict("records"):
         numbers = [_number(row["claim"]), _number(row["recomputed"], ".5g")]
@@ -170,7 +172,7 @@ def report(claims: pd.DataFrame, identities: pd.DataFrame, figures: FigureValues
 
 
 def count_of(claims: pd.DataFrame, identities: pd.DataFrame) -> str:
-    """How many printed figures come out."""
+    """Count the printed figures that come out."""
     printed = claims[~claims["variant"] & claims["claim"].notna()]
     good = int(printed["verdict"].str.startswith("matches").sum())
     held = int(identities["verdict"].isin(["matches", "holds"]).sum())

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpbench.errors import ConfigurationError, Interrupted, brief
-from dpbench.reproduce.tables import Line, Table
-from dpbench.results.files import write_json
-from dpbench.results.ledgers import RESULT
-from dpbench.results.provenance import code_hash, config_hash
-from dpbench.results.record import EVALUATION, read_result
+from dpbench.reproduce.tables import Table, Variant
+from dpbench.runs.code import code_hash, foreign_code
+from dpbench.runs.files import write_json
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.provenance import config_hash
+from dpbench.runs.record import read_result
 
-FAILED, LOG, METRICS, _LOCK, _CONFIG = "failed.json", "output.log", "metrics.csv", "lock", "config.yaml"
-_THREADS = "threads.json"
+FAILED, LOG, _LOCK, _THREADS = "failed.json", "output.log", "lock", "threads.json"  # beside the run's own files
 _IMAGES = 60_000  # made for an evaluation
 _TAIL = 65536  # bytes, more than one line
 _INTERRUPTED = {130: 2, 143: 15}
@@ -64,46 +64,51 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """Where the job runs, as a path."""
         return Path(self.folder)
 
+    @property
+    def run(self) -> RunFolder:
+        """The folder with the names of a run's files."""
+        return RunFolder(self.path)
+
     def state(self) -> State:
-        """What its folder says."""
+        """How far the job is, by the files in its folder and the lock on it."""
         if self._complete():
             return "done"
         if _locked(self.path / _LOCK):
             return "running"
         if (self.path / FAILED).is_file():
             return "failed"
-        return "begun" if (self.path / _CONFIG).is_file() else "new"
+        return "begun" if self.run.begun else "new"
 
     def _complete(self) -> bool:
-        return (self.path / RESULT).is_file() and (not self.evaluated or self._judged())
+        return self.run.finished and (not self.evaluated or self._judged())
 
     def _judged(self) -> bool:
-        """As `commands` has it judged, not with other options."""
+        """Whether the evaluation was made as `commands` asks for it, not with other options."""
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads((self.path / EVALUATION).read_text(encoding="utf-8"))
+            found = json.loads(self.run.evaluation.read_text(encoding="utf-8"))
             told = [found[name] for name in ("images", "seed", "features", "judged_on", "steps")]
-            made = json.loads((self.path / RESULT).read_text(encoding="utf-8"))["steps"]
+            made = json.loads(self.run.result.read_text(encoding="utf-8"))["steps"]
             return told == [_IMAGES, 0, "digits_cnn", self.evaluated, made]
         return False
 
     def commands(self) -> list[list[str]]:
-        """What is left to do, as words after `dpbench`."""
+        """Commands that are left to do, as words after `dpbench`."""
         if self._complete():
             return []
         judge = [["evaluate", self.folder, "--n", str(_IMAGES), "--on", self.evaluated]] if self.evaluated else []
-        if (self.path / RESULT).is_file():
+        if self.run.finished:
             return judge
-        begun = (self.path / _CONFIG).is_file()
-        return [["resume", self.folder] if begun else ["train", *self.words, f"hydra.run.dir='{self.folder}'"], *judge]
+        anew = ["train", *self.words, f"hydra.run.dir='{self.folder}'"]
+        return [["resume", self.folder] if self.run.begun else anew, *judge]
 
     def steps_made(self) -> int:
-        """How far it is, as far as its metrics tell."""
-        if (self.path / RESULT).is_file():
+        """Steps that were made, as far as the metrics tell."""
+        if self.run.finished:
             return self.steps
-        with suppress(OSError, ValueError), open(self.path / METRICS, "rb") as file:
+        with suppress(OSError, ValueError), open(self.run.metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             return min(int(file.read().splitlines()[-1].partition(b",")[0]), self.steps)
         return 0
@@ -116,7 +121,7 @@ class Job:
         """
         if not self._complete():
             return None
-        record = read_result(self.path)
+        record = read_result(self.run)
         if (damage := record["privacy"].get("damage")) is not None:
             raise ConfigurationError(
                 f"{self.path}: {damage}. Restore the ledger, or delete this folder to run it again."
@@ -131,7 +136,7 @@ class Job:
         return f"{self.row}, {self.column}, seed {self.seed} ({self.path / LOG})"
 
 
-def jobs_of(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> list[Job]:
+def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> list[Job]:
     """Every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
 
     Args:
@@ -145,9 +150,9 @@ def jobs_of(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> l
     """
     from hydra import initialize_config_dir
 
-    from dpbench.training.schema import register_schemas
+    from dpbench.training.search_path import use_plugins
 
-    register_schemas()
+    use_plugins()
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         return [
             _job(table, row, column, seed, root, more)
@@ -157,7 +162,7 @@ def jobs_of(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> l
         ]
 
 
-def _job(table: Table, row: Line, column: Line, seed: int, root: Path, more: Sequence[str]) -> Job:
+def _job(table: Table, row: Variant, column: Variant, seed: int, root: Path, more: Sequence[str]) -> Job:
     from hydra import compose
     from hydra.errors import HydraException
 
@@ -176,7 +181,8 @@ def _job(table: Table, row: Line, column: Line, seed: int, root: Path, more: Seq
             f"{table.name} shows {table.metric}, and {name} holds no records out: data.val_size=0."
         )
     digest, code = config_hash(config), code_hash()
-    folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}").resolve()
+    others = "".join(f"-{found[:8]}" for found in foreign_code(config).values())  # an edited plug-in is another job
+    folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}{others}").resolve()
     judged_on: Literal["val", "test"] = "val" if config["data"]["val_size"] else "test"
     evaluated = judged_on if table.metric.startswith("evaluation/") else None
     steps = int(config["trainer"]["max_steps"])
@@ -231,7 +237,7 @@ def run_job(job: Job, threads: int | None) -> None:
 
 
 def _threads_of(job: Job, threads: int | None) -> int | None:
-    """Those that it began with, or from now on these."""
+    """Number of threads that a job began with; remembered for one that begins now."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         begun: int | None = json.loads((job.path / _THREADS).read_text(encoding="utf-8"))["threads"]
         return begun
@@ -280,5 +286,5 @@ def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """What `write_jobs` wrote."""
+    """The jobs of a file that `write_jobs` has written."""
     return [Job(**{**data, "words": tuple(data["words"])}) for data in json.loads(path.read_text(encoding="utf-8"))]

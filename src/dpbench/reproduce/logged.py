@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpbench.reproduce.jobs import METRICS, Job
+from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.pictures import draw_curves, draw_histogram, draw_series
 from dpbench.reproduce.tables import Table
-from dpbench.results.diagnostics import HISTOGRAM
-from dpbench.results.files import write_atomically
-from dpbench.results.readers import read_csv, read_metrics
+from dpbench.runs.files import write_atomically
+from dpbench.runs.readers import read_csv, read_metrics
 
 Logged = dict[str, pd.DataFrame]
 """Name of a file without its ending → columns row, column, seed, and what was logged."""
@@ -50,7 +49,7 @@ def _joined(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.Data
 
 
 def _metrics(job: Job) -> pd.DataFrame:
-    path = job.path / METRICS
+    path = job.run.metrics
     return read_metrics(path).reset_index() if path.is_file() else pd.DataFrame({"step": []})
 
 
@@ -70,12 +69,12 @@ def _lines(job: Job, prefix: str) -> pd.DataFrame:
 
 
 def _histogram(job: Job) -> pd.DataFrame:
-    path = job.path / HISTOGRAM
+    path = job.run.gradient_histogram
     return read_csv(path, ["log10_from", "log10_to", "count"]) if path.is_file() else pd.DataFrame()
 
 
 def read_logged(table: Table, folder: Path) -> Logged:
-    """What `write_logged` wrote."""
+    """Read the series that `write_logged` wrote."""
     paths = [folder / f"{name}.csv" for name in _names(table)]
     # A series of one metric has lines without a name, which CSV does not tell from a missing value.
     found = {path.stem: pd.read_csv(path, dtype={"name": object}) for path in paths if path.is_file()}

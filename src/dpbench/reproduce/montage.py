@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.outputs import MONTAGE
 from dpbench.reproduce.tables import Table
-from dpbench.results.figures import new_figure, write_figure
-from dpbench.training.samples import FRAME, PER_CLASS, SAMPLES
+from dpbench.synthesis.samples import FRAME, PER_CLASS
 
 _SHOWN = 2  # images of a class in a strip
 
@@ -38,7 +38,7 @@ def strip(grid: Path) -> np.ndarray:
 
 
 def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> None:
-    """samples.png of each cell's first finished run, if the table asks for it and there are any.
+    """The images of each cell's first finished run, if the table asks for it and there are any.
 
     Args:
         table: The definition.
@@ -48,7 +48,7 @@ def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> None:
     first: dict[tuple[str, str], Path] = {}
     for job in jobs:
         if job.result():
-            first.setdefault((job.row, job.column), job.path / SAMPLES)
+            first.setdefault((job.row, job.column), job.run.samples)
     cells = [(row, column) for row in table.rows for column in table.columns]
     found = [(row, column) for row, column in cells if (path := first.get((row.name, column.name))) and path.is_file()]
     if not table.samples or not found:

@@ -11,15 +11,14 @@ import pandas as pd
 from scipy import stats
 
 from dpbench.errors import ConfigurationError
+from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
 from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import METRICS, Table, in_cell
-from dpbench.results.files import write_atomically
-from dpbench.results.ledgers import RESULT
-from dpbench.results.markdown import markdown_rows
-from dpbench.results.provenance import code_hash
-from dpbench.results.readers import read_csv
+from dpbench.reproduce.tables import METRIC_TITLES, Table, select_cell
+from dpbench.runs.code import code_hash
+from dpbench.runs.files import write_atomically
+from dpbench.runs.readers import read_csv
 
 RUNS = "runs.csv"
 MONTAGE = "samples.png"
@@ -61,7 +60,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
                 "config_hash": record["config_hash"],
                 "code_hash": record["code_hash"],
                 "commit": record["commit"],
-                "date": date.fromtimestamp((job.path / RESULT).stat().st_mtime).isoformat(),
+                "date": date.fromtimestamp(job.run.result.stat().st_mtime).isoformat(),
                 "cpu": hardware["cpu"],
                 "threads": hardware["threads"],
                 "gpu": hardware["gpu"],
@@ -73,7 +72,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def unlike(folder: Path, runs: pd.DataFrame) -> str | None:
+def conflicting_results(folder: Path, runs: pd.DataFrame) -> str | None:
     """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing."""
     if not (folder / RUNS).is_file():
         return None
@@ -112,7 +111,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in table.rows:
         for column in table.columns:
-            own = in_cell(runs, row, column)
+            own = select_cell(runs, row, column)
             values = 100 * own["value"].dropna() if len(own) else pd.Series(dtype=float)
             paper = table.paper.get((row.name, column.name))
             line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
@@ -153,7 +152,7 @@ def _figure(mean: float | None, spread: float | None, digits: int = 2) -> str:
 
 
 def _epsilon(values: pd.DataFrame, name: str) -> str:
-    """Of a row's private cells: one figure, or one for each cell where they differ."""
+    """Epsilons of a row's private cells: one figure, or one for each cell where they differ."""
     own = [_figure(value, None, 3) for value in values.loc[values["private"], name]]
     return " / ".join(own if len(set(own)) > 1 else own[:1]) or _DASH
 
@@ -191,7 +190,7 @@ def _half(half: float) -> str:
 
 
 def markdown(table: Table, runs: pd.DataFrame) -> str:
-    """The table in Markdown."""
+    """Format the table in Markdown."""
     return markdown_rows(cells(table, runs))
 
 
@@ -205,7 +204,7 @@ _LATEX = {
 
 
 def latex(table: Table, runs: pd.DataFrame) -> str:
-    """The table in LaTeX (booktabs)."""
+    """Format the table in LaTeX (booktabs)."""
 
     def line(parts: Sequence[str]) -> str:
         return " & ".join("".join(_LATEX.get(sign, sign) for sign in part) for part in parts) + r" \\"
@@ -222,7 +221,7 @@ def _more(table: Table, runs: pd.DataFrame) -> str:
     lines = [["", "", *(name.rpartition("/")[2].replace("_", " ") for name in table.more)]]
     for row in table.rows:
         for column in table.columns:
-            own = in_cell(runs, row, column)
+            own = select_cell(runs, row, column)
             means = [pd.to_numeric(own[name], errors="coerce").mean() for name in table.more]
             lines.append([row.label, column.label, *(_DASH if pd.isna(mean) else f"{mean:.3g}" for mean in means)])
     return markdown_rows(lines)
@@ -242,7 +241,7 @@ def _meaning(runs: pd.DataFrame) -> str:
 def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.command}`.", "")
     yield from (markdown(table, runs), "")
-    yield f"{METRICS[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
+    yield f"{METRIC_TITLES[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
         "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
     )
     yield _meaning(runs)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from dpbench.reproduce.tables import Table, in_cell
-from dpbench.results.figures import new_figure, write_figure
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reproduce.tables import Table, select_cell
 
 _FEW = 2  # runs
 _STYLES = ("-", "--", ":", "-.")
@@ -33,17 +33,17 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
     axes = figure.add_subplot()
     for number, column in enumerate(table.columns):
-        colour, shift = f"C{number % 10}", (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
+        color, shift = f"C{number % 10}", (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
         places = {row.name: at + shift for at, row in enumerate(table.rows)}
         own = runs[(runs["column"] == column.name) & runs["row"].isin(list(places))]
-        axes.plot(100 * own["value"], own["row"].map(places), ".", color=colour, alpha=0.45, markersize=5)
+        axes.plot(100 * own["value"], own["row"].map(places), ".", color=color, alpha=0.45, markersize=5)
         cells = lines[lines["column"] == column.name]
         half = cells["half"].where(cells["n"] > _FEW)  # two runs say nothing about their spread
         at = cells["row"].map(places)
-        axes.errorbar(cells["mean"], at, xerr=half, fmt="o", color=colour, capsize=3, label=f"{column.label}, ours")
+        axes.errorbar(cells["mean"], at, xerr=half, fmt="o", color=color, capsize=3, label=f"{column.label}, ours")
         if cells["paper"].notna().any():
             printed = cells["paper"].astype(float)
-            axes.plot(printed, at, "x", color=colour, markersize=9, label=f"{column.label}, paper")
+            axes.plot(printed, at, "x", color=color, markersize=9, label=f"{column.label}, paper")
     axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
     axes.invert_yaxis()
     _show_what_was_seen(axes, pd.concat([100 * runs["value"], lines["paper"].astype(float)]).dropna())
@@ -66,7 +66,7 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
     """Learning curves: the mean over seeds after each evaluation, and the range of the seeds.
 
     Args:
-        table: The definition; rows have colours. Columns have line styles, or panels where that were too many lines.
+        table: The definition; rows have colors. Columns have line styles, or panels where that were too many lines.
         curves: Columns row, column, seed, step, value.
         path: The picture.
     """
@@ -77,7 +77,7 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
     for axes, columns in zip(every, panels, strict=True):
         for number, row in enumerate(table.rows):
             for column, style in zip(columns, _STYLES * len(columns), strict=False):
-                own = in_cell(curves, row, column)
+                own = select_cell(curves, row, column)
                 label = row.label if len(columns) == 1 else f"{row.label}; {column.label}"
                 if not own.empty:
                     _draw_curve(axes, own, style, f"C{number % 10}", label)
@@ -137,14 +137,14 @@ def draw_series(table: Table, lines: pd.DataFrame, label: str, path: Path) -> No
 
 
 def draw_histogram(table: Table, counts: pd.DataFrame, path: Path) -> None:
-    """How large the values of gradients are, all steps and parameters together: a panel for each cell.
+    """Draw how large the values of gradients are, all steps and parameters together: a panel for each cell.
 
     Args:
         table: The definition.
         counts: Columns row, column, log10_from, log10_to, count; the first bin holds the zeros.
         path: The picture.
     """
-    found = [(row, column, in_cell(counts, row, column)) for row in table.rows for column in table.columns]
+    found = [(row, column, select_cell(counts, row, column)) for row in table.rows for column in table.columns]
     found = [cell for cell in found if len(cell[2])]
     figure = new_figure(5.0 * len(found), 3.6)
     for axes, (row, column, own) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):

@@ -12,8 +12,8 @@ from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.reproduce.logged import read_logged
 from dpbench.reproduce.outputs import RUNS, refuse_other_words, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.results.files import write_atomically
-from dpbench.training.launch import conf_dir
+from dpbench.runs.files import write_atomically
+from dpbench.training.search_path import conf_dir
 
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

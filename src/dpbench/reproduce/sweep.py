@@ -47,9 +47,9 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
             place = f"hydra.sweep.dir='{listing.parent / '.sweep'}'"
             launch(
                 ["-m", f"jobs='{listing}'", f"number={numbers}", place, *words],
+                swept_job,
                 conf,
                 "reproduce",
-                swept_job,
                 checked=False,
             )
     except RuntimeError as error:
@@ -89,14 +89,14 @@ def _watching(jobs: Sequence[Job]) -> Iterator[None]:
     begun = sum(job.steps_made() for job in jobs)
     shape = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
     bar = tqdm(total=sum(job.steps for job in jobs), initial=begun, bar_format=shape, disable=None)
-    told = {job.folder: job.state() for job in jobs}
+    reported = {job.folder: job.state() for job in jobs}
     stop = threading.Event()
 
     def show() -> None:
         states = {job.folder: job.state() for job in jobs}
         counts = _counts(Counter(states.values()), len(jobs))
         if bar.disable:
-            _tell(jobs, told, states, counts)
+            _report_changes(jobs, reported, states, counts)
         else:
             bar.set_description_str(counts, refresh=False)
             bar.update(sum(job.steps_made() for job in jobs) - bar.n)
@@ -117,12 +117,12 @@ def _watching(jobs: Sequence[Job]) -> Iterator[None]:
         bar.close()
 
 
-def _tell(jobs: Sequence[Job], told: dict[str, State], states: dict[str, State], counts: str) -> None:
+def _report_changes(jobs: Sequence[Job], reported: dict[str, State], states: dict[str, State], counts: str) -> None:
     for job in jobs:
         state = states[job.folder]
-        if state in ("done", "failed") and state != told[job.folder]:
+        if state in ("done", "failed") and state != reported[job.folder]:
             print(f"{counts}: {job.row}, {job.column}, seed {job.seed} is {state}", file=sys.stderr, flush=True)
-        told[job.folder] = state
+        reported[job.folder] = state
 
 
 def _counts(states: Counter[Any], total: int) -> str:
@@ -130,7 +130,7 @@ def _counts(states: Counter[Any], total: int) -> str:
 
 
 def status(jobs: Sequence[Job]) -> str:
-    """How far a table is, with a line for each failed run."""
+    """Count the runs of a table by state, with a line for each failed one."""
     states = Counter(job.state() for job in jobs)
     waiting = len(jobs) - states["done"] - states["running"] - states["failed"]
     failures = [f"  failed: {job.failure()}" for job in jobs if job.state() == "failed"]

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
 
-METRICS = {
+METRIC_TITLES = {
     "test/accuracy": "Test accuracy",
     "val/accuracy": "Validation accuracy",
     "evaluation/accuracy_cnn": "Accuracy on real images of a CNN that was trained on synthetic ones",
@@ -25,8 +25,8 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row or a column.
+class Variant:
+    """A row or a column of a table: settings that its runs share.
 
     Attributes:
         name: Used on the command line and in folders.
@@ -58,14 +58,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Table:
-    """A definition.
+    """Definition of a table: its rows, columns, seeds and pictures.
 
     Attributes:
         name: PAPER/TABLE.
         command: What to write after `dpbench reproduce`: the name, or the path of the definition.
         title: What is shown.
         source: Where the paper shows it.
-        metric: Of the model after the last step; in percent. One of `METRICS`.
+        metric: Of the model after the last step; in percent. One of `METRIC_TITLES`.
         seeds: Each row and column is run with each of these.
         hours: Of the whole table on two cores, about.
         rows: From top to bottom.
@@ -86,8 +86,8 @@ class Table:
     metric: str
     seeds: tuple[int, ...]
     hours: float
-    rows: tuple[Line, ...]
-    columns: tuple[Line, ...]
+    rows: tuple[Variant, ...]
+    columns: tuple[Variant, ...]
     paper: Mapping[tuple[str, str], tuple[float, float | None]]
     difference: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
@@ -98,11 +98,11 @@ class Table:
 
     @property
     def folder(self) -> str:
-        """Name of its folders."""
+        """Name of the table's folders, without a slash."""
         return self.name.replace("/", "_")
 
     def selected(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int] | int | None) -> Table:
-        """A part of the table.
+        """Select rows, columns and seeds of the table.
 
         Args:
             rows: Names; none for all.
@@ -122,7 +122,7 @@ class Table:
         return replace(self, rows=chosen_rows, columns=chosen_columns, seeds=tuple(seeds or self.seeds))
 
 
-def _chosen(lines: tuple[Line, ...], names: Sequence[str], what: str) -> tuple[Line, ...]:
+def _chosen(lines: tuple[Variant, ...], names: Sequence[str], what: str) -> tuple[Variant, ...]:
     known = [line.name for line in lines]
     for name in names:
         if name not in known:
@@ -130,13 +130,13 @@ def _chosen(lines: tuple[Line, ...], names: Sequence[str], what: str) -> tuple[L
     return tuple(line for line in lines if not names or line.name in names)
 
 
-def in_cell(frame: pd.DataFrame, row: Line, column: Line) -> pd.DataFrame:
+def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFrame:
     """Lines of a frame with columns row and column (names) that belong to a cell."""
     return frame[(frame["row"] == row.name) & (frame["column"] == column.name)] if len(frame) else frame
 
 
 OTHERS = ("claims", "adaptive_quantile/figure2")
-"""What `dpbench reproduce` makes without runs, see `command.WITHOUT_RUNS`."""
+"""What `dpbench reproduce` makes without runs, see `run_table.COMPUTED_TABLES`."""
 
 
 def table_names(conf: Path) -> list[str]:
@@ -219,7 +219,7 @@ def _figure(given: Any, where: str) -> tuple[float, float | None]:
     return float(given[0]), float(given[1]) if len(given) > 1 else None
 
 
-def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
+def _lines(data: dict[Any, Any]) -> tuple[Variant, ...]:
     lines = []
     for name, given in data.items():
         one = given or {}
@@ -230,14 +230,14 @@ def _lines(data: dict[Any, Any]) -> tuple[Line, ...]:
         epsilon = one.get("epsilon")
         if epsilon is not None and not isinstance(epsilon, int | float):
             raise ValueError(f"epsilon of {name} must be a number, not {epsilon!r}")
-        lines.append(Line(str(name), str(one.get("label", name)), _words(one), epsilon))
+        lines.append(Variant(str(name), str(one.get("label", name)), _words(one), epsilon))
     return tuple(lines)
 
 
 def _check(table: Table) -> None:
     rows, columns = {line.name for line in table.rows}, {line.name for line in table.columns}
-    if table.metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}")
+    if table.metric not in METRIC_TITLES:
+        raise ValueError(f"metric must be one of {', '.join(METRIC_TITLES)}")
     if not table.seeds or not rows or not columns:
         raise ValueError("rows, columns and seeds must not be empty")
     for row, column in table.paper:

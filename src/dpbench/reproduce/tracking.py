@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from dpbench.privacy.adaptive import QuantileBounds, with_bounds
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.results.figures import new_figure, write_figure
-from dpbench.results.files import write_atomically
-from dpbench.results.markdown import markdown_rows
+from dpbench.privacy.mechanism.adaptive import QuantileBounds, with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.markdown import markdown_rows
+from dpbench.runs.files import write_atomically
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 ROUNDS, RECORDS, FIRST_BOUND = 200, 100, 0.1
@@ -37,7 +37,7 @@ class Source:
     std: float
 
     def quantile(self, share: float) -> float:
-        """The true value."""
+        """The true quantile, from the distribution of the norms."""
         return float(stats.lognorm.ppf(share, self.std, scale=torch.tensor(self.mean).exp().item()))
 
 
@@ -88,8 +88,8 @@ def reproduce_tracking(folder: Path) -> str:
             late = pd.Series(bounds[_SETTLED:])
             far = [at for at, bound in enumerate(bounds) if abs(bound / true - 1) >= _NEAR]
             near = far[-1] + 1 if far else 0
-            told = [f"{true:.3f}", f"{late.mean():.3f} ± {late.std():.3f}", str(near) if near < ROUNDS else "–"]
-            rows.append([source.label, f"{quantile:g}", *told])
+            row = [f"{true:.3f}", f"{late.mean():.3f} ± {late.std():.3f}", str(near) if near < ROUNDS else "–"]
+            rows.append([source.label, f"{quantile:g}", *row])
     table = pd.concat(lines)
     folder.mkdir(parents=True, exist_ok=True)
     _draw(table, folder / "figure.png")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from dpbench.privacy.adaptive import QuantileBounds
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.plan import NoiseAllocation
-from dpbench.strategies.base import PrivateStrategy
-from dpbench.strategies.dpsgd import Clipping, check_bound, check_clipping, groups_by
+from dpbench.callback.strategy import PrivateStrategy
+from dpbench.privacy.mechanism.adaptive import QuantileBounds
+from dpbench.privacy.mechanism.plan import NoiseAllocation
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.strategies.dpsgd import Clipping, check_bound, groups_by
 
 
 class AdaptiveQuantileClipping(PrivateStrategy):
@@ -19,9 +17,9 @@ class AdaptiveQuantileClipping(PrivateStrategy):
     .. math:: C_{t+1} = C_t \exp(-\eta_C(\tilde b_t - \gamma))
 
     where :math:`\tilde b_t` is the noised share of records with a norm of at most C_t
-    (`privacy.adaptive.QuantileBounds`).
+    (`privacy.mechanism.adaptive.QuantileBounds`).
 
-    Guarantee: that of `DPSGD` with the same `noise_multiplier` z. The counts, centred at ½, cost a part of it; the
+    Guarantee: that of `DPSGD` with the same `noise_multiplier` z. The counts, centered at ½, cost a part of it; the
     gradients get :math:`z_\Delta = (z^{-2} - \sum (2\sigma_b)^{-2})^{-1/2}` (Theorem 1; one term for each group).
 
     Args:
@@ -32,27 +30,19 @@ class AdaptiveQuantileClipping(PrivateStrategy):
         count_noise_std: σ_b on the sum of the bits; None takes m/20, m the expected number of records in a lot.
         clipping: As for `DPSGD`: one bound for all, or one for each layer, ...
         allocation: How noise is shared among groups; "proportional" gives each noise in proportion to its bound.
-        **options: See `PrivateStrategy`.
     """
 
-    def __init__(
-        self,
-        quantile: float = 0.5,
-        clip_learning_rate: float = 0.2,
-        initial_max_grad_norm: float = 0.1,
-        update: Literal["geometric", "linear"] = "geometric",
-        count_noise_std: float | None = None,
-        clipping: Clipping = "flat",
-        allocation: NoiseAllocation = "proportional",
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        check_clipping(clipping)
-        self.clipping = clipping
-        self.initial_max_grad_norm = check_bound("initial_max_grad_norm", initial_max_grad_norm)
-        adaptation = QuantileBounds(quantile, clip_learning_rate, update, count_noise_std)
-        self.pieces = replace(self.pieces, adaptation=adaptation, allocation=allocation)
+    quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    initial_max_grad_norm: float = 0.1
+    update: Literal["geometric", "linear"] = "geometric"
+    count_noise_std: float | None = None
+    clipping: Clipping = "flat"
+    allocation: NoiseAllocation = "proportional"
 
-    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+    def design(self) -> Recipe:
         """Groups by `clipping`, which start at C_0."""
-        return groups_by(self.clipping, engine, self.initial_max_grad_norm)
+        check_bound("initial_max_grad_norm", self.initial_max_grad_norm)
+        adaptation = QuantileBounds(self.quantile, self.clip_learning_rate, self.update, self.count_noise_std)
+        groups = groups_by(self.clipping, self.initial_max_grad_norm)
+        return Recipe(groups, allocation=self.allocation, adaptation=adaptation)

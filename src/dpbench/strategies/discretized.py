@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dpbench.privacy.denoising import Hypotheses, Scale
 from dpbench.strategies.dpsgd import DPSGD
 
 
@@ -13,7 +10,7 @@ class DiscretizedDPSGD(DPSGD):
 
     A coordinate becomes +1 above τ, −1 below −τ, else 0; the discretized vector is clipped at C, summed and noised as
     in `DPSGD`; each coordinate of the noisy result then becomes −ν, 0 or +ν, whichever hypothesis about the sum is
-    the most probable (`privacy.denoising.ErrorCorrection`). Algorithms 1 to 3 of the paper.
+    the most probable (`privacy.mechanism.denoising.ErrorCorrection`). Algorithms 1 to 3 of the paper.
 
     Guarantee: that of `DPSGD`. Discretization happens before clipping, the correction is post-processing.
 
@@ -22,21 +19,7 @@ class DiscretizedDPSGD(DPSGD):
         correction_threshold: ν > 0; None: no correction.
         correction_hypotheses: Likelihood of the error correction.
         correction_scale: What ν is compared with: the noisy "sum" (Algorithm 1 to the letter) or "mean".
-        **options: See `DPSGD`.
     """
 
-    def __init__(
-        self,
-        discretization_threshold: float | None = 0.001,
-        correction_threshold: float | None = 0.01,
-        correction_hypotheses: Hypotheses = "points",
-        correction_scale: Scale = "sum",
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            discretization_threshold=discretization_threshold,
-            correction_threshold=correction_threshold,
-            correction_hypotheses=correction_hypotheses,
-            correction_scale=correction_scale,
-            **options,
-        )
+    discretization_threshold: float | None = 0.001
+    correction_threshold: float | None = 0.01

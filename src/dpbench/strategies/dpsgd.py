@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
+from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.groups import CLIPPINGS
-from dpbench.privacy.plan import NoiseAllocation
-from dpbench.strategies.base import PrivateStrategy
+from dpbench.privacy.mechanism.groups import GROUPINGS
+from dpbench.privacy.mechanism.plan import NoiseAllocation
+from dpbench.privacy.mechanism.recipe import Grouping, Recipe
 
 Clipping = Literal["flat", "per_layer", "per_parameter", "by_dimension"]
 
@@ -23,7 +22,7 @@ class DPSGD(PrivateStrategy):
     (Abadi et al. 2016, algorithm 1.) The released gradient goes to `p.grad`; momentum, Adam and schedules are
     post-processing.
 
-    Guarantee: the unit is an example. With Poisson lots neighbours differ by one added or removed example and the l2
+    Guarantee: the unit is an example. With Poisson lots neighbors differ by one added or removed example and the l2
     sensitivity is C; with fixed-size lots they differ by one replaced example and it is 2·C, so that the same
     `noise_multiplier` costs more there.
 
@@ -31,44 +30,37 @@ class DPSGD(PrivateStrategy):
         max_grad_norm: C, the bound on a record's l2 norm over all parameters.
         clipping: "flat" clips the whole gradient at C; "per_layer" each of m layers at C/√m; "per_parameter" weights
             and biases apart; "by_dimension" each layer at C·√(d_g/D), by its number of coordinates.
-        allocation: How noise is shared among groups, see `privacy.plan.NoiseAllocation`; without effect on "flat".
-        **options: See `PrivateStrategy`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
+        allocation: How noise is shared among groups, see `privacy.mechanism.NoiseAllocation`; without effect on "flat".
+
+    The other options are those of `PrivateStrategy`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
 
     Example:
         >>> strategy = DPSGD(max_grad_norm=1.0, noise_multiplier=1.1)
         >>> trainer = pl.Trainer(max_steps=1000, callbacks=[strategy])  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        max_grad_norm: float = 1.0,
-        clipping: Clipping = "flat",
-        allocation: NoiseAllocation = "equal",
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.pieces = replace(self.pieces, allocation=allocation)
-        check_clipping(clipping)
-        self.max_grad_norm, self.clipping = check_bound("max_grad_norm", max_grad_norm), clipping
+    max_grad_norm: float = 1.0
+    clipping: Clipping = "flat"
+    allocation: NoiseAllocation = "equal"
 
-    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
+    def design(self) -> Recipe:
         """Groups by `clipping`; the whole clipped gradient has at most norm C."""
-        return groups_by(self.clipping, engine, self.max_grad_norm)
+        check_bound("max_grad_norm", self.max_grad_norm)
+        return Recipe(groups_by(self.clipping, self.max_grad_norm), allocation=self.allocation)
 
 
-def groups_by(clipping: str, engine: PerRecordEngine, bound: float) -> tuple[VectorGroup, ...]:
-    """Groups of a model's parameters; the whole clipped gradient has at most norm `bound`."""
-    return CLIPPINGS[clipping](engine.names, [parameter.numel() for parameter in engine.parameters], bound)
+def groups_by(clipping: str, max_grad_norm: float) -> Grouping:
+    """A way to group parameters; the whole clipped gradient has at most norm `max_grad_norm`.
+
+    Raises:
+        ConfigurationError: There is no way of that name.
+    """
+    if clipping not in GROUPINGS:
+        raise ConfigurationError(f"unknown clipping {clipping!r}; known are {', '.join(GROUPINGS)}.")
+    return partial(GROUPINGS[clipping], max_grad_norm=max_grad_norm)
 
 
-def check_clipping(clipping: str) -> None:
-    """Raise ConfigurationError unless there is a way to group parameters of that name."""
-    if clipping not in CLIPPINGS:
-        raise ConfigurationError(f"unknown clipping {clipping!r}; known are {', '.join(CLIPPINGS)}.")
-
-
-def check_bound(name: str, bound: float) -> float:
-    """The bound, or a ConfigurationError unless it is a positive number."""
+def check_bound(name: str, bound: float) -> None:
+    """Raise ConfigurationError unless a bound is a positive number."""
     if not 0 < bound < float("inf"):
         raise ConfigurationError(f"{name} must be a positive number, not {bound}.")
-    return bound

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.denoising import ErrorCorrection, Hypotheses, Priors, Scale, estimate_priors
-from dpbench.privacy.mechanism import Mechanism
+from dpbench.privacy.mechanism.denoising import ErrorCorrection, Priors, estimate_priors
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.strategies.references import ClipOnly
 
 
@@ -20,30 +19,28 @@ class PublicPriors(ClipOnly):
 
     Guarantee: none. Never give it private data.
 
-    Args:
-        correction_threshold: ν.
-        correction_hypotheses: Without meaning here; lets the options of `DiscretizedDPSGD` pass.
-        correction_scale: What ν is compared with.
-        **options: See `DPSGD`.
+    The options are those of `DiscretizedDPSGD`; nothing is corrected, and `priors` are left out of account.
     """
 
-    def __init__(
-        self,
-        correction_threshold: float | None = 0.01,
-        correction_hypotheses: Hypotheses = "points",
-        correction_scale: Scale = "sum",
-        **options: Any,
-    ) -> None:
-        if correction_threshold is None:
-            raise ConfigurationError("priors are those of an error correction: give a correction_threshold.")
-        ErrorCorrection(correction_threshold, correction_hypotheses, correction_scale)  # refuses what it cannot take
-        super().__init__(**{**options, "priors": None})
-        self._threshold, self._scale = correction_threshold, correction_scale
-        self._lots: list[Priors] = []
+    correction_threshold: float | None = 0.01
 
-    def _add_noise(self, mechanism: Mechanism, generator: torch.Generator) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._lots: list[Priors] = []
+        self._releases.watchers.append(self._count)
+
+    def design(self) -> Recipe:
+        """Recipe of `ClipOnly` whose sums are counted, not corrected."""
+        if self.correction_threshold is None:
+            raise ConfigurationError("priors are those of an error correction: give a correction_threshold.")
+        self._threshold, self._scale = self.correction_threshold, self.correction_scale
+        ErrorCorrection(self._threshold, self.correction_hypotheses, self._scale)  # refuses what it cannot take
+        self.correction_threshold = self.priors = None
+        return super().design()
+
+    def _count(self, mechanism: Mechanism) -> None:
         sums = torch.cat([part.flatten() for part in mechanism.gradients])
-        divisor = mechanism.plan.expected_records if self._scale == "mean" else 1.0
+        divisor = mechanism.plan.denominator if self._scale == "mean" else 1.0
         self._lots.append(estimate_priors(sums / divisor, self._threshold))
 
     @property

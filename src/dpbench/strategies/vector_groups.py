@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import VectorGroup
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.groups import bounded_groups, by_layer, by_pattern, dimension_split, equal_split, joint_group
-from dpbench.privacy.plan import NoiseAllocation
-from dpbench.strategies.base import PrivateStrategy
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.groups import (
+    bounded_groups,
+    by_layer,
+    by_pattern,
+    dimension_split,
+    equal_split,
+    joint_group,
+)
+from dpbench.privacy.mechanism.plan import NoiseAllocation
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.strategies.dpsgd import check_bound
 
 _SPLITS = ("equal", "dimension", "joint")
@@ -35,43 +42,34 @@ class VectorGroups(PrivateStrategy):
         max_grad_norms: S_g by group, instead of `split` and `max_grad_norm`.
         scales: α_j by group, for joint clipping.
         allocation: How noise is shared among groups.
-        **options: See `PrivateStrategy`; `metrics` are groups of their own with a share of the budget.
     """
 
-    def __init__(
-        self,
-        groups: dict[str, Any] | None = None,
-        split: Literal["equal", "dimension", "joint"] = "dimension",
-        max_grad_norm: float | None = None,
-        max_grad_norms: dict[str, float] | None = None,
-        scales: dict[str, float] | None = None,
-        allocation: NoiseAllocation = "proportional",
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if split not in _SPLITS:
-            raise ConfigurationError(f"unknown split {split!r}; known are {', '.join(_SPLITS)}.")
-        if (split == "joint") != (scales is not None):
+    groups: dict[str, Any] | None = None
+    split: Literal["equal", "dimension", "joint"] = "dimension"
+    max_grad_norm: float | None = None
+    max_grad_norms: dict[str, float] | None = None
+    scales: dict[str, float] | None = None
+    allocation: NoiseAllocation = "proportional"
+
+    def design(self) -> Recipe:
+        """Groups by pattern or layer, with their bounds."""
+        if self.split not in _SPLITS:
+            raise ConfigurationError(f"unknown split {self.split!r}; known are {', '.join(_SPLITS)}.")
+        if (self.split == "joint") != (self.scales is not None):
             raise ConfigurationError("scales and split=joint belong together: give one scale for each group.")
-        if max_grad_norms is not None and (max_grad_norm is not None or split == "joint"):
+        if self.max_grad_norms is not None and (self.max_grad_norm is not None or self.split == "joint"):
             raise ConfigurationError(
                 "give max_grad_norm (with a split) or max_grad_norms (one for each group), not both."
             )
-        if max_grad_norm is not None:
-            check_bound("max_grad_norm", max_grad_norm)
-        self.patterns, self.split, self.scales = groups, split, scales
-        self.max_grad_norm, self.max_grad_norms = max_grad_norm, max_grad_norms
-        self.pieces = replace(self.pieces, allocation=allocation)
+        if self.max_grad_norm is not None:
+            check_bound("max_grad_norm", self.max_grad_norm)
+        return Recipe(self._partition, allocation=self.allocation)
 
-    def groups(self, engine: PerRecordEngine) -> tuple[VectorGroup, ...]:
-        """Groups by pattern or layer, with their bounds."""
-        names = engine.names
-        partition = by_layer(names) if self.patterns is None else by_pattern(names, self.patterns)
+    def _partition(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[VectorGroup, ...]:
+        partition = by_layer(names) if self.groups is None else by_pattern(names, self.groups)
         if self.split == "joint":
             return joint_group(partition, self.scales or {}, self.max_grad_norm)
         if self.max_grad_norms is not None:
             return bounded_groups(partition, self.max_grad_norms)
         total = 1.0 if self.max_grad_norm is None else self.max_grad_norm
-        if self.split == "equal":
-            return equal_split(partition, total)
-        return dimension_split(partition, [parameter.numel() for parameter in engine.parameters], total)
+        return equal_split(partition, total) if self.split == "equal" else dimension_split(partition, sizes, total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.modules.gan import GAN, SHAPE
-from dpbench.results.ledgers import CHECKPOINT
-from dpbench.results.readers import read_checkpoint
+from dpbench.modules.gan import GAN
+from dpbench.modules.image_generator import SHAPE
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_checkpoint
 from dpbench.training.build import module_for
-from dpbench.training.checks import CLASSIFIER, class_of
-from dpbench.training.folder import CONFIG, read_config
+from dpbench.training.checks import class_of
+from dpbench.training.saved_config import read_config
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images
@@ -37,7 +37,7 @@ class Trained:
     checkpoint: dict[str, Any]
 
 
-def load_gan(run: Path) -> Trained:
+def load_gan(run: RunFolder) -> Trained:
     """A run's generator, with where it comes from.
 
     Args:
@@ -48,20 +48,20 @@ def load_gan(run: Path) -> Trained:
     """
     config = read_config(run)
     try:
-        module_class = class_of(config.get("module", CLASSIFIER), "module")
-    except (ConfigurationError, AttributeError) as error:
-        raise ConfigurationError(f"{run / CONFIG} is damaged: {brief(error)}") from error
+        module_class = class_of(config["module"], "module")
+    except (ConfigurationError, AttributeError, KeyError) as error:
+        raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
     if not issubclass(module_class, GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
-    if not (run / CHECKPOINT).is_file():
-        raise ConfigurationError(f"{run} has no checkpoint yet: {run / CHECKPOINT} is missing.")
-    state = read_checkpoint(run / CHECKPOINT)
+    if not run.checkpoint.is_file():
+        raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
+    state = read_checkpoint(run.checkpoint)
     try:
-        module = module_for(config, **state[SHAPE])
+        module = module_for(config, state[SHAPE])
         module.load_state_dict(state["state_dict"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"{run / CHECKPOINT} is of another architecture than {run / CONFIG} says: "
+            f"{run.checkpoint} is of another architecture than {run.config} says: "
             f"{shorten(str(error), 300, placeholder=' …')}"
         ) from error
     assert isinstance(module, GAN)

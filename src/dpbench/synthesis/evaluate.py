@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
-from dpbench.modules.gan import SHAPE
-from dpbench.results.files import write_json
-from dpbench.results.record import EVALUATION
+from dpbench.modules.image_generator import SHAPE
+from dpbench.runs.files import write_json
+from dpbench.runs.folder import RunFolder
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
 from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
@@ -48,7 +48,8 @@ def evaluate(
     """
     if number < _LEAST:
         raise ConfigurationError(f"--n must be at least {_LEAST} for an evaluation, not {number}.")
-    trained = load_gan(run)
+    folder = RunFolder(run)
+    trained = load_gan(folder)
     data, real = _real_data(run, trained, on)
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     pixels, labels = make(trained.module, number, seed)
@@ -67,12 +68,12 @@ def evaluate(
     found |= memorization(images, train[0], unseen[0])
     bar.update()
     bar.close()
-    write_json(run / EVALUATION, found)
+    write_json(folder.evaluation, found)
     return found
 
 
 def _real_data(run: Path, trained: Trained, on: str) -> tuple[ImageDataModule, InMemoryImages]:
-    """All data of the run, and those to judge on."""
+    """Load all data of the run, and those to judge on."""
     options = {key: trained.config["data"][key] for key in _OF_DATA if key in trained.config["data"]}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
@@ -100,7 +101,7 @@ _LABELS = {
 
 
 def summary(found: dict[str, Any]) -> str:
-    """For the terminal."""
+    """Format an evaluation for the terminal."""
     rows = [("judged on", "test data" if found["judged_on"] == "test" else "training records that were held out")]
     if "accuracy_cnn" not in found:
         rows.append(("accuracy of classifiers", "– (the generator knows no classes: conditional=true)"))
@@ -111,6 +112,6 @@ def summary(found: dict[str, Any]) -> str:
             percent = key.startswith(("accuracy", "unusually"))
             rows.append((_LABELS[key], f"{100 * value:.2f} %" if percent else f"{value:.3f}"))
     suspected = found["memorization_suspected"]
-    rows.append(("memorization", "SUSPECTED: look at nearest neighbours" if suspected else "not found"))
+    rows.append(("memorization", "SUSPECTED: look at nearest neighbors" if suspected else "not found"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from dpbench.data.images import normalise
+from dpbench.data.images import normalize
 from dpbench.data.sources import source
 from dpbench.errors import ConfigurationError, brief
 from dpbench.synthesis.downstream import train_cnn
 
-NEIGHBOURS = 5  # of density and coverage
+NEIGHBORS = 5  # of density and coverage
 _FEATURES = 32  # of the MNIST CNN before its last layer
 _PUBLIC = "digits"  # scikit-learn's, part of the package
 
@@ -25,7 +25,7 @@ class DigitsFeatures(nn.Module):
     A GAN of those very digits is judged in features that saw its training images.
 
     Args:
-        image_size: Side of the images; grey ones.
+        image_size: Side of the images; gray ones.
 
     Shape:
         (N, 1, H, W) in [0, 1] → (N, 32).
@@ -36,12 +36,12 @@ class DigitsFeatures(nn.Module):
     def __init__(self, image_size: int) -> None:
         super().__init__()
         spec = source(_PUBLIC)
-        data = normalise(spec.load(Path(), "train", False), spec, image_size, "symmetric")
+        data = normalize(spec.load(Path(), "train", False), spec, image_size, "symmetric")
         whole = train_cnn((data.pixels.permute(0, 3, 1, 2) + 1) / 2, data.labels, spec.num_classes)
         self.layers = nn.Sequential(*list(whole.children())[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features."""
+        """Features (N, width) of images in [0, 1]."""
         features: Tensor = self.layers(images - 0.5)
         return features
 
@@ -61,7 +61,7 @@ def feature_network(shape: tuple[int, int, int], name: str) -> Network:
     """
     if name == "digits":
         if shape[0] != 1:
-            raise ConfigurationError("--features digits knows grey images only: take --features inception.")
+            raise ConfigurationError("--features digits knows gray images only: take --features inception.")
         network = DigitsFeatures(shape[1])
         return "digits_cnn", network, FrechetInceptionDistance(feature=network, normalize=True)
     if name != "inception":
@@ -104,7 +104,7 @@ def fidelity(synthetic: Tensor, real: Tensor, features: Network) -> dict[str, fl
     }
 
 
-def density_and_coverage(synthetic: Tensor, real: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+def density_and_coverage(synthetic: Tensor, real: Tensor, neighbors: int = NEIGHBORS) -> tuple[float, float]:
     """How densely synthetic points lie among real ones, and the share of real ones with a synthetic one nearby.
 
     Both are about 1 for equal distributions.
@@ -112,8 +112,8 @@ def density_and_coverage(synthetic: Tensor, real: Tensor, neighbours: int = NEIG
     Args:
         synthetic: Features (N, D).
         real: Features (M, D).
-        neighbours: k: a real point's surroundings reach to its k-th neighbour.
+        neighbors: k: a real point's surroundings reach to its k-th neighbor.
     """
-    within = torch.cdist(real, real).kthvalue(neighbours + 1).values  # the first is the point itself
+    within = torch.cdist(real, real).kthvalue(neighbors + 1).values  # the first is the point itself
     near = torch.cdist(synthetic, real) < within
-    return float(near.sum()) / (neighbours * len(synthetic)), float(near.any(0).double().mean())
+    return float(near.sum()) / (neighbors * len(synthetic)), float(near.any(0).double().mean())

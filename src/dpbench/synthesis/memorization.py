@@ -24,12 +24,12 @@ def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) -> dict[str, float | bool]:
-    """Compare nearest-neighbour distances to the training images and to test images.
+    """Compare nearest-neighbor distances to the training images and to test images.
 
     The ratio of the two distances says how much closer an image is to what was trained on than to what was not; blurred
     images are close to both. The test images are parted: one half is what distances are taken to, the other says which
     ratios are usual. An image is *unusually close* to a training image where its ratio is below those of 99 % of them.
-    Without memorization their number is beta-binomial. It is counted over distinct training neighbours, because images
+    Without memorization their number is beta-binomial. It is counted over distinct training neighbors, because images
     of a collapsed generator share theirs and are no independent witnesses. All this supposes that training and test
     images are alike, and that synthetic ones are of the same classes in about the same shares.
 
@@ -41,7 +41,7 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
 
     Returns:
         unusually_close: Share of images; about 0.01 without memorization.
-        p_value: Probability of so many of them, counted over distinct neighbours, without memorization.
+        p_value: Probability of so many of them, counted over distinct neighbors, without memorization.
         median_distance_train: To the training images.
         median_distance_test: To half of the test images.
         memorization_suspected: Whether the p-value lies below 0.0001.
@@ -51,18 +51,18 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
     synthetic = synthetic[:_COMPARED]
 
     def ratios(images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        to_train, neighbours = nearest(images, train)
+        to_train, neighbors = nearest(images, train)
         to_test, _ = nearest(images, held_out)
-        return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny), to_train, to_test, neighbours
+        return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny), to_train, to_test, neighbors
 
     usually = ratios(usual[:_COMPARED])[0]
     usually = usually[usually > 0]  # duplicates of training images among the test images say nothing
     rank = max(round(EXPECTED * len(usually)), 1)
     threshold = usually.kthvalue(rank).values
-    ratio, to_train, to_test, neighbours = ratios(synthetic)
+    ratio, to_train, to_test, neighbors = ratios(synthetic)
     close = ratio < threshold
     first = torch.full((len(train),), len(synthetic)).scatter_reduce(
-        0, neighbours, torch.arange(len(synthetic)), "amin", include_self=True
+        0, neighbors, torch.arange(len(synthetic)), "amin", include_self=True
     )
     witnesses = close[first[first < len(synthetic)]]
     p_value = float(betabinom.sf(int(witnesses.sum()) - 1, len(witnesses), rank, len(usually) - rank + 1))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.ledger import Ledger
-from dpbench.privacy.seal import Seal, difference
-from dpbench.results.ledgers import LEDGER, RESULT, read_run_ledger
-from dpbench.results.provenance import commit, config_hash
-from dpbench.results.record import privacy_of, read_result
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.runs.files import replacing
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.ledgers import read_run_ledger
+from dpbench.runs.provenance import commit, config_hash
+from dpbench.runs.record import privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
 
 Format = Literal["npz", "folder"]
@@ -52,21 +52,18 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
     except (RuntimeError, OSError) as error:  # a loop of links
         raise ConfigurationError(f"{out} cannot be written: {error}.") from error
     _refuse_other_contents(out, force)
-    trained = load_gan(run)
-    card = _card(run, trained, number, seed)
+    folder = RunFolder(run)
+    trained = load_gan(folder)
+    card = _card(folder, trained, number, seed)
     images, labels = make(trained.module, number, seed)
-    new = out.with_name(f".{out.name}.{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
     try:
-        new.mkdir(parents=True)
-        (_write_npz if form == "npz" else _write_folder)(new, images, labels)
-        (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-        (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
-        _put(new, out)
+        with replacing(out) as new:
+            new.mkdir(parents=True)
+            (_write_npz if form == "npz" else _write_folder)(new, images, labels)
+            (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+            (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     return f"{number} images in {out}: {_guarantee(card)}"
 
 
@@ -84,20 +81,6 @@ def _refuse_other_contents(out: Path, force: bool) -> None:
         raise ConfigurationError(f"{out} also holds {foreign}, and --force replaces synthetic data sets only: move it.")
 
 
-def _put(new: Path, out: Path) -> None:
-    """Where what was there before, if anything, goes last: one of both is always whole."""
-    old = new.with_name(f"{new.name}.old")
-    if out.is_dir():
-        out.replace(old)
-    try:
-        new.replace(out)
-    except BaseException:
-        if old.is_dir():
-            old.replace(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
     arrays: dict[str, Any] = {"images": images.permute(0, 2, 3, 1).numpy()}
     if labels is not None:
@@ -112,11 +95,11 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
         Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(place / f"{number:07}.png")
 
 
-def _card(run: Path, trained: Trained, number: int, seed: int) -> dict[str, Any]:
-    record = read_result(run) if (run / RESULT).exists() else {}
+def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str, Any]:
+    record = read_result(run) if run.result.exists() else {}
     config = record.get("config", trained.config)  # a resumed run may have changed it
-    ledger = _complete_ledger(run / LEDGER, trained.checkpoint)
-    privacy = privacy_of(run / LEDGER, private=ledger is not None)
+    ledger = _complete_ledger(run.ledger, trained.checkpoint)
+    privacy = privacy_of(run.ledger, private=ledger is not None)
     return {
         "images": number,
         "labels": "every class as often" if trained.module.classes else None,

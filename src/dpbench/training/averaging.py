@@ -13,15 +13,15 @@ class _AveragedAtTheEnd(WeightAveraging):
     """Takes the average over after the last checkpoint, and also where a resumed run has nothing left to train."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Onto the module's device: the average was made before the module came there."""
+        """Move the average to the module's device: it was made before the module came there."""
         assert self._average_model is not None
         self._average_model.to(pl_module.device)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Too early: a checkpoint of the end would lose the weights that were trained."""
+        """Do nothing yet: a checkpoint of the end would lose the weights that were trained."""
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The module is its average from now on."""
+        """Put the average into the module, for tests and publication."""
         super().on_train_end(trainer, pl_module)
 
 

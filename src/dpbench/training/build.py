@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
-from dpbench.data.images import ImageDataModule
+from dpbench.callback.guards import refuse_precision, refuse_uncovered
+from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.modules.gan import GAN
-from dpbench.modules.image_classifier import ImageClassifier
-from dpbench.results.provenance import code_hash, config_hash, run_key, versions
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.provenance import fingerprint, run_key
 from dpbench.strategies import PrivateStrategy
-from dpbench.strategies.guards import refuse_precision, refuse_uncovered
 from dpbench.training import processes
 from dpbench.training.averaging import moving_average
-from dpbench.training.checks import CLASSIFIER, OPTIMIZER, class_of, several
-from dpbench.training.schema import STRATEGIES, options_of
+from dpbench.training.checks import CALLBACK, Kind, class_of, parts_made_later, several
+from dpbench.training.options import options_of
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
+def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     """The strategy callback; checks every option before any data is loaded.
 
     Args:
@@ -48,21 +47,18 @@ def build_strategy(config: dict[str, Any], folder: Path) -> pl.Callback:
     secure = options.pop("secure", False)
     if issubclass(cls, PrivateStrategy):
         refuse_precision(config["trainer"].get("precision"))
-        fingerprint = json.dumps([config_hash(config), code_hash(), versions()])
         options |= {
             "seed": None if secure else run_key(config),
-            "ledger": str(folder / "ledger.jsonl"),
-            "fingerprint": fingerprint,
+            "ledger": str(folder.ledger),
+            "fingerprint": fingerprint(config),
         }
     else:  # of an experiment, perhaps: the baseline of a private run is that run with strategy=none
-        known = {name for private in STRATEGIES.values() for name in options_of(private)}
-        options = {name: value for name, value in options.items() if name not in known}
-    strategy = _call(cls, options, "strategy")
-    assert isinstance(strategy, pl.Callback)
+        options = {name: value for name, value in options.items() if name in options_of(cls)}
+    strategy: pl.Callback = _call(cls, options, "strategy")
     return strategy
 
 
-def build_diagnostics(config: dict[str, Any], folder: Path) -> list[pl.Callback]:
+def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
     """The diagnostics that were asked for; they read private gradients without noise."""
     every = config["diagnostics"]["every_n_steps"]
     if every is None:
@@ -78,77 +74,123 @@ def build_diagnostics(config: dict[str, Any], folder: Path) -> list[pl.Callback]
 
 def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
     """The moving average of the weights, if it was asked for."""
-    decay = config.get("ema_decay")  # older runs know none
+    decay = config["ema_decay"]
     return [] if decay is None else [moving_average(decay)]
 
 
-def build_data(config: dict[str, Any], strategy: pl.Callback) -> ImageDataModule:
-    """The data module, loaded, with the sampling that the strategy needs."""
-    options = dict(config["data"])
-    kind = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
-    secure = config["strategy"].get("secure", False)
-    options |= {"sampling": kind, "seed": None if secure else run_key(config)}
-    data = _made("data", options)
-    assert isinstance(data, ImageDataModule)
-    data.setup()
+def build_callbacks(config: dict[str, Any]) -> list[pl.Callback]:
+    """The callbacks that the configuration adds to those of the harness, new ones at each call."""
+    groups = {f"callbacks.{name}": options for name, options in config["callbacks"].items() if options is not None}
+    return [_call(class_of(own, group, CALLBACK), _without_marks(own), group) for group, own in groups.items()]
+
+
+def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDataModule:
+    """The data module, loaded, with the sampling that the strategy needs.
+
+    Raises:
+        ConfigurationError: Its training data do not come in lots that the ledger knows, or in lots of another seed.
+    """
+    options = _without_marks(config["data"])
+    cls = class_of(config["data"], "data")
+    seed = None if config["strategy"].get("secure", False) else run_key(config)
+    if "sampling" in options_of(cls):
+        options["sampling"] = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
+    data: pl.LightningDataModule = _call(cls, {**options, "seed": seed}, "data")
+    data.prepare_data()
+    data.setup("fit")
+    lots = _lots_of(data)
+    if lots.seed != seed:
+        raise ConfigurationError(
+            f"data: {cls.__name__} does not hand its seed to its lots, which would be others at each start (or be "
+            "foretold): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+        )
     if isinstance(strategy, PrivateStrategy):
-        refuse_uncovered(data.sampling)
+        refuse_uncovered(lots.sampling)
     return data
 
 
-def build_module(config: dict[str, Any], data: ImageDataModule) -> ImageClassifier | GAN:
-    """The LightningModule around the model, for the data's shape and classes."""
-    return module_for(config, data.input_shape, data.num_classes, data.monitored)
+def _lots_of(data: pl.LightningDataModule) -> Lots:
+    loader = data.train_dataloader()
+    if not isinstance(loader, LotLoader):
+        raise ConfigurationError(
+            f"data: {type(data).__name__}.train_dataloader gives a {type(loader).__name__}, whose sampling no ledger "
+            "knows: return dpbench.LotLoader.poisson(dataset, expected_batch_size, seed=seed), say."
+        )
+    return loader.lots
 
 
-def module_for(
-    config: dict[str, Any], input_shape: tuple[int, int, int], num_classes: int, monitored: str = "val"
-) -> ImageClassifier | GAN:
-    """The same without the data."""
-    options = dict(config["model"])
-    shape = {"input_shape": input_shape, "num_classes": num_classes}
-    model = _made("model", options | shape)
-    optimizer = _later("optimizer", config["optimizer"])
-    schedule = _later("schedule", config["schedule"]) if config["schedule"].get("_target_") else None
-    around = dict(config.get("module", CLASSIFIER))  # older runs know no other
-    refuse_other_networks(class_of(around, "module"), model, config["data"])
-    if around.get("generator_optimizer") is not None:
-        cls = class_of(around["generator_optimizer"], "module.generator_optimizer", OPTIMIZER)
-        around["generator_optimizer"] = partial(cls, **_without_marks(around["generator_optimizer"]))
-    common = {"model": model, "optimizer": optimizer, "num_classes": num_classes, "monitored": monitored}
-    module = _made("module", {**around, **common, "schedule": schedule})
-    assert isinstance(module, ImageClassifier | GAN)
-    try:
-        _try_schedule(module.configure_optimizers())
-    except Exception as error:  # of PyTorch's or a user's own classes
-        raise ConfigurationError(f"optimizer or schedule: {brief(error).rstrip('.')}.") from error
+def build_module(config: dict[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+    """The LightningModule around the model, for what the data say of themselves.
+
+    Args:
+        config: The whole resolved configuration.
+        data: Its `model_options()`, if there is one, are handed to the model and the module where they take them; its
+            `monitored` says which data `val_dataloader` gives ("val", or "test").
+
+    Raises:
+        ConfigurationError: They do not go together, by the module's `check_data(data)` if there is one.
+    """
+    options: Mapping[str, Any] = data.model_options() if hasattr(data, "model_options") else {}
+    module = module_for(config, options, getattr(data, "monitored", "val"))
+    check: Callable[[pl.LightningDataModule], None] | None = getattr(module, "check_data", None)
+    if check is not None:
+        check(data)
     return module
 
 
-def refuse_other_networks(cls: type, model: Any, data: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where module, model and the pixels of the data do not go together."""
-    pair = hasattr(model, "generator")
-    if issubclass(cls, GAN) and not pair:
-        raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
-    if pair and not issubclass(cls, GAN):
-        raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
-    if pair and data.get("scale") != "symmetric":
-        raise ConfigurationError("a generator's pixels lie in [-1, 1]: leave data.scale=symmetric.")
-    if pair and data.get("features") is not None:
-        raise ConfigurationError("a generator makes pixels: leave data.features=null.")
+def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitored: str = "val") -> pl.LightningModule:
+    """The LightningModule of a configuration, made without its data.
+
+    Args:
+        config: The whole resolved configuration.
+        model_options: What the data say, such as input_shape and num_classes.
+        monitored: Name of the data that the validation loop sees.
+    """
+    for group in ("model", "module"):
+        if given := [name for name in model_options if name in config[group]]:
+            raise ConfigurationError(f"{group}.{given[0]} cannot be set: the data say it themselves.")
+    model = _if_chosen("model", config, lambda cls, **own: _call(cls, own | _taken(cls, model_options), "model"))
+    optimizer = _if_chosen("optimizer", config, partial)
+    schedule = _if_chosen("schedule", config, partial)
+    cls, own = class_of(config["module"], "module"), _without_marks(config["module"])
+    for name, kind in parts_made_later(cls).items():
+        if own.get(name) is not None:
+            own[name] = _later(f"module.{name}", own[name], kind)
+            _try_optimizer(own[name], None)
+    _try_optimizer(optimizer, schedule)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "monitored": monitored}
+    module: pl.LightningModule = _call(cls, own | _taken(cls, {**model_options, **parts}), "module")
+    return module
 
 
-def _try_schedule(configured: Any) -> None:
-    """Two steps of the schedule on an optimizer that is thrown away: what does not fit shows here."""
-    if not isinstance(configured, tuple):
+def _if_chosen(group: str, config: Mapping[str, Any], make: Callable[..., Any]) -> Any:
+    """Make what a group describes; None where it names no class, and the module does without."""
+    options = config[group]
+    return None if options.get("_target_") is None else make(class_of(options, group), **_without_marks(options))
+
+
+def _taken(cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep those of some options that a class declares."""
+    return {name: value for name, value in options.items() if name in options_of(cls)}
+
+
+def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:
+    """Make an optimizer of one parameter and two steps of its schedule, and drop them: what does not fit shows here."""
+    if optimizer is None:
         return
-    optimizers, schedules = configured
-    for option in ("T_max", "total_iters"):
-        if getattr(schedules[0]["scheduler"], option, 1) < 1:
-            raise ValueError(f"{option} must be at least 1: set trainer.max_steps, or schedule.{option}")
-    for _ in range(2):
-        optimizers[0].step()
-        schedules[0]["scheduler"].step()
+    try:
+        made = optimizer([nn.Parameter(torch.zeros(1, 1))])
+        if schedule is None:
+            return
+        moving = schedule(made)
+        for option in ("T_max", "total_iters"):
+            if getattr(moving, option, 1) < 1:
+                raise ValueError(f"{option} must be at least 1: set trainer.max_steps, or schedule.{option}")
+        for _ in range(2):
+            made.step()
+            moving.step()
+    except Exception as error:  # of PyTorch's or a user's own classes
+        raise ConfigurationError(f"optimizer or schedule: {brief(error).rstrip('.')}.") from error
 
 
 def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
@@ -163,19 +205,14 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
     }
     if several(options) and (options.get("strategy") or "auto") == "auto":
         options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
-    trainer = _made("trainer", processes.with_launcher(options))
-    assert isinstance(trainer, pl.Trainer)
+    options = processes.with_launcher(options)
+    trainer: pl.Trainer = _call(class_of(options, "trainer"), _without_marks(options), "trainer")
     return trainer
 
 
-def _made(group: str, options: Mapping[str, Any]) -> Any:
-    """The object that a group describes."""
-    return _call(class_of(options, group), _without_marks(options), group)
-
-
-def _later(group: str, options: Mapping[str, Any]) -> partial[Any]:
-    """What a group describes, but for its first argument."""
-    return partial(class_of(options, group), **_without_marks(options))
+def _later(group: str, options: Mapping[str, Any], kind: Kind | None = None) -> partial[Any]:
+    """The class that a group describes with its options, still without its first argument."""
+    return partial(class_of(options, group, kind), **_without_marks(options))
 
 
 def _without_marks(options: Mapping[str, Any]) -> dict[str, Any]:

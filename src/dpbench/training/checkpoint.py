@@ -9,26 +9,26 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
 
-from dpbench.results.files import write_json
-from dpbench.results.readers import Metrics, read_json
+from dpbench.runs.files import replacing, write_json
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import Metrics, read_json
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
-    """Keeps `last.ckpt`, always at the end of a step, so that weights, lots and ledger agree.
+    """Keeps the last checkpoint, always at the end of a step, so that weights, lots and ledger agree.
 
     Nothing is chosen among checkpoints: choosing by a metric of private data would cost budget.
 
     Args:
-        path: The file.
+        folder: Of the run.
         every_n_steps: Steps between two checkpoints.
 
     Attributes:
@@ -37,10 +37,10 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
-    def __init__(self, path: Path, every_n_steps: int) -> None:
-        self.path = path
+    def __init__(self, folder: RunFolder, every_n_steps: int) -> None:
+        self.folder = folder
         self._every = every_n_steps
-        self._stop_file = path.with_name(".stop")  # how spawned processes learn of a signal, all at the same step
+        self._stop_file = folder.stop_request  # how spawned processes learn of a signal, all at the same step
         self._parent = os.getpid()
         self._listening = False
         self.interrupted = 0
@@ -56,7 +56,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         return {"seconds": seconds, "ended": self._session if self._ended else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from the checkpoint."""
+        """Go on from the counts of a checkpoint."""
         self.seconds_before = float(state_dict["seconds"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,15 +77,11 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         if self._ended or trainer.global_step % self._every == 0:
             self._save(trainer)
 
-    @property
-    def _metrics_file(self) -> Path:
-        return self.path.with_name("metrics.json")
-
     def read_metrics(self) -> None:
         """Take over what was logged up to the checkpoint, in another process or before an interruption."""
         kept: dict[str, float | None] = {}  # of an older version, or no checkpoint yet
-        if self._metrics_file.is_file():
-            kept = read_json(self._metrics_file, Metrics, "delete {path}: what was logged before is lost")
+        if self.folder.checkpoint_metrics.is_file():
+            kept = read_json(self.folder.checkpoint_metrics, Metrics, "delete {path}: what was logged before is lost")
         self.metrics = {key: math.nan if value is None else float(value) for key, value in kept.items()}
 
     def ended_here(self, kept: dict[str, Any]) -> bool:
@@ -105,22 +101,17 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             logger.save()
         self.metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
         if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
             finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
-            write_json(self._metrics_file, finite)
+            write_json(self.folder.checkpoint_metrics, finite)
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
         self._save_metrics(trainer)
-        new = self.path.with_name(f".{self.path.name}")
-        try:
-            trainer.save_checkpoint(new)
-            if trainer.is_global_zero:
-                new.replace(self.path)
-            trainer.strategy.barrier("last.ckpt")  # all processes read it in the end
-        finally:
-            if trainer.is_global_zero:
-                new.unlink(missing_ok=True)
+        path = self.folder.checkpoint
+        with replacing(path) if trainer.is_global_zero else nullcontext(path) as new:
+            trainer.save_checkpoint(new)  # rank 0 writes; it needs what the others hold
+        trainer.strategy.barrier(path.name)  # all processes read it in the end
 
     def _asked_to_stop(self, trainer: pl.Trainer) -> bool:
         if trainer.world_size == 1:

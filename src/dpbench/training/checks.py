@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytorch_lightning as pl
 import torch
@@ -17,15 +18,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpbench.data.images import ImageDataModule
 from dpbench.errors import ConfigurationError, brief
-from dpbench.modules import GAN, ImageClassifier
 from dpbench.strategies import NonPrivate, PrivateStrategy
 from dpbench.training.objective import objective_of
-from dpbench.training.options import check_options, check_values, described, fits, nearest, option_names, shown
-from dpbench.training.schema import STRATEGIES, options_of
+from dpbench.training.options import check_options, check_values, described, fits, nearest, options_of, shown
+from dpbench.training.saved_config import SCHEMA
+from dpbench.training.search_path import choices_with
 
-CLASSIFIER = {"_target_": "dpbench.modules.ImageClassifier"}  # of runs that are older than the choice
 _MARKS = ("_target_", "_partial_")
 
 
@@ -43,10 +42,7 @@ def _of_wandb(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_of_a_folder), "a name of at most 150 letters without slashes"]
 Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
-Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Limit = Annotated[int, AfterValidator(lambda n: n if n == -1 or n >= 1 else int("")), "positive, or -1 for no limit"]
-Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
-Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 
@@ -58,6 +54,7 @@ class _Run:
     tags: list[Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 letters"]]
     checkpoint_every_n_steps: Positive
     resume: bool
+    schema: Annotated[int, Field(ge=SCHEMA, le=SCHEMA), f"left as it is: {SCHEMA}"]
 
 
 @dataclass
@@ -81,48 +78,31 @@ class _Diagnostics:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What may stand behind a group's `_target_`.
+class Kind:
+    """Kind of class that a group's `_target_` may name.
 
     Attributes:
         bases: One of these, or a subclass.
         ours: Options that the harness passes.
         narrower: Annotations that say more than those of the class.
-        remedy: For another class.
     """
 
     bases: tuple[type, ...]
     ours: frozenset[str] = frozenset()
     narrower: Mapping[str, Any] | None = None
-    remedy: str = ""
 
 
-_FROM_PYTHON = "; train anything else from Python, with the callback dpbench.DPSGD and Lightning's Trainer"
-OPTIMIZER = _Kind((Optimizer,), frozenset({"params"}))
+OPTIMIZER = Kind((Optimizer,), frozenset({"params"}))
+SCHEDULE = Kind((LRScheduler,), frozenset({"optimizer"}))
+CALLBACK = Kind((pl.Callback,))
 _KINDS = {
-    "data": _Kind(
-        (ImageDataModule,),
-        frozenset({"seed"}),
-        {
-            "val_size": Count,
-            "eval_batch_size": Positive,
-            "image_size": Side | None,
-            "sampling": str | None,
-            "root": Folder | None,
-        },
-        _FROM_PYTHON,
-    ),
-    "model": _Kind((nn.Module,), frozenset({"input_shape", "num_classes"})),
-    "module": _Kind(
-        (ImageClassifier, GAN),
-        frozenset({"model", "optimizer", "num_classes", "monitored", "schedule"}),
-        {"generator_optimizer": Any},
-        _FROM_PYTHON,
-    ),
-    "strategy": _Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint"})),
+    "data": Kind((pl.LightningDataModule,), frozenset({"seed"})),
+    "model": Kind((nn.Module,)),
+    "module": Kind((pl.LightningModule,), frozenset({"model", "optimizer", "monitored", "schedule"})),
+    "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records"})),
     "optimizer": OPTIMIZER,
-    "schedule": _Kind((LRScheduler,), frozenset({"optimizer"})),
-    "trainer": _Kind(
+    "schedule": SCHEDULE,
+    "trainer": Kind(
         (pl.Trainer,),
         frozenset({"logger", "callbacks", "default_root_dir", "use_distributed_sampler", "fast_dev_run"}),
         {
@@ -136,10 +116,9 @@ _KINDS = {
 }
 _PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "diagnostics": _Diagnostics}
 _SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
-_STRATEGY_OPTIONS = {name for strategy in STRATEGIES.values() for name in options_of(strategy)}
-_OF_A_GAN = option_names(GAN) - option_names(ImageClassifier)
+_PARTS = {"model": "none", "optimizer": "none", "schedule": "constant"}  # of a module, and the choice without
 _MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
-_NEEDED = ("data", "model", "strategy", "optimizer", "schedule", "trainer", "run", "logger", "diagnostics", "seed")
+_NEEDED = (*_KINDS, "run", "logger", "diagnostics", "seed", "callbacks")
 _OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
 
 
@@ -153,7 +132,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         ConfigurationError: One line that names the first wrong key, and what it takes.
     """
     check_values(config, "")
-    known = [*_KINDS, *_PLAIN, *_SINGLE]
+    known = [*_KINDS, *_PLAIN, *_SINGLE, "callbacks"]
     for key in config:
         if key not in (*known, *_OF_HYDRA):
             raise ConfigurationError(f"there is no key {key}.{nearest(key, known)} Known: {', '.join(known)}.")
@@ -168,15 +147,18 @@ def check_config(config: Mapping[str, Any]) -> None:
             options = _mapping(config[group], group)
             check_options(cls, options, group)
             _refuse_gaps(cls, options, group)
-    for group in _KINDS:
-        if group in config:
-            _check_group(group, _mapping(config[group], group))
+    for group, kind in _KINDS.items():
+        _check_group(group, _mapping(config[group], group), kind)
+    for name, options in _mapping(config["callbacks"], "callbacks").items():
+        if options is not None:
+            _check_callback(f"callbacks.{name}", _mapping(options, f"callbacks.{name}"))
+    _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
     _check_processes(config["trainer"])
     objective_of(config)
 
 
-def class_of(options: Mapping[str, Any], group: str, kind: _Kind | None = None) -> type:
+def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -> type:
     """The class behind `_target_`; nothing else is ever imported by name, and nothing but such a class is called.
 
     Args:
@@ -198,7 +180,7 @@ def class_of(options: Mapping[str, Any], group: str, kind: _Kind | None = None) 
         why = brief(error.__cause__ or error)
         raise ConfigurationError(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
     if not issubclass(cls, kind.bases):
-        raise ConfigurationError(f"{group}._target_={path} must be {wanted}, or a subclass{kind.remedy}.")
+        raise ConfigurationError(f"{group}._target_={path} must be {wanted}, or a subclass.")
     return cls
 
 
@@ -216,10 +198,9 @@ def _refuse_gaps(cls: type, options: Mapping[str, Any], group: str) -> None:
         raise ConfigurationError(f"{group}.{names[-1]} is missing: it cannot be left out.") from error
 
 
-def _check_group(group: str, options: Mapping[str, Any], kind: _Kind | None = None) -> None:
-    if group == "schedule" and options.get("_target_", "") is None:  # constant
-        return
-    kind = kind or _KINDS[group]
+def _check_group(group: str, options: Mapping[str, Any], kind: Kind) -> None:
+    if group in _PARTS and not options.keys() - {"_partial_", "_target_"} and options.get("_target_", "") is None:
+        return  # a module that does without
     cls = class_of(options, group, kind)
     inner = {name: value for name, value in options.items() if name not in _MARKS}
     if strange := [name for name in inner if name.startswith("_")]:
@@ -232,16 +213,65 @@ def _check_group(group: str, options: Mapping[str, Any], kind: _Kind | None = No
             raise ConfigurationError(f"strategy.secure must be true or false, not {shown(secure)}.")
         if issubclass(cls, NonPrivate):  # takes the options of private strategies, and leaves them alone
             return
-    if group == "module" and (later := inner.get("generator_optimizer")) is not None:
-        _check_group("module.generator_optimizer", _mapping(later, "module.generator_optimizer"), OPTIMIZER)
-        inner = {name: value for name, value in inner.items() if name != "generator_optimizer"}
-    if group == "module" and not issubclass(cls, GAN) and (lost := inner.keys() & _OF_A_GAN):
-        raise ConfigurationError(f"module.{min(lost)} is a setting of a GAN: add module=gan.")
+    if group == "data" and "seed" not in options_of(cls):
+        raise ConfigurationError(
+            f"data._target_={options['_target_']} takes no seed, and its lots could not be repeated: give it an option "
+            "seed, for LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+        )
+    for name, later in parts_made_later(cls).items() if group == "module" else ():
+        if inner.get(name) is not None:
+            _check_group(f"{group}.{name}", _mapping(inner[name], f"{group}.{name}"), later)
+        inner.pop(name, None)
     if huge := [name for name, value in inner.items() if group in ("model", "module") and _largest(value) > _MOST]:
         raise ConfigurationError(f"{group}.{huge[0]} must be at most {_MOST:,}, not {shown(inner[huge[0]])}.")
     _refuse_calls(inner, group)
-    own = dict.fromkeys(_STRATEGY_OPTIONS, Any) if group == "strategy" else None  # these say more themselves
-    check_options(cls, inner, group, kind.ours, own or kind.narrower)
+    _refuse_other_choices(group, cls, inner)
+    check_options(cls, inner, group, kind.ours, kind.narrower)
+
+
+def _check_callback(group: str, options: Mapping[str, Any]) -> None:
+    _check_group(group, options, CALLBACK)
+    if issubclass(class_of(options, group, CALLBACK), _KINDS["strategy"].bases):
+        raise ConfigurationError(f"{group} is a strategy, and a run has one: choose it by strategy=NAME.")
+
+
+def parts_made_later(cls: type) -> dict[str, Kind]:
+    """Options that a class calls to make an optimizer or a schedule; a group with a `_target_` stands for each.
+
+    Their annotations say so, such as `Callable[[Iterable[nn.Parameter]], Optimizer]`.
+    """
+    found = {name: _made_by(option.annotation) for name, option in options_of(cls).items()}
+    return {name: kind for name, kind in found.items() if kind is not None and name not in _KINDS["module"].ours}
+
+
+def _made_by(hint: Any) -> Kind | None:
+    for part in (hint, *get_args(hint)):
+        made = get_args(part)[-1] if get_origin(part) is Callable and get_args(part) else None
+        for kind in (OPTIMIZER, SCHEDULE):
+            if isinstance(made, type) and issubclass(made, kind.bases):
+                return kind
+    return None
+
+
+def _refuse_other_choices(group: str, cls: type, options: Mapping[str, Any]) -> None:
+    """Say of which choice of the group an option is, where it is none of this one."""
+    for name in options.keys() - options_of(cls).keys():
+        if others := choices_with(group, name):
+            raise ConfigurationError(
+                f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(others)}."
+            )
+
+
+def _check_parts(config: Mapping[str, Any]) -> None:
+    """Refuse a model, optimizer or schedule that the module would leave aside, or lack."""
+    cls = class_of(config["module"], "module")
+    options = options_of(cls)
+    for part, without in _PARTS.items():
+        chosen = config[part].get("_target_") is not None
+        if chosen and part not in options:
+            raise ConfigurationError(f"{cls.__name__} takes no {part}: choose {part}={without}.")
+        if not chosen and part in options and options[part].default is inspect.Parameter.empty:
+            raise ConfigurationError(f"{cls.__name__} needs one: choose another {part} than {part}={without}.")
 
 
 def _largest(value: Any) -> float:

@@ -7,7 +7,6 @@ be published with a model that is meant to be private.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,16 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.clipping import clip_weights
-from dpbench.privacy.engine import PerRecordEngine
-from dpbench.privacy.gradients import ParameterGradients
-from dpbench.privacy.mechanism import Mechanism
-from dpbench.results.diagnostics import HISTOGRAM
-from dpbench.results.files import write_atomically
-from dpbench.results.readers import read_csv
-from dpbench.strategies import ClipOnly, PrivateStrategy
-from dpbench.strategies.guards import count_records
-from dpbench.strategies.probe import record_gradients
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.clipping import clip_weights
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.records.count import count_records
+from dpbench.records.record_gradients import record_gradients
+from dpbench.runs.files import write_atomically
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_csv
+from dpbench.strategies import PrivateStrategy
 
 EDGES = np.concatenate([[-np.inf], np.linspace(-9.0, 2.0, 89), [np.inf]])
 """Of the histogram: log10 |g|; the first bin holds the zeros."""
@@ -41,10 +40,10 @@ class GradientDiagnostics(pl.Callback):
 
     Args:
         every_n_steps: How often to look.
-        folder: Where the histogram is written at the end.
+        folder: Of the run, where the histogram is written at the end; None writes none.
     """
 
-    def __init__(self, every_n_steps: int = 50, folder: Path | None = None) -> None:
+    def __init__(self, every_n_steps: int = 50, folder: RunFolder | None = None) -> None:
         super().__init__()
         if every_n_steps < 1:
             raise ConfigurationError(f"diagnostics.every_n_steps must be at least 1, not {every_n_steps}.")
@@ -58,10 +57,11 @@ class GradientDiagnostics(pl.Callback):
         """Listen to the private strategy, if there is one."""
         if stage != "fit":
             return
-        if self._folder is not None and (self._folder / HISTOGRAM).exists():  # a resumed run goes on counting
-            self._counts = read_csv(self._folder / HISTOGRAM, ["count"])["count"].to_numpy(dtype=float).copy()
+        if self._folder is not None and self._folder.gradient_histogram.exists():  # a resumed run goes on counting
+            histogram = self._folder.gradient_histogram
+            self._counts = read_csv(histogram, ["count"])["count"].to_numpy(dtype=float).copy()
             if len(self._counts) != len(EDGES) - 1:
-                raise ConfigurationError(f"{self._folder / HISTOGRAM} is damaged: delete it to count again.")
+                raise ConfigurationError(f"{histogram} is damaged: delete it to count again.")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
         self._strategy = found[0] if found else None
@@ -88,18 +88,18 @@ class GradientDiagnostics(pl.Callback):
                 engine.close()
 
     def _observe(
-        self, mechanism: Mechanism, names: list[str], gradients: Sequence[ParameterGradients], norms: Tensor
+        self, mechanism: Mechanism, names: Sequence[str], gradients: Sequence[ParameterGradients], norms: Tensor
     ) -> None:
         if not self._looking or not norms.shape[1]:
             return
         plan = mechanism.plan
         values = self._look(names, gradients)
-        clips = mechanism.pieces.weights_of is clip_weights  # else there is nothing to be above or below of
+        clips = mechanism.recipe.weights_of is clip_weights  # else there is nothing to be above or below of
         for group, squared in zip(plan.groups if clips else (), norms if clips else (), strict=True):
             clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
             values[f"nonprivate/clip_fraction/{group.name}"] = float(clipped)
             values[f"nonprivate/bound/{group.name}"] = group.max_grad_norm
-        noisy = not isinstance(self._strategy, ClipOnly)
+        noisy = mechanism.recipe.noise
         for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True) if noisy else ():
             signal = max(float(total.norm()), 1e-12)
             values[f"nonprivate/noise_to_signal/{name}"] = std * total.numel() ** 0.5 / signal
@@ -133,7 +133,7 @@ class GradientDiagnostics(pl.Callback):
     def _write(self) -> None:
         if self._folder is not None:
             table = pd.DataFrame({"log10_from": EDGES[:-1], "log10_to": EDGES[1:], "count": self._counts})
-            write_atomically(self._folder / HISTOGRAM, table.to_csv(index=False))
+            write_atomically(self._folder.gradient_histogram, table.to_csv(index=False))
 
     def on_save_checkpoint(self, *_: Any) -> None:
         """Write the histogram beside the checkpoint, never into it: checkpoints are what people publish."""

@@ -12,9 +12,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
-from dpbench.training.folder import read_config
+from dpbench.runs.folder import RunFolder
+from dpbench.training.hydra_folder import quoted
 from dpbench.training.options import nearest
-from dpbench.training.run_folder import quoted
+from dpbench.training.saved_config import require_resumable
+from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs, use_plugins
 
 
 class _SweepInterrupted(BaseException):
@@ -25,42 +27,27 @@ class _SweepInterrupted(BaseException):
         self.error = error
 
 
-_EXTRAS = ("submitit", "ray")
-_SWEEPERS = {name: f"hydra-{name}-sweeper" for name in ("optuna", "ax", "nevergrad")}
-_OF_THE_PLACE = ("hydra.run", "hydra.sweep", "hydra.mode", "hydra.output_subdir", "hydra.job.", "run.resume")
+_EXTRAS = {"submitit": "launcher", "ray": "launcher", "optuna": "sweeper"}
+_SWEEPERS = {name: f"hydra-{name}-sweeper" for name in ("ax", "nevergrad")}
+_OF_THE_RUN = ("run.resume", "run.schema")
+_OF_THE_PLACE = ("hydra.run", "hydra.sweep", "hydra.mode", "hydra.output_subdir", "hydra.job.", *_OF_THE_RUN)
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
-
-
-def conf_dir() -> Path:
-    """The configuration files: inside the installed package, or at the top of the checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"
-
-
-def groups_of(conf: Path) -> dict[str, list[str]]:
-    """Names in each configuration group."""
-    groups = sorted(path for path in conf.iterdir() if path.is_dir() and path.name != "table")  # those are no settings
-    return {
-        group.name: sorted(path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml"))
-        for group in groups
-    }
 
 
 def launch(
     words: Sequence[str],
+    job: Callable[[DictConfig], float | None],
     conf: Path | None = None,
     name: str = "config",
-    job: Callable[[DictConfig], float | None] | None = None,
     checked: bool = True,
 ) -> int:
     """Compose the configuration and run the job or the sweep.
 
     Args:
         words: Hydra overrides and flags.
+        job: What to run.
         conf: Folder of the configuration.
         name: Primary configuration in it.
-        job: What to run; None: `train_job`.
         checked: Whether a job's configuration is that of a run, to be checked before anything starts.
 
     Raises:
@@ -72,11 +59,9 @@ def launch(
     from omegaconf.errors import OmegaConfBaseException
 
     from dpbench.training.preflight import in_order, preflight
-    from dpbench.training.run import train_job
-    from dpbench.training.schema import register_schemas
 
-    register_schemas()
-    conf, job = conf or conf_dir(), job or train_job
+    use_plugins()
+    conf = conf or conf_dir()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through; `cli` prints them
     failures: list[BaseException] = []
 
@@ -112,9 +97,9 @@ def launch(
 
 def _leave_sweep(error: DPBenchError | OSError, hydra: Any) -> None:
     """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value."""
-    from dpbench.training.objective import optimises
+    from dpbench.training.objective import optimizes
 
-    if not str(hydra.launcher["_target_"]).endswith("BasicLauncher") or optimises(hydra):
+    if not str(hydra.launcher["_target_"]).endswith("BasicLauncher") or optimizes(hydra):
         raise error
     if isinstance(error, Interrupted):
         raise _SweepInterrupted(error) from error
@@ -129,13 +114,19 @@ def _told(failures: Sequence[BaseException]) -> int:
     return 0
 
 
-def launch_again(folder: Path, words: Sequence[str]) -> int:
+def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig], float | None]) -> int:
     """Continue an interrupted run in its own folder, with its own configuration.
 
+    Args:
+        folder: Of the run.
+        words: Hydra overrides, such as more steps.
+        job: What to run.
+
     Raises:
-        ConfigurationError: The folder holds no run, or a word would move it.
+        ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    read_config(folder)
+    require_resumable(RunFolder(folder))
+    run = RunFolder(folder.resolve())
     for word in words:
         key = word.partition("=")[0].lstrip("+~")
         if key.startswith(_OF_THE_PLACE) or key in ("hydra", "run"):
@@ -143,14 +134,14 @@ def launch_again(folder: Path, words: Sequence[str]) -> int:
                 f"{word} cannot be changed: a run is resumed in its own folder, {folder}. Leave it out."
             )
     place = [
-        f"hydra.run.dir={quoted(folder.resolve())}",
+        f"hydra.run.dir={quoted(run.path)}",
         "hydra.output_subdir=null",
-        f"++hydra.job_logging.handlers.file.filename={quoted(folder.resolve() / 'train.log')}",
+        f"++hydra.job_logging.handlers.file.filename={quoted(run.log)}",
         "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",
     ]
-    return launch([*place, *words], folder)
+    return launch([*place, *words], job, folder)
 
 
 def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
@@ -159,9 +150,10 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
     if "missing EQUAL" in text:
         bad = [word for word in words if "=" not in word and not word.startswith("-")]
         return f"{' '.join(bad)!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help)."
-    for extra in _EXTRAS:
-        if f"hydra/launcher/{extra}" in text:
-            return f"launcher={extra} is not installed: {_installing(extra)}."
+    for extra, group in _EXTRAS.items():
+        if f"hydra/{group}/{extra}" in text:
+            choice = f"{'hydra/' if group == 'sweeper' else ''}{group}={extra}"
+            return f"{choice} is not installed: {_installing(extra)}."
     if "Could not find '" in text:
         return _unknown_choice(text, conf)
     if (unknown := re.search(r"Could not override '([\w.]+)'", text)) is not None:
@@ -183,7 +175,7 @@ def _unknown_choice(text: str, conf: Path) -> str:
     group = options[1] if options else path.rpartition("/")[0]
     choice = path.removeprefix(f"{group}/")
     listed = options[2].split() if options else []
-    names = sorted({*listed, *(groups_of(conf).get(group, []) if conf.is_dir() else [])})
+    names = sorted({*listed, *groups_of(conf, *plugin_dirs()).get(group, [])})
     if group == "hydra/sweeper" and choice in _SWEEPERS:
         return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
     known = f" Known: {', '.join(names)}." if names else ""
@@ -193,7 +185,7 @@ def _unknown_choice(text: str, conf: Path) -> str:
 
 
 def _installing(extra: str) -> str:
-    """How to get what an extra holds: in a checkout, or beside an installed wheel."""
+    """Command that installs an extra: in a checkout, or beside an installed wheel."""
     checkout = conf_dir().parent
     if (checkout / "pyproject.toml").is_file():
         return f'pip install -e "{checkout}[{extra}]"'
@@ -205,7 +197,7 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    groups = groups_of(conf)
+    groups = groups_of(conf, *plugin_dirs())
     pairs = [word.partition("=") for word in words]
     choices = [f"{group}={choice}" for group, _, choice in pairs if choice in groups.get(group, [])]
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):

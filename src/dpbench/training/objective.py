@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytorch_lightning as pl
+from hydra.utils import get_class
+
 from dpbench.errors import ConfigurationError
 
 _CHOOSABLE = ("val/", "private/", "privacy/")
 _BASIC = "BasicSweeper"  # Hydra's own: it runs every combination and chooses nothing
 
 
-def optimises(hydra: Any) -> bool:
+def optimizes(hydra: Any) -> bool:
     """Whether a sweep's own configuration (`hydra`) has a sweeper that chooses by what a run returns."""
     return not str(hydra["sweeper"]["_target_"]).endswith(_BASIC)
 
@@ -19,20 +22,23 @@ def optimises(hydra: Any) -> bool:
 def objective_of(config: Mapping[str, Any]) -> str | None:
     """The metric by which a run may be chosen; None where there is none that a choice may look at.
 
+    Without one that is asked for it is the module's own (its attribute `objective`), where records are held out: those
+    of `data.val_size`, or of the `val_dataloader` of data without that option.
+
     Args:
-        config: Resolved configuration of a run.
+        config: Resolved configuration of a run, whose classes can be imported.
 
     Raises:
         ConfigurationError: The objective that was asked for is measured on test data, on training data without noise,
             or on data that are not held out.
     """
-    wanted, held_out = config.get("objective"), bool(config["data"].get("val_size"))
+    wanted, held_out = config.get("objective"), _holds_out(config["data"])
     if wanted is None:
-        classifies = str(config.get("module", {}).get("_target_", "")).rpartition(".")[2] != "GAN"
-        return "val/accuracy" if held_out and classifies else None
+        own: str | None = getattr(get_class(config["module"]["_target_"]), "objective", None)
+        return own if held_out else None
     if not wanted.startswith(_CHOOSABLE):
         raise ConfigurationError(
-            f"objective={wanted} cannot be optimised: choices are made on records held out (val/..., with "
+            f"objective={wanted} cannot be optimized: choices are made on records held out (val/..., with "
             "data.val_size) or on what the budget covers (private/...), not on test data or noiseless training data."
         )
     if wanted.startswith("val/") and not held_out:
@@ -40,9 +46,27 @@ def objective_of(config: Mapping[str, Any]) -> str | None:
     return str(wanted)
 
 
-def refuse_choice(config: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where a sweeper that optimises would have nothing to choose by but test data."""
-    if objective_of(config) is None:
+def _holds_out(data: Mapping[str, Any]) -> bool:
+    if "val_size" in data:
+        return bool(data["val_size"])
+    own = getattr(get_class(data["_target_"]), "val_dataloader", None)
+    return own is not pl.LightningDataModule.val_dataloader
+
+
+def refuse_choice(config: Mapping[str, Any], direction: str | None = None) -> None:
+    """Refuse a choice that a sweeper which optimizes should not make.
+
+    Args:
+        config: Resolved configuration of a run.
+        direction: "minimize" or "maximize", where the sweeper's configuration says it.
+
+    Raises:
+        ConfigurationError: There is nothing to choose by but test data, or the least accurate run would be chosen.
+    """
+    name = objective_of(config)
+    if name is not None and name.endswith("/accuracy") and direction == "minimize":
+        raise ConfigurationError(f"the sweeper would choose the least {name}: hydra.sweeper.direction=maximize.")
+    if name is None:
         raise ConfigurationError(
             "this sweeper chooses by what a run returns, and only test data are there to measure it: hold records out "
             "with data.val_size=1000, say (objective: val/accuracy), or name an objective=val/... or private/..."
@@ -50,21 +74,20 @@ def refuse_choice(config: Mapping[str, Any]) -> None:
 
 
 def value_of(record: Mapping[str, Any], config: Mapping[str, Any], chosen: bool) -> float | None:
-    """What a run returns to its sweeper.
+    """Value that a run returns to its sweeper: that of its objective; nothing where it has none.
 
     Args:
         record: The run's.
         config: Its configuration.
-        chosen: Whether the sweeper optimises.
+        chosen: Whether the sweeper optimizes.
 
     Raises:
-        ConfigurationError: The objective was not measured.
+        ConfigurationError: The sweeper optimizes, and there is no objective, or it was not measured.
     """
-    metrics, name = record["metrics"], objective_of(config)
-    if name is None and chosen:
+    if chosen:
         refuse_choice(config)
-    name = name or "test/accuracy"
-    value = metrics.get(name)
+    metrics, name = record["metrics"], objective_of(config)
+    value = None if name is None else metrics.get(name)
     if value is None and chosen:
         measured = ", ".join(key for key in metrics if key.startswith(_CHOOSABLE)) or "none"
         why = "is not finite" if name in metrics else "was not measured"

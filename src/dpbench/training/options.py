@@ -9,6 +9,8 @@ import json
 import math
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -65,20 +67,20 @@ def check_options(
     """
     if wrong := [name for name in options if name in ours]:
         raise ConfigurationError(f"{group}.{wrong[0]} cannot be set: dpbench sets it itself.")
-    hints, names, takes_all = _annotations(cls)
+    declared, takes_all = _declared(cls)
     for name, value in options.items():
-        if name not in names and not takes_all:
-            near = nearest(str(name), names, f"{group}.")
-            known = ", ".join(sorted(set(names) - set(ours))) or "none, it has no options"
+        if name not in declared and not takes_all:
+            near = nearest(str(name), declared, f"{group}.")
+            known = ", ".join(sorted(set(declared) - set(ours))) or "none, it has no options"
             raise ConfigurationError(f"there is no key {group}.{name}.{near} Known: {known}.")
-        hint = (narrower or {}).get(name, hints.get(name, Any))
+        hint = (narrower or {}).get(name, declared[name].annotation if name in declared else Any)
         if not fits(hint, value):
             raise ConfigurationError(f"{group}.{name} must be {described(hint)}, not {shown(value)}.")
 
 
-def option_names(cls: type) -> set[str]:
-    """Names of what a class takes, and what it hands on to its bases."""
-    return set(_annotations(cls)[1])
+def options_of(cls: type) -> dict[str, inspect.Parameter]:
+    """List what a class takes, and hands on to its bases: name → parameter, whose annotation is the type itself."""
+    return _declared(cls)[0]
 
 
 def fits(hint: Any, value: Any) -> bool:
@@ -114,6 +116,8 @@ def described(hint: Any) -> str:
         return f"a list of {len(inner)}: {', '.join(map(described, inner))}"
     if origin in (list, tuple, collections.abc.Iterable, collections.abc.Sequence) and inner:
         return f"a list in which each is {described(inner[0])}"
+    if origin in (dict, collections.abc.Mapping) and inner and inner[1] is not Any:
+        return f"a dictionary in which each value is {described(inner[1])}"
     return _WORDS.get(origin or hint, f"a {getattr(hint, '__name__', hint)}")
 
 
@@ -138,29 +142,27 @@ def nearest(word: str, names: Iterable[str], prefix: str = "") -> str:
     return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
-def _annotations(cls: type) -> tuple[dict[str, Any], list[str], bool]:
-    """Annotations of a class's options, their names, and whether it takes any others.
-
-    Options that a class hands to its base by **options are those of the base.
-    """
-    hints: dict[str, Any] = {}
-    names: list[str] = []
+def _declared(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
+    """A class's options, with those of the base that it hands `**options` to, and whether it takes any others."""
+    declared: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is object:
             continue
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        found = _hints(base)
+        hints = _hints(base)
         for parameter in parameters:
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                names.append(parameter.name)
-                hints.setdefault(parameter.name, found.get(parameter.name, Any))
+                typed = parameter.replace(annotation=hints.get(parameter.name, Any))
+                declared.setdefault(parameter.name, typed)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return hints, list(dict.fromkeys(names)), False
-    return hints, list(dict.fromkeys(names)), bool(names)
+            return declared, False
+    return declared, bool(declared)
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(cls.__init__, localns=_NAMES, include_extras=True)  # type: ignore[misc]
-    except (NameError, TypeError):
-        return {}
+    """Types by name; of a dataclass those of its fields too, since its `__init__` does not know the modules of all."""
+    hints: dict[str, Any] = {}
+    for source in (cls, cls.__init__) if is_dataclass(cls) else (cls.__init__,):  # type: ignore[misc]
+        with suppress(NameError, TypeError):
+            hints |= get_type_hints(source, localns=_NAMES, include_extras=True)
+    return hints

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.training.checks import check_config
-from dpbench.training.objective import optimises, refuse_choice
+from dpbench.training.objective import optimizes, refuse_choice
 from dpbench.training.options import shown
 from dpbench.training.words import read_words, refuse_many
 
@@ -56,7 +56,7 @@ def flags_of(words: Sequence[str]) -> Namespace:
 
 
 def in_order(words: Sequence[str]) -> list[str]:
-    """The same words with the flags first: Hydra does not find overrides on both sides of a flag.
+    """Put the flags before the overrides: Hydra does not find overrides on both sides of a flag.
 
     Raises:
         ConfigurationError: See `flags_of`.
@@ -94,13 +94,14 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
             _check_places(master.hydra, ("run.dir",))
             _check_job(master)
             return
-        chooses = optimises(master.hydra)
+        chooses = optimizes(master.hydra)
         _check_places(master.hydra, ("sweep.dir", "sweep.subdir"))
         for overrides in _jobs(hydra, master, chooses):
             job = _composed(hydra, primary, [*_words(master, "hydra"), *overrides], RunMode.RUN)
             config = _check_job(job)
             if chooses:
-                refuse_choice(config)
+                direction = master.hydra.sweeper.get("direction")
+                refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from dpbench.errors import ConfigurationError
+from dpbench.runs.folder import RunFolder
 from dpbench.strategies.priors import PublicPriors
 from dpbench.training import build
 from dpbench.training.progress import RunProgress, quiet, watched
@@ -26,7 +27,7 @@ def priors_job(cfg: DictConfig) -> None:
         raise ConfigurationError("dpbench priors knows strategy=discretized and strategy=dpsgd; choose one of them.")
     config["strategy"]["_target_"] = f"{PublicPriors.__module__}.{PublicPriors.__name__}"
     with tempfile.TemporaryDirectory() as folder:
-        strategy = build.build_strategy(config, Path(folder))
+        strategy = build.build_strategy(config, RunFolder(Path(folder)))
         assert isinstance(strategy, PublicPriors)
         data = build.build_data(config, strategy)
         pl.seed_everything(config["seed"], verbose=False)
@@ -40,5 +41,6 @@ def priors_job(cfg: DictConfig) -> None:
         )
         trainer.fit(module, data)
     numbers = ",".join(f"{p:.6g}" for p in strategy.estimate)
-    print(f"estimated on {data.name} in {strategy.releases} steps, without privacy: public data only")
+    name = config["data"].get("name", type(data).__name__)
+    print(f"estimated on {name} in {strategy.releases} steps, without privacy: public data only")
     print(f"strategy.priors=[{numbers}]")

@@ -1,4 +1,4 @@
-"""Training in several processes of this machine: started once, ended well, and their errors told in one line."""
+"""Training in several processes of this machine: started once, ended well, and their errors reported in one line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessException
 
+from dpbench.callback.process_group import leave_group
 from dpbench.errors import DPBenchError, WorkerDied
-from dpbench.strategies.process_group import leave_group
 
 _START_METHODS: dict[str, Literal["spawn", "fork"]] = {"ddp_spawn": "spawn", "ddp_fork": "fork"}
 
@@ -41,7 +41,7 @@ class _Launcher(_MultiProcessingLauncher):
     _reports: Path
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """As Lightning's.
+        """Start the processes and wait for them, as Lightning does; report the first error of all.
 
         Raises:
             WorkerDied: A process ended without an error of its own (killed, or aborted).
@@ -55,12 +55,12 @@ class _Launcher(_MultiProcessingLauncher):
                 raise self._cause(error) from error
 
     def _cause(self, error: ProcessException) -> BaseException:
-        """What happened first: a process that fails or dies takes the others, who wait for it, down with it."""
+        """Find the error that came first: a process that fails or dies takes down the others, which wait for it."""
         reports = sorted(self._reports.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
         raised: list[BaseException] = [pickle.loads(path.read_bytes()) for path in reports]
-        told = [each for each in raised if isinstance(each, DPBenchError)]
-        if told:
-            return told[0]
+        explained = [each for each in raised if isinstance(each, DPBenchError)]
+        if explained:
+            return explained[0]
         codes = [process.exitcode or 0 for process in self.procs]
         # SIGTERM is how torch ends the others.
         killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]

@@ -41,7 +41,7 @@ def watched() -> bool:
 
 
 def _noise(strategy: Any) -> str:
-    """What a private strategy is about to do; the noise was perhaps solved for a target."""
+    """One line on the noise that a private strategy adds, which may have been solved for a target epsilon."""
     plan, target = strategy.mechanism.plan, strategy.target_epsilon
     sampling, goal = plan.sampling, f" for epsilon {target:g}" if target is not None else ""
     size, population = sampling.expected_batch_size, sampling.population
@@ -113,7 +113,7 @@ class RunProgress(pl.callbacks.ProgressBar):
             self._test_bar = self._open(int(sum(trainer.num_test_batches)), leave=False)
 
     def on_test_batch_end(self, *_: Any) -> None:
-        """Advance."""
+        """Advance the bar of the test."""
         if self._test_bar is not None:
             self._test_bar.update()
 

@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 
-SPINS = "1000"
+SPINS = "3000"
 _CHOSEN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
@@ -18,7 +18,7 @@ def wait_briefly() -> None:
 
     Where another process takes a core, one thread of every operator waits to be scheduled, and the others spin
     meanwhile (libgomp: for 300,000 turns): on two cores a run takes four times as long beside a busy process, and ten
-    times as long beside another training. With a thousand turns, operators that follow each other closely still find
+    times as long beside another training. With three thousand turns, operators that follow each other closely find
     their threads awake. Results do not change: the number of threads does not. What the environment says is respected.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _CHOSEN):

@@ -6,18 +6,16 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-import pandas as pd
 from pytorch_lightning.loggers import WandbLogger
 
-from dpbench.errors import ConfigurationError, brief
-from dpbench.results.compare import Compared
-from dpbench.results.table import flat_settings
+from dpbench.errors import ConfigurationError
+from dpbench.runs.folder import Run, RunFolder
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 
 
 def environment_mode() -> Mode | None:
-    """$WANDB_MODE, if it is set.
+    """Value of $WANDB_MODE, if it is set.
 
     Raises:
         ConfigurationError: wandb knows no such mode.
@@ -39,20 +37,20 @@ def wandb_mode(wanted: str) -> Mode:
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
-def wandb_logger(config: dict[str, Any], folder: Path) -> WandbLogger:
+def wandb_logger(run: Run) -> WandbLogger:
     """A run in the group, job type, tags and configuration of this one."""
     import wandb
 
-    run, options = config["run"], config["logger"]
+    named, options = run.config["run"], run.config["logger"]
     experiment = wandb.init(
-        name=run["name"],
+        name=named["name"],
         project=options["project"],
-        dir=str(folder),
+        dir=str(run.folder),
         mode=wandb_mode(options["mode"]),
-        group=run["group"],
+        group=named["group"],
         job_type="train",
-        tags=list(run["tags"]),
-        config=config,
+        tags=list(named["tags"]),
+        config=run.config,
         settings=wandb.Settings(silent=True, console="off"),
     )
     return WandbLogger(experiment=experiment)
@@ -84,39 +82,11 @@ def mirror_result(record: dict[str, Any], picture: Path | None) -> None:
         wandb.run.log({"curves": wandb.Image(str(picture))})
 
 
-def recorded(place: str) -> list[Compared]:
-    """Runs as wandb's public API gives them.
-
-    Args:
-        place: ENTITY/PROJECT or ENTITY/PROJECT:GROUP.
-
-    Raises:
-        ConfigurationError: There are none, or wandb does not answer.
-    """
-    import wandb
-
-    project, _, group = place.partition(":")
-    try:
-        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
-    except (ValueError, OSError, wandb.Error) as error:
-        raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
-    if not runs:
-        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
-    found = []
-    for run in runs:
-        history = run.history(pandas=True)
-        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
-        summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
-        metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
-        found.append(Compared(run.name, flat_settings(dict(run.config)), metrics, curves))
-    return found
-
-
-def how_to_open(folder: Path) -> str:
-    """What a user does to see the run in wandb."""
+def how_to_open(folder: RunFolder) -> str:
+    """Say what a user does to see the run in wandb."""
     import wandb
 
     if wandb.run is not None and not wandb.run.offline:
         return str(wandb.run.url)
-    offline = sorted(folder.glob("wandb/offline-run-*"))
+    offline = sorted(folder.wandb.glob("offline-run-*"))
     return f"wandb sync {offline[-1]}" if offline else "not logged"

@@ -1,0 +1,70 @@
+"""What may not be chosen on private data without noise: when to stop, which weights to keep, the learning rate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+
+from dpbench.errors import ConfigurationError
+from dpbench.records.packages import classes
+
+_FINDERS = ("LearningRateFinder", "BatchSizeFinder")
+_HELD_OUT = {"val", "valid", "validation", "eval", "dev"}
+_COUNTED = {"epoch", "step"}
+_REMEDY = (
+    "which no budget covers: watch a metric of validation data (val/…, logged in validation_step), a private metric "
+    "(private/…), or decide beforehand"
+)
+
+
+def refuse_choices(trainer: pl.Trainer) -> None:
+    """Refuse callbacks and schedules that act on metrics of private records.
+
+    Looking at such metrics is allowed (they are not published with the model); a choice that follows them is not.
+    A metric's name must say that it is of held-out data, and once there are results, it must not come from a lot.
+
+    Raises:
+        ConfigurationError: Names the callback or schedule, the metric and the remedy.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if any(isinstance(callback, cls) for name in _FINDERS for cls in classes(name, "callbacks")):
+            raise ConfigurationError(
+                f"{type(callback).__name__} trains on private records without noise to choose a setting: choose it on "
+                "public data, or beforehand, and leave the callback (or Tuner) out."
+            )
+    watched = list(_watched(trainer))
+    logged = _names_from_lots(trainer) if watched else set()
+    for watcher, name in watched:
+        if not _is_held_out(name):
+            raise ConfigurationError(f"{watcher} watches {name}, {_REMEDY}.")
+        if name in logged:
+            raise ConfigurationError(f"{watcher} watches {name}, but the training step logs it: a metric {_REMEDY}.")
+
+
+def _watched(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Pairs of a callback or schedule that makes choices and the metric that it watches."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        names = getattr(callback, "monitor", None)
+        for name in names if isinstance(names, list | tuple) else [names]:
+            if isinstance(name, str):
+                yield type(callback).__name__, name
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau:
+            yield type(config.scheduler).__name__, str(config.monitor)
+
+
+def _is_held_out(name: str) -> bool:
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    private = name.startswith("private/") or name == "privacy/epsilon" or name in _COUNTED
+    return private or name.startswith("val") or bool(words & _HELD_OUT)
+
+
+def _names_from_lots(trainer: pl.Trainer) -> set[str]:
+    """Metrics that were logged while a lot was processed, under all names that Lightning gives them."""
+    results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
+    metas = [result.meta for result in results.values() if not result.meta.fx.startswith("on_train_epoch")]
+    names = {name for meta in metas for name in (meta.name, meta.forked_name(True), meta.forked_name(False))}
+    return {name for name in names if not name.startswith("privacy/")}  # ours

@@ -1,0 +1,35 @@
+"""The baseline without privacy."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+
+
+class NonPrivate(pl.Callback):
+    """Ordinary training: same data, model, loop and results as the private strategies, epsilon infinite."""
+
+    default_sampling = "shuffled"
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what only the private strategies know how to do.
+
+        Raises:
+            ConfigurationError: Several networks (a GAN) in several processes: each would draw noise of its own.
+        """
+        if trainer.world_size > 1 and getattr(pl_module, "private_module", None) is not None:
+            raise ConfigurationError(
+                f"{type(pl_module).__name__} without privacy trains in one process: trainer.devices=1."
+            )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take lots over, if the data come in lots."""
+        if isinstance(trainer.train_dataloader, LotLoader):
+            trainer.train_dataloader.lots.attended = True
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave the lots, which may be drawn without this callback again."""
+        if isinstance(trainer.train_dataloader, LotLoader):
+            trainer.train_dataloader.lots.attended = False

@@ -1,0 +1,255 @@
+"""What all private strategies share: Lightning's hooks on one side, a source of records and its releases on the other.
+
+    training_step → backward     the source: per-record gradients → discretize → clip → sum
+    on_before_optimizer_step     the release: noise, ledger, division → p.grad, error correction, new bounds
+
+A strategy designs a recipe; everything here is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from dpbench.callback import choices, earlier_fits, guards
+from dpbench.callback.non_private import NonPrivate
+from dpbench.callback.options import ledger_place
+from dpbench.callback.process_group import leave_group_at_exit
+from dpbench.callback.strategy_options import StrategyOptions
+from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.ledger import FILE_NAME
+from dpbench.privacy.budget import Budget, Horizon, check_noise
+from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.mechanism import Mechanism, mean_norms
+from dpbench.privacy.processes import Processes
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator
+from dpbench.privacy.releases import Observer, Releases, Trained
+from dpbench.records.examples import SECOND_RELEASE
+from dpbench.records.source import Attached, RecordSource, attached
+
+_NO_RELEASE = (
+    "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
+    "once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
+)
+_EARLY = 50  # releases whose bounds are all logged: they move fast at first
+
+
+class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
+    """A Lightning callback that makes every update of the model a private release.
+
+    A strategy is a class with its own options as annotated fields and a method `design`; the options that all have are
+    those of `StrategyOptions`.
+
+    Guarantee: (ε, δ)-differential privacy of all updates together, with the unit of privacy and the neighboring
+    relation of the sampling (an example, unless the lots draw others), and ε as the ledger gives it. It covers the
+    weights, not metrics named `nonprivate/…`.
+
+    Raises:
+        ConfigurationError: An option is out of range, or neither noise_multiplier nor target_epsilon is given.
+    """
+
+    default_sampling = "poisson"
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier, self.target_epsilon)
+        if self.seed is not None and self.seed < 0:
+            raise ConfigurationError(f"seed must not be negative, got {self.seed}.")
+        self.ledger_path = ledger_place(self.ledger)
+        self.recipe = self._with_common_parts(self.design())
+        budget = Budget(self.target_epsilon, self.delta, self.accountant)
+        self._releases = Releases(self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint)
+        self._source = self._source_of_records()
+        self._restored = self._released = False
+        self._admitted: bool | None = None
+        self._loader: LotLoader | None = None
+        self._attached: Attached | None = None
+        self._fixed = True
+
+    @property
+    def private(self) -> bool:
+        """False for the error-free references, which have no ledger and no epsilon."""
+        return self.recipe.private
+
+    @property
+    def releases(self) -> int:
+        """Number of releases so far."""
+        return self._releases.made
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Called with each piece of a lot: (mechanism, parameter names, gradients of records, squared norms)."""
+        return self._releases.observers
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that turns lots into releases; a ConfigurationError if nothing was trained in this process."""
+        return self._releases.mechanism
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything released so far, at `delta`; infinite for a reference without privacy.
+
+        Raises:
+            ConfigurationError: Nothing was trained in this process.
+        """
+        return self._releases.epsilon(accountant)
+
+    # ------------------------------------------------------------------------------------- attach and detach
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse settings under which the guarantee would not hold."""
+        if stage != "fit":
+            return
+        leave_group_at_exit()
+        self._restored, self._loader, self._attached, self._admitted = False, None, None, None
+        refuse_others(trainer, self, (PrivateStrategy, NonPrivate))
+        choices.refuse_choices(trainer)
+        guards.refuse_trainer_settings(trainer, pl_module)
+        self._source.check(trainer, pl_module)
+        self._admitted = True
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let the source of records take over the training step and the backward pass."""
+        attached(self._admitted)
+        found = self._attached = self._source.attach(trainer, pl_module, self._releases)
+        choices.refuse_choices(trainer)  # schedules too
+        guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
+        trained, releases = attached(self._attached).trained, self._releases
+        loader = self._loader = guards.require_lot_loader(trainer)
+        lots, sampling = loader.lots, loader.lots.sampling
+        guards.refuse_other_unit(self._source.unit, sampling)
+        ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
+        if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
+            if trainer.global_step:
+                guards.refuse_unknown_past(None, self.private)
+            releases.forget()
+        rank, world = trainer.global_rank, trainer.world_size
+        releases.take_part(Processes(rank, world, trainer.strategy.broadcast, dist.all_reduce))
+        lots.attended = True
+        lots.start_at(releases.made)  # lot t belongs to release t
+        self._source.begin(loader)
+        guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population)
+        horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
+        groups = first_groups(self._source, releases, trained)
+        sizes = getattr(pl_module, "record_metrics", {})
+        releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon)
+        self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
+        guards.warn_of_split(self.mechanism.plan)
+        releases.open_ledger(ledger, horizon)
+        lots.phase = releases.phase
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the module back as it was."""
+        earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
+        self._attached = None
+        if self._loader is not None:
+            self._loader.lots.attended = False
+        self._releases.budget.close()
+        self._source.detach()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Give the module back also after an error."""
+        self.teardown(trainer, pl_module, "fit")
+
+    # ------------------------------------------------------------------------------------- one lot
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begin a lot: its release, its records, and the random numbers of the model."""
+        guards.stop_gradient_averaging(trainer)
+        guards.require_same_loader(trainer, self._loader)
+        self._released = False
+        for parameter in attached(self._attached).trained.parameters:
+            parameter.grad = None  # what hooks see of a lot before its release is nothing
+        self._releases.open_lot()
+        self._source.open_lot(batch)
+        # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
+        same = getattr(pl_module, "same_randomness", False)
+        generator = self._releases.generator(Stream.MODEL, 0 if same else trainer.global_rank)
+        guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Release the sums of the lot to `p.grad`."""
+        trained, own = attached(self._attached)
+        if optimizer is not own:
+            return
+        if self._released:
+            raise ConfigurationError(SECOND_RELEASE)
+        self._releases.budget.refuse_overdraft()
+        self._source.close_lot()
+        for parameter, gradient in zip(trained.parameters, self._releases.release(), strict=True):
+            # A copy: the sums of the next lot go to the same memory before their noise does.
+            parameter.grad = gradient.to(parameter.dtype, copy=True) if parameter.requires_grad else None
+        self._released = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Show the epsilon so far; stop before the step that would exceed the budget."""
+        if not self._released:
+            raise ConfigurationError(_NO_RELEASE)
+        choices.refuse_choices(trainer)
+        trainer.should_stop = trainer.should_stop or self._releases.budget.exhausted
+        last = trainer.should_stop or trainer.global_step == trainer.max_steps
+        early = self.recipe.adaptation is not None and self.releases <= _EARLY
+        if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
+            if self.private:
+                epsilon = self._releases.budget.epsilon_here()
+                pl_module.log("privacy/epsilon", epsilon, prog_bar=True, logger=False, batch_size=1)
+            self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that no lot of the epoch was left out."""
+        attached(self._attached)
+        self._source.finish_epoch()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the last epsilon beside the last accuracy."""
+        refuse_unreleased_training(trainer, self.releases)
+        self._log(trainer)
+
+    def _log(self, trainer: pl.Trainer) -> None:
+        """Log what is private: epsilon, adaptive bounds and released metrics."""
+        values = {"privacy/epsilon": self._releases.budget.epsilon_here()} if self.private else {}
+        if self.recipe.adaptation is not None:
+            values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in self.mechanism.plan.groups}
+        values |= self.mechanism.take_metrics()
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, step=self.releases)  # Lightning counts one less
+
+    # ------------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a checkpoint: what a resumed run needs to go on with the same releases."""
+        return self._releases.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after the releases of the checkpoint."""
+        guards.refuse_unknown_past(state_dict.get("private", True), self.private)
+        self._releases.load_state_dict(state_dict)
+        self._restored = True
+
+
+def first_groups(source: RecordSource, releases: Releases, trained: Trained) -> tuple[VectorGroup, ...]:
+    """The partition of the parameters with the bounds of the first release, the same on all processes."""
+    recipe = releases.recipe
+    groups = recipe.groups(trained.names, trained.sizes)
+    if recipe.bounds_from_noise is None or releases.memory.get("bounds") is not None:
+        return groups
+    key = fresh_key() if releases.seed is None else releases.seed
+    piece = source.on_noise(keyed_generator((key, Stream.NOISE_BATCH)))
+    means = mean_norms(piece.gradients, piece.rows, piece.merge, recipe.transform, trained.sizes, groups)
+    return with_bounds(groups, releases.processes.broadcast([recipe.bounds_from_noise * mean for mean in means]))

@@ -1,0 +1,117 @@
+"""The options that all private strategies have, and the recipe that they make with a strategy's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields, replace
+from typing import Any
+
+from dpbench.callback.options import CheckedOptions
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.gradients.discretization import Discretization
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
+from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.records.examples import Examples
+from dpbench.records.source import RecordSource
+
+_OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size")
+
+
+class StrategyOptions(CheckedOptions, ABC, kw_only=True):
+    """Options that all private strategies have.
+
+    Args:
+        noise_multiplier: z, noise in units of the sensitivity of the whole release, statistics included.
+        target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; beside a
+            noise_multiplier, training stops before the step that would exceed it.
+        delta: δ of the guarantee; below 1 / number of records.
+        accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
+        seed: Key of noise (and of the model's own randomness), for runs that can be repeated; whoever knows it
+            can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
+            share protects neither. None takes the operating system's entropy: use that for models to be published.
+        max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
+        microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
+            divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
+        discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
+        correction_threshold: ν of the error correction of the released gradient; None: no correction.
+        correction_hypotheses: Likelihood of the error correction, see `privacy.mechanism.denoising.ErrorCorrection`.
+        correction_scale: What ν is compared with: the noisy "sum" or "mean".
+        priors: [p_down, p_stop, p_up] of the error correction; None takes equal ones.
+        metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
+        metrics_share: Share of the budget (of z⁻²) that they take.
+        loss_reduction: How `training_step` combines records: "mean" or "sum".
+        ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
+        fingerprint: Names everything else that determines the run (data, model, code). With it, a run resumed after
+            a crash repeats the releases after its checkpoint instead of spending new ones.
+        records: What a record is, where it is no example or microbatch of the batch.
+
+    Raises:
+        ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
+    """
+
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float = 1e-5
+    accountant: str = "rdp"
+    seed: int | None = None
+    max_physical_batch_size: int | None = None
+    microbatch_size: int = 1
+    discretization_threshold: float | None = None
+    correction_threshold: float | None = None
+    correction_hypotheses: Hypotheses = "points"
+    correction_scale: Scale = "sum"
+    priors: list[float] | None = None
+    metrics: dict[str, float] | None = None
+    metrics_share: float = 0.05
+    loss_reduction: LossReduction = "mean"
+    ledger: str | None = None
+    fingerprint: str | None = None
+    records: RecordSource | None = None
+
+    _fixed = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._fixed and any(field.name == name for field in fields(self)):
+            raise ConfigurationError(
+                f"{name} cannot change once the {type(self).__name__} is made, which has designed its releases by it: "
+                f"make a new one with {name}={value!r}."
+            )
+        super().__setattr__(name, value)
+
+    @abstractmethod
+    def design(self) -> Recipe:
+        """Make the recipe of this strategy from its own options; the common ones are added to it.
+
+        Raises:
+            ConfigurationError: An option is out of range.
+        """
+
+    def _with_common_parts(self, recipe: Recipe) -> Recipe:
+        check_share(self.metrics_share)
+        if self.correction_threshold is None and self.priors is not None:
+            raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
+        options = self.correction_hypotheses, self.correction_scale, self.priors
+        tau, threshold, metrics = self.discretization_threshold, self.correction_threshold, self.metrics
+        parts: dict[str, Any] = {
+            "transform": None if tau is None else Discretization(tau),
+            "denoiser": None if threshold is None else ErrorCorrection(threshold, *options),
+            "metrics": None if metrics is None else PrivateMetrics(metrics, self.metrics_share),
+        }
+        asked = {name: part for name, part in parts.items() if part is not None}
+        if twice := [name for name in asked if getattr(recipe, name) is not None]:
+            raise ConfigurationError(f"{type(self).__name__} has a {twice[0]} of its own: leave out the option for it.")
+        return replace(recipe, **asked)
+
+    def _source_of_records(self) -> RecordSource:
+        """The source that was given, or examples; a ConfigurationError where options of examples go with another."""
+        if self.records is None:
+            return Examples(self.loss_reduction, self.max_physical_batch_size, self.microbatch_size)
+        for field in fields(self):
+            if field.name in _OF_EXAMPLES and getattr(self, field.name) != field.default:
+                raise ConfigurationError(
+                    f"{field.name} says how examples become records, and records={type(self.records).__name__} says "
+                    "what a record is: leave one of them out."
+                )
+        return self.records

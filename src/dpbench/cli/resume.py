@@ -1,0 +1,29 @@
+"""`dpbench resume`: an interrupted run goes on."""
+
+from __future__ import annotations
+
+import argparse
+
+from dpbench.cli.arguments import Commands, add_command, place
+
+_EPILOG = """\
+examples:
+  dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long     stop it with Ctrl-C
+  dpbench resume runs/long
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command."""
+    usage = "dpbench resume RUN [KEY=VALUE ...]"
+    parser = add_command(commands, "resume", "continue an interrupted run", _EPILOG, usage=usage)
+    parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Launch the run again in its folder."""
+    from dpbench.cli.train import training_job
+    from dpbench.training.launch import launch_again
+
+    return launch_again(options.folder, options.overrides, training_job())

@@ -1,0 +1,67 @@
+"""`dpbench train`: one run, or a sweep, of what Hydra composes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dpbench.cli.arguments import Commands, add_command
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+EXAMPLES = """\
+examples:
+  dpbench train                                     real digits, MNIST CNN, DP-SGD, on the CPU
+  dpbench train data=mnist strategy.noise_multiplier=1.1 trainer.max_steps=8000
+  dpbench train strategy.noise_multiplier=null strategy.target_epsilon=3
+  dpbench train strategy=none                       the baseline without privacy
+  dpbench train -m optimizer.lr=0.1,0.2 seed=0,1    a sweep (Hydra multirun)
+  dpbench train --cfg job                           print the composed configuration
+  dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice
+  dpbench resume runs/demo                          continue it after Ctrl-C, a crash or a full disk
+  dpbench account runs/demo --accountant pld --delta 1e-6
+  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
+  dpbench reproduce claims                          every epsilon that the papers print, recomputed
+  dpbench table runs multirun                       finished runs side by side
+  dpbench sample RUN --n 1000 --out runs/synthetic  images of a GAN (dpbench train experiment=digits_gan)
+"""
+
+_HELP = """\
+usage: dpbench train [-m] [--cfg job] [GROUP=NAME ...] [KEY=VALUE ...]
+
+Train and test one model; with -m, one for each combination of comma-separated values.
+
+{groups}
+
+Any key of the composed configuration can be overridden; `dpbench train --cfg job` prints it.
+
+{examples}"""
+
+
+def add_parser(commands: Commands) -> None:
+    """List the command; Hydra reads its words."""
+    add_command(commands, "train", "train and test a model (Hydra overrides)", add_help=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Launch the run or the sweep, or show help."""
+    from dpbench.training.launch import launch
+    from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
+
+    if "-h" in options.words or "--help" in options.words:
+        groups = groups_of(conf_dir(), *plugin_dirs())
+        listing = "\n".join(f"  {group + '=':<13}{' | '.join(names)}" for group, names in groups.items())
+        print(_HELP.format(groups=listing, examples=EXAMPLES))
+        return 0
+    return launch(options.words, training_job())
+
+
+def training_job() -> Callable[[DictConfig], float | None]:
+    """The job of `dpbench train` and `dpbench resume`: it trains, then draws and prints what came out."""
+    from dpbench.reports.end_of_run import EndOfRun
+    from dpbench.training.run import train_job
+
+    return partial(train_job, reporter=EndOfRun())

@@ -1,0 +1,367 @@
+"""The accountants, by name: what each computes, and for which sampling it is valid.
+
+The neighboring relation follows from the sampling: lots drawn by Poisson sampling are accounted for with one record
+added or removed, lots of a fixed size with one record replaced (see `privacy.sampling`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
+from dpbench.privacy.sampling import FixedSizeSampling, Part, PoissonSampling, Sampling, schemes
+
+Array = NDArray[np.float64]
+Events = Mapping[Event, int]
+"""How often each release was made; their order does not matter."""
+
+DEFAULT_ORDERS = tuple(map(float, rdp.DEFAULT_RDP_ORDERS))
+TENSORFLOW_PRIVACY_ORDERS = (
+    *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
+    *map(float, range(5, 64)),
+    *(128.0, 256.0, 512.0),
+)
+"""The 72 orders of tf-privacy's early releases, from which the papers' figures come (pyvacy_2019, section 4.2)."""
+WHOLE_ORDERS = tuple(map(float, range(2, 513)))
+
+PLD_LIMIT, PLD_MOST_RELEASES = 100.0, 10**7  # beyond which it takes hours and gigabytes
+_ROUNDING = 1e-14  # of the logarithm of a moment near one
+
+
+def _multiplier(event: Event) -> float:
+    """Noise over sensitivity, at most a million: beyond, numbers cancel, and less noise is the costly side."""
+    return min(effective_noise_multiplier(event.queries), 1e6)
+
+
+def dp_event(event: Event) -> dp_accounting.DpEvent:
+    """One release as dp_accounting's event; all queries of a release read the same lot.
+
+    >>> from dpbench.privacy.events import SumQuery
+    >>> dp_event(Event(PoissonSampling(1000, 0.05), (SumQuery("all", 2.0, 3.0),)))
+    PoissonSampledDpEvent(sampling_probability=0.05, event=GaussianDpEvent(noise_multiplier=1.5))
+    """
+    return event.sampling.dp_event(_multiplier(event))
+
+
+@lru_cache(maxsize=1024)
+def _composes(accountant: type[dp_accounting.PrivacyAccountant], sampling: Sampling) -> bool:
+    """Whether an accountant of dp_accounting knows the event of a way of drawing lots."""
+    if sampling.neighbouring_relation == "none":
+        return False
+    return bool(accountant(neighboring_relation=sampling.relation).supports(sampling.dp_event(1.0)))
+
+
+@dataclass(frozen=True)
+class Accountant(ABC):
+    """Turns counted releases into privacy parameters.
+
+    Attributes:
+        title: What it computes, with its source.
+        guarantee: False for an approximation, which may lie below the truth.
+        nominal: The scheme that it takes lots for which it does not cover, where a nominal figure is asked for.
+    """
+
+    title: str
+    guarantee: bool = True
+    nominal: ClassVar[type[Sampling]] = PoissonSampling
+
+    @abstractmethod
+    def covers(self, sampling: Sampling) -> bool:
+        """Whether the accountant is valid for lots that are drawn so."""
+
+    @property
+    def samplings(self) -> tuple[str, ...]:
+        """Kinds of sampling for which it is valid.
+
+        >>> ACCOUNTANTS["rdp-analytical"].samplings
+        ('fixed_size',)
+        """
+        return tuple(scheme.kind for scheme in schemes() if self.covers(scheme.at_rate(4, 0.5)))
+
+    @abstractmethod
+    def epsilon(self, events: Events, delta: float) -> float:
+        """Smallest ε that this accountant shows for the composition at δ; infinite if it shows none."""
+
+    @abstractmethod
+    def delta(self, events: Events, epsilon: float) -> float:
+        """Smallest δ that this accountant shows for the composition at ε; 1 if it shows none."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Conversion of Rényi divergences to (ε, δ), order by order.
+
+    Attributes:
+        epsilon: (orders, divergences, δ) → ε at each order.
+        log_delta: (orders, divergences, ε) → log δ at each order.
+    """
+
+    epsilon: Callable[[Array, Array, float], Array]
+    log_delta: Callable[[Array, Array, float], Array]
+
+
+def _canonne_epsilon(orders: Array, curve: Array, delta: float) -> Array:
+    return np.array([rdp.compute_epsilon([a], [r], delta)[0] for a, r in zip(orders, curve, strict=True)])
+
+
+def _canonne_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
+    deltas = [rdp.compute_delta([a], [r], epsilon)[0] for a, r in zip(orders, curve, strict=True)]
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(deltas))
+
+
+CANONNE_2020 = Conversion(_canonne_epsilon, _canonne_log_delta)
+"""Canonne, Kamath & Steinke 2020, proposition 12: ε = RDP(α) + log((α−1)/α) − (log δ + log α)/(α−1)."""
+MIRONOV_2017 = Conversion(
+    lambda orders, curve, delta: np.asarray(curve - math.log(delta) / (orders - 1)),
+    lambda orders, curve, epsilon: np.asarray(np.minimum((curve - epsilon) * (orders - 1), 0.0)),
+)
+"""Mironov 2017, proposition 3 (pyvacy_2019, Theorem 4): ε = RDP(α) + log(1/δ)/(α−1)."""
+
+
+@contextmanager
+def _without_unconverged_orders() -> Iterator[None]:
+    """Keep dp_accounting from naming each order that it leaves out: others give the bound, and readers take fright."""
+    log, here = logging.getLogger("absl"), logging.Filter()
+    here.filter = lambda record: "failed to converge" not in str(record.msg)  # type: ignore[method-assign]
+    log.addFilter(here)
+    try:
+        yield
+    finally:
+        log.removeFilter(here)
+
+
+def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
+    """Rényi divergence of one release at each order, by dp_accounting (for fixed-size lots: Wang et al., theorem 27).
+
+    With what rounding can hide on top: a moment that rounds to one does not show that nothing was released. At
+    fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
+    """
+    parts = event.sampling.mixture(_multiplier(event))
+    if parts:
+        return _mixed_curve(parts, orders)
+    accountant = rdp.RdpAccountant(orders, event.sampling.relation)
+    with _without_unconverged_orders():
+        accountant.compose(dp_event(event))
+    curve, at = np.asarray(accountant.rdp), np.asarray(orders)
+    second = event.sampling.second_order_divergence(_multiplier(event))  # divergences grow with the order
+    curve = np.where(at >= 2, np.maximum(curve, second), np.where(curve > 0, curve, second))
+    return np.asarray(curve + _ROUNDING * (1 + special.gammaln(at + 1)) / (at - 1))
+
+
+def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
+    """Divergence where a release is one of several: the log of the mean of exp((α−1)·RDP(α)), over α−1."""
+    above = np.asarray(orders) - 1
+    logs = []
+    for probability, sampling, z in parts:
+        logs.append(math.log(probability) + above * release_curve(Event(sampling, (SumQuery("", 1.0, z),)), orders))
+    return np.asarray(special.logsumexp(logs, axis=0) / above)
+
+
+def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
+    """Rényi divergence of one release from lots of a fixed size, by the analytical moments accountant.
+
+    (pyvacy_2019, Theorem 5; Wang, Balle & Kasiviswanathan 2019, theorem 9. The paper prints the sum over j outside the
+    logarithm; in the original it stands inside, as here.) With Gaussian noise ε(j) = j/(2z²) and ε(∞) = ∞, so both
+    inner minima are 2. Everything stays in log space. Never more than without sampling.
+
+    Args:
+        event: The release.
+        orders: Whole numbers from 2.
+
+    >>> from dpbench.privacy.events import SumQuery
+    >>> theorem5_curve(Event(FixedSizeSampling(1000, 50), (SumQuery("all", 2.0, 8.0),)), (2.0, 8.0)).round(5)
+    array([0.00064, 0.00509])
+    """
+    half = 1 / (2 * _multiplier(event) ** 2)
+    alpha = np.asarray(orders)[:, None]
+    j = np.arange(2, max(orders) + 1)[None, :]
+    choose = special.gammaln(alpha + 1) - special.gammaln(j + 1) - special.gammaln(np.maximum(alpha - j, 0) + 1)
+    bound = math.log(2) + (j - 1) * j * half
+    with np.errstate(over="ignore"):
+        second = 2 * half + min(math.log(4) + math.log(-math.expm1(-2 * half)), math.log(2))
+    terms = j * math.log(event.sampling.rate) + choose
+    terms += np.where(j == 2, second, bound)
+    log_moment = np.logaddexp(0, special.logsumexp(np.where(j <= alpha, terms, -np.inf), axis=1))
+    whole = np.asarray(orders) * half
+    return np.asarray(np.minimum((log_moment + _ROUNDING) / (alpha[:, 0] - 1), whole))
+
+
+@dataclass(frozen=True)
+class RenyiAccountant(Accountant):
+    """Composition of Rényi divergences over a grid of orders.
+
+    Attributes:
+        orders: The grid.
+        conversion: To (ε, δ).
+    """
+
+    orders: tuple[float, ...] = DEFAULT_ORDERS
+    conversion: Conversion = CANONNE_2020
+
+    def covers(self, sampling: Sampling) -> bool:
+        parts = [part.sampling for part in sampling.mixture(1.0)] or [sampling]
+        return all(_composes(rdp.RdpAccountant, part) for part in parts)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def divergences(event: Event, orders: tuple[float, ...]) -> Array:
+        """Rényi divergences of one release at some orders."""
+        return release_curve(event, orders)
+
+    def curve(self, events: Events) -> Array:
+        """Divergence of the composition at each order of the grid."""
+        curves = [count * self.divergences(event, self.orders) for event, count in events.items()]
+        return np.asarray(np.sum(curves, axis=0))
+
+    def epsilon_by_order(self, curve: Array, delta: float) -> Array:
+        """ε that each order of the grid shows, from a curve over the grid."""
+        return self.conversion.epsilon(np.asarray(self.orders), curve, delta)
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        return max(0.0, float(self.epsilon_by_order(self.curve(events), delta).min()))
+
+    def delta(self, events: Events, epsilon: float) -> float:
+        logs = self.conversion.log_delta(np.asarray(self.orders), self.curve(events), epsilon)
+        return math.exp(min(0.0, float(logs.min())))
+
+
+@dataclass(frozen=True)
+class AnalyticalRenyiAccountant(RenyiAccountant):
+    """The general bound for lots of a fixed size, whatever is made of them: see `theorem5_curve`."""
+
+    orders: tuple[float, ...] = WHOLE_ORDERS
+    nominal: ClassVar[type[Sampling]] = FixedSizeSampling
+
+    def covers(self, sampling: Sampling) -> bool:
+        return sampling.without_replacement
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def divergences(event: Event, orders: tuple[float, ...]) -> Array:
+        return theorem5_curve(event, orders)
+
+
+@dataclass(frozen=True)
+class ContinuousRenyiAccountant(RenyiAccountant):
+    """The best real order, by a bounded search between the neighbors of the grid's best (pyvacy_2019, section 4.2).
+
+    Every order gives a valid bound, so a search that stopped early would still be one.
+    """
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        return max(0.0, self._best(events, lambda orders, curve: self.conversion.epsilon(orders, curve, delta)))
+
+    def delta(self, events: Events, epsilon: float) -> float:
+        best = self._best(events, lambda orders, curve: self.conversion.log_delta(orders, curve, epsilon))
+        return math.exp(min(0.0, best))
+
+    def _best(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
+        def at(order: float) -> float:
+            curve = sum(count * release_curve(event, (order,)) for event, count in events.items())
+            return float(score(np.array([order]), np.asarray(curve))[0])
+
+        grid = score(np.asarray(self.orders), self.curve(events))
+        best = int(grid.argmin())
+        if not math.isfinite(grid[best]):
+            return float(grid[best])
+        bounds = self.orders[max(best - 1, 0)], self.orders[min(best + 1, len(grid) - 1)]
+        found = optimize.minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+        return min(float(grid[best]), float(found.fun))
+
+
+@dataclass(frozen=True)
+class PldAccountant(Accountant):
+    """Numerical composition of privacy loss distributions, each loss rounded up to a multiple of 1e-4.
+
+    Over millions of releases at tiny rates the rounding adds up, and RDP can be the tighter of two true bounds.
+    """
+
+    def covers(self, sampling: Sampling) -> bool:
+        return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)  # which says if it takes long
+
+    def _composed(self, events: Events) -> PLDAccountant:
+        rough = ACCOUNTANTS["rdp"].epsilon(events, 1e-5)
+        if rough > PLD_LIMIT or sum(events.values()) > PLD_MOST_RELEASES:
+            raise ConfigurationError(
+                f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0f} or for more than "
+                f"{PLD_MOST_RELEASES:.0e} releases (its tables would take hours and gigabytes): use rdp."
+            )
+        accountant = PLDAccountant(next(iter(events)).sampling.relation)
+        for event, count in events.items():
+            accountant.compose(dp_event(event), count)
+        return accountant
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        return float(self._composed(events).get_epsilon(delta))
+
+    def delta(self, events: Events, epsilon: float) -> float:
+        return float(self._composed(events).get_delta(epsilon))
+
+
+@dataclass(frozen=True)
+class GaussianDpAccountant(Accountant):
+    """Central limit theorem: the composition is taken for one Gaussian mechanism with parameter μ.
+
+    μ² is the sum over the releases of what the scheme that drew the lot states (`Sampling.squared_mu`).
+    """
+
+    guarantee: bool = False
+
+    def covers(self, sampling: Sampling) -> bool:
+        return sampling.squared_mu(1.0) is not None
+
+    def mu(self, events: Events) -> float:
+        """μ of the whole composition."""
+        return math.sqrt(sum(count * _squared_mu(event) for event, count in events.items()))
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        mu = self.mu(events)
+        with np.errstate(divide="ignore"):  # log δ is −∞ where the search begins too far
+            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if math.isfinite(mu) else math.inf
+
+    def delta(self, events: Events, epsilon: float) -> float:
+        mu = self.mu(events)
+        if not math.isfinite(mu):
+            return 1.0
+        above = special.log_ndtr(mu / 2 - epsilon / mu)
+        below = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+        return float(math.exp(above) * -math.expm1(below - above)) if below < above else 0.0
+
+
+def _squared_mu(event: Event) -> float:
+    value = event.sampling.squared_mu(_multiplier(event))
+    assert value is not None
+    return value
+
+
+ACCOUNTANTS: dict[str, Accountant] = {
+    "rdp": RenyiAccountant("Rényi DP (Mironov 2017) with today's conversion (Canonne et al. 2020)"),
+    "pld": PldAccountant("privacy loss distributions, numerical, usually the tightest (Doroshenko et al. 2022)"),
+    "rdp-classic": RenyiAccountant(
+        "Rényi DP with the papers' conversion RDP + log(1/δ)/(α−1) over 72 orders",
+        orders=TENSORFLOW_PRIVACY_ORDERS,
+        conversion=MIRONOV_2017,
+    ),
+    "rdp-continuous": ContinuousRenyiAccountant("Rényi DP, today's conversion at the best real order"),
+    "rdp-analytical": AnalyticalRenyiAccountant(
+        "Rényi DP by the general bound for lots of a fixed size (pyvacy_2019, Theorem 5) at orders 2 to 512"
+    ),
+    "gdp": GaussianDpAccountant("Gaussian DP by the central limit theorem: an approximation, no bound"),
+}
+"""By name."""

@@ -1,0 +1,369 @@
+"""Budgets solved backwards: the noise, rate, number of steps or δ that a target ε leaves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from scipy import optimize
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import PLD_LIMIT, PLD_MOST_RELEASES
+from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.sampling import Sampling, find_scheme
+
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e4
+_SMALLEST_RATE = 1e-12
+_SMALLEST_EPSILON = 1e-10
+_MOST_STEPS = 10**9
+_FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
+
+
+def check_target(target_epsilon: float) -> None:
+    """Raise ConfigurationError unless ε is positive and finite."""
+    if not 0 < target_epsilon < math.inf:
+        raise ConfigurationError(
+            f"target_epsilon must be a positive number, not {target_epsilon} (without privacy: strategy=none)."
+        )
+
+
+def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, target: float) -> float:
+    """Epsilon, or infinity where it is so far above what is sought that pld would take hours."""
+    if accountant == "pld":
+        many = sum(events.values()) > PLD_MOST_RELEASES
+        if many or epsilon(events, delta, "rdp") > min(max(4 * target, 20), PLD_LIMIT):
+            return math.inf
+    return epsilon(events, delta, accountant)
+
+
+def _solve(epsilon_at: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Solve for where a monotone epsilon meets the target between two numbers, to 1e-7, never above the target."""
+
+    def gap(log: float) -> float:
+        value = epsilon_at(math.exp(log))
+        return max(-_FAR, min(_FAR, math.log(value / target))) if value > 0 else -_FAR
+
+    rises = epsilon_at(high) > epsilon_at(low)
+    found = math.exp(optimize.brentq(gap, math.log(low), math.log(high), xtol=1e-8))
+    step = 1e-8
+    while epsilon_at(found) > target:  # its monotony holds only up to rounding
+        found *= 1 - step if rises else 1 + step
+        step *= 2
+    return min(max(found, low), high)
+
+
+def _solve_near(
+    epsilon_at: Callable[[float], float], target: float, low: float, high: float, guess: float, cheaper: float
+) -> float:
+    """Solve as `_solve` does where only numbers near the solution can be tried: a bracket grows from a guess by twos.
+
+    Args:
+        epsilon_at: As in `_solve`.
+        target: ε.
+        low: Smallest number.
+        high: Largest number.
+        guess: Where to begin.
+        cheaper: 2 if larger numbers cost less, ½ if they cost more.
+    """
+    here, inside = guess, epsilon_at(guess) <= target
+    while True:
+        there = min(max(here / cheaper if inside else here * cheaper, low), high)
+        if there == here:
+            return here
+        if (epsilon_at(there) <= target) != inside:
+            return _solve(epsilon_at, target, min(here, there), max(here, there))
+        here = there
+
+
+def calibrate_noise_multiplier(
+    event_for: Callable[[float], Event],
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    accountant: str = "rdp",
+    spent: Mapping[Event, int] | None = None,
+) -> float:
+    """Smallest noise multiplier (to 1e-7 of its value) for which `steps` releases stay within `target_epsilon`.
+
+    Args:
+        event_for: The release that a noise multiplier gives.
+        steps: Number of releases.
+        target_epsilon: ε.
+        delta: δ.
+        accountant: A name in `ACCOUNTANTS`.
+        spent: Releases made before, part of the composition.
+
+    Raises:
+        ConfigurationError: No noise reaches the target.
+
+    >>> from dpbench.privacy.sampling import PoissonSampling
+    >>> def release(noise_multiplier: float) -> Event:
+    ...     return Event(PoissonSampling(60_000, 256 / 60_000), (SumQuery("all", 1.0, noise_multiplier),))
+    >>> round(calibrate_noise_multiplier(release, steps=8000, target_epsilon=3.0, delta=1e-5), 3)
+    0.879
+    """
+    check_delta(delta)
+    check_target(target_epsilon)
+    before = Counter(spent or {})
+    composable({event_for(1.0): 1, **before}, accountant)  # refuses what the accountant does not cover
+
+    def at(noise_multiplier: float, name: str = accountant) -> float:
+        events = before + Counter({event_for(noise_multiplier): steps})
+        return _bounded_epsilon(events, delta, name, target_epsilon)
+
+    low, high = _SMALLEST_NOISE, _LARGEST_NOISE
+    if at(high) > target_epsilon:
+        raise ConfigurationError(
+            f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
+            f"delta={delta} (the {accountant} accountant shows {at(high):.4g} there): raise target_epsilon or delta, "
+            "or train for fewer steps."
+        )
+    if accountant == "pld" and at(high, "rdp") <= target_epsilon < at(low, "rdp"):
+        guess = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
+        return _solve_near(at, target_epsilon, low, high, guess, cheaper=2)
+    return low if at(low) <= target_epsilon else _solve(at, target_epsilon, low, high)
+
+
+def remaining_releases(
+    spent: Mapping[Event, int], event: Event, target_epsilon: float, delta: float, accountant: str, most: int
+) -> int:
+    """Count how many more releases like `event`, at most `most`, keep the whole within `target_epsilon`."""
+
+    def fits(count: int, name: str = accountant) -> bool:
+        events = Counter(spent) + Counter({event: count})
+        return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
+
+    start = largest_count(lambda count: fits(count, "rdp"), most) if accountant == "pld" else 1
+    return largest_count(fits, most, max(start, 1))
+
+
+def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
+    """Largest whole number up to `most` that fits, where smaller ones fit too; 0 if none does.
+
+    Args:
+        fits: Whether a number fits.
+        most: Where to stop.
+        start: A guess, from which the search doubles.
+
+    >>> largest_count(lambda number: number**2 <= 2000, most=1000)
+    44
+    """
+    if not fits(0):
+        return 0
+    low, high = 0, min(start, most)
+    while fits(high):
+        if high == most:
+            return most
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class TrainingSetting:
+    """Training as the accountants see it; one of noise, rate, duration, ε and δ may be None: what is sought.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise over the *sensitivity* of the sum: that is max_grad_norm for
+            Poisson lots (one record added or removed), and twice that for lots of a fixed size (one replaced).
+        sample_rate: Probability (Poisson) or share (fixed size) of a record in a lot.
+        steps: Number of lots; None where `epochs` is given or sought.
+        epochs: The number of steps in passes over the data; steps are its whole part divided by the rate.
+        epsilon: ε.
+        delta: δ.
+        sampling: "poisson" or "fixed_size", or the kind of another scheme.
+        population: Number of records; needed for lots of a fixed size.
+        spent: Releases of an earlier run on the same data, part of ε.
+    """
+
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    sampling: str = "poisson"
+    population: int | None = None
+    spent: Mapping[Event, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "noise_multiplier": (self.noise_multiplier, 1e-6, 1e6),
+            "steps": (self.steps, 1, _MOST_STEPS),
+            "epochs": (self.epochs, 1e-10, _MOST_STEPS),
+            "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e10),
+            "population": (self.population, 1, 10**15),
+        }
+        for name, (value, low, high) in ranges.items():
+            if value is not None and not low <= value <= high:
+                raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
+        if self.sample_rate is not None and not _SMALLEST_RATE <= self.sample_rate <= 1:
+            raise ConfigurationError(f"sample_rate must lie in (0, 1], not {self.sample_rate:g}.")
+        if self.delta is not None:
+            check_delta(self.delta)
+        if not self.scheme.known_by_rate:
+            raise ConfigurationError(
+                f"{self.sampling} lots cannot be solved for: a rate does not say all of them; use poisson or fixed."
+            )
+        if not self.scheme.whole_lots:
+            return
+        if self.population is None:
+            raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
+        if self.sample_rate is not None:
+            size = self.sample_rate * self.population
+            if round(size) < 1 or abs(size - round(size)) > 1e-6 * size:
+                raise ConfigurationError(f"lots of a fixed size hold a whole number of records, not {size:g}.")
+
+    @property
+    def scheme(self) -> type[Sampling]:
+        """How lots are drawn."""
+        return find_scheme(self.sampling)
+
+    @property
+    def event(self) -> Event:
+        """One release."""
+        assert self.noise_multiplier is not None and self.sample_rate is not None
+        drawn = self.scheme.at_rate(self.population or 1, self.sample_rate)
+        return Event(drawn, (SumQuery("all", 1.0, self.noise_multiplier),))
+
+    @property
+    def number_of_steps(self) -> int:
+        """Steps, from epochs where these are given."""
+        if self.epochs is None:
+            assert self.steps is not None
+            return self.steps
+        assert self.sample_rate is not None
+        return max(1, int(self.epochs / self.sample_rate * (1 + 1e-12)))
+
+    @property
+    def events(self) -> Counter[Event]:
+        """The whole composition."""
+        return Counter(self.spent) + Counter({self.event: self.number_of_steps})
+
+    def epsilon_by(self, accountant: str) -> float:
+        """ε of the whole composition."""
+        assert self.delta is not None
+        return epsilon(self.events, self.delta, accountant)
+
+
+def missing_in(setting: TrainingSetting) -> list[str]:
+    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
+    names = ("noise_multiplier", "sample_rate", "steps", "epsilon", "delta")
+    return [name for name in names if getattr(setting, name) is None and (name != "steps" or setting.epochs is None)]
+
+
+def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting:
+    """Complete a setting with the value that was missing.
+
+    Args:
+        setting: Lacks exactly one of noise, rate, duration, ε and δ.
+        accountant: A name in `ACCOUNTANTS`.
+
+    Returns:
+        All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
+        solution is a whole number.
+
+    Raises:
+        ConfigurationError: Not exactly one is missing, or none is within reach.
+
+    >>> solved(TrainingSetting(noise_multiplier=1.1, sample_rate=0.01, epsilon=3.0, delta=1e-5)).steps
+    3132
+    """
+    find_accountant(accountant)
+    missing = missing_in(setting)
+    if len(missing) != 1:
+        what = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        raise ConfigurationError(
+            "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
+            f"delta: {what}."
+        )
+    found = _SOLVERS[missing[0]](setting, accountant)
+    return replace(found, steps=found.number_of_steps, epochs=None)
+
+
+def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+    value = setting.epsilon_by(accountant)
+    if not math.isfinite(value):
+        raise ConfigurationError(
+            f"the {accountant} accountant shows no finite epsilon for this setting: add noise, raise delta, or use "
+            "another accountant."
+        )
+    if value < _SMALLEST_EPSILON:
+        raise ConfigurationError(f"the {accountant} accountant shows an epsilon of {value:.2g}: lower delta.")
+    return replace(setting, epsilon=value)
+
+
+def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+    assert setting.epsilon is not None
+    value = delta_of(setting.events, setting.epsilon, accountant)
+    if not 0 < value < 1:
+        side = "no delta below 1 is shown" if value >= 1 else "delta is smaller than a number can be"
+        raise ConfigurationError(f"at epsilon={setting.epsilon} {side} by the {accountant} accountant: change epsilon.")
+    return replace(setting, delta=value)
+
+
+def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+    assert setting.epsilon is not None and setting.delta is not None
+    z = calibrate_noise_multiplier(
+        lambda value: replace(setting, noise_multiplier=value).event,
+        setting.number_of_steps,
+        setting.epsilon,
+        setting.delta,
+        accountant,
+        setting.spent,
+    )
+    return replace(setting, noise_multiplier=z)
+
+
+def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+    target, delta, population = setting.epsilon, setting.delta, setting.population
+    assert target is not None and delta is not None
+
+    def at(rate: float, name: str = accountant) -> float:
+        return _bounded_epsilon(replace(setting, sample_rate=min(rate, 1.0)).events, delta, name, target)
+
+    smallest = 1 / population if population is not None else _SMALLEST_RATE
+    rough = "rdp" if accountant == "pld" else accountant  # the smallest rates are too slow for pld
+    if at(smallest, rough) > target:
+        raise ConfigurationError(
+            f"epsilon={target} is out of reach at every rate: the {rough} accountant shows {at(smallest, rough):.4g} "
+            f"at a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
+        )
+    if setting.scheme.whole_lots:
+        assert population is not None
+        size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
+        return replace(setting, sample_rate=size / population)
+    guess = 1.0 if at(1.0, rough) <= target else _solve(lambda rate: at(rate, rough), target, smallest, 1.0)
+    if accountant != rough:
+        guess = _solve_near(at, target, smallest, 1.0, guess, cheaper=0.5)
+    return replace(setting, sample_rate=guess)
+
+
+def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+    target, delta = setting.epsilon, setting.delta
+    assert target is not None and delta is not None
+    most = (PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS) - sum(setting.spent.values())
+    count = remaining_releases(setting.spent, setting.event, target, delta, accountant, most)
+    if count == 0:
+        first = epsilon(Counter(setting.spent) + Counter({setting.event: 1}), delta, accountant)
+        raise ConfigurationError(
+            f"epsilon={target} allows no{' further' if setting.spent else ''} step: with one, the {accountant} "
+            f"accountant shows {first:.4g}; add noise, or raise epsilon or delta."
+        )
+    if count == most:
+        raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
+    return replace(setting, steps=count)
+
+
+_SOLVERS: dict[str, Callable[[TrainingSetting, str], TrainingSetting]] = {
+    "noise_multiplier": _for_noise,
+    "sample_rate": _for_rate,
+    "steps": _for_steps,
+    "epsilon": _for_epsilon,
+    "delta": _for_delta,
+}

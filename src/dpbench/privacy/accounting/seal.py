@@ -1,0 +1,80 @@
+"""The running hash of a ledger, by which whoever holds a checkpoint or a result knows their ledger again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Seal(NamedTuple):
+    """Length and checksum of a ledger at some moment: it only grows, so that it begins so for ever.
+
+    It protects from mistakes (a file cut short, edited, or of another run), not from somebody who changes both files.
+
+    Attributes:
+        lines: Number of lines, headers included.
+        sha256: Of their bytes, in hexadecimal digits.
+    """
+
+    lines: int
+    sha256: str
+
+    @classmethod
+    def read(cls, data: object) -> Seal | None:
+        """Read a seal from JSON or a checkpoint; None where there is none (older files) or it makes no sense."""
+        if not isinstance(data, Mapping):
+            return None
+        lines, sha256 = data.get("lines"), data.get("sha256")
+        return cls(lines, sha256) if type(lines) is int and isinstance(sha256, str) else None
+
+
+class RunningSeal:
+    """The seal of a file that grows line by line; microseconds a line."""
+
+    def __init__(self) -> None:
+        self._lines, self._hash = 0, hashlib.sha256()
+
+    def update(self, data: bytes) -> None:
+        """Continue the checksum with whole lines."""
+        self._lines += data.count(b"\n")
+        self._hash.update(data)
+
+    @property
+    def seal(self) -> Seal:
+        """Seal of the lines so far."""
+        return Seal(self._lines, self._hash.hexdigest())
+
+
+def seal_of(path: str | os.PathLike[str]) -> Seal:
+    """The seal of a file as it is, a line that is cut off at its end left out."""
+    running = RunningSeal()
+    whole = Path(path).read_bytes()
+    running.update(whole[: whole.rfind(b"\n") + 1])
+    return running.seal
+
+
+def difference(path: str | os.PathLike[str], seal: Seal, witness: str, ended: bool = False) -> str | None:
+    """Say how a ledger differs from the one that was sealed; None if it begins with it.
+
+    Args:
+        path: Of the ledger.
+        seal: What the ledger was.
+        witness: Who knew it, for the message: "the checkpoint".
+        ended: Whether nothing may have been added since.
+
+    Returns:
+        None, or a piece of a sentence.
+    """
+    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    if len(lines) < seal.lines:
+        return f"{len(lines)} lines of at least {seal.lines} that {witness} knows: it was cut, or is of another run"
+    running = RunningSeal()
+    running.update(b"".join(line + b"\n" for line in lines[: seal.lines]))
+    if running.seal != seal:
+        return f"other lines than {witness} has the hash of: it was edited, or is of another run"
+    if ended and len(lines) > seal.lines:
+        return f"{len(lines)} lines, where {witness} ended with {seal.lines}: it was continued by another run"
+    return None

@@ -1,0 +1,198 @@
+"""Writes the ledger: each release on disk before it is used, by one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import LedgerError
+from dpbench.locks import open_locked
+from dpbench.privacy.accounting.ledger import SCHEMA, Header, Release, counted_event, read_ledger
+from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
+from dpbench.privacy.events import Event
+
+
+def _dump(data: dict[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _header_line(header: Header) -> str:
+    return _dump({"record": "header", "schema": SCHEMA, **asdict(header)})
+
+
+def _release_line(release: Release) -> str:
+    queries = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in release.queries]
+    head = {"record": "release", "number": release.number, "checksum": release.checksum}
+    return _dump({**head, "sampling": release.sampling.to_dict(), "queries": queries})
+
+
+class LedgerWriter:
+    """Appends releases to a ledger file, each on disk (in the system's buffers) before `append` returns.
+
+    Holds an exclusive lock on the file from before it is read until `close`: two processes that resume one run would
+    spend its budget twice.
+
+    Args:
+        path: The file; its folder is made.
+        header: Of this run. Its `phase` is set here.
+        start: Releases that the restored checkpoint had made; 0 for a fresh run.
+        resume: Whether an existing ledger may be continued.
+        known: What the ledger was when the checkpoint was saved; None if it does not say.
+
+    Attributes:
+        phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
+            other settings never adds old noise to new sums.
+        events: How often each release was made, all phases together, those of equal cost counted as one.
+        repeated: Those of them that this run will repeat, because it resumes from an earlier checkpoint.
+
+    Raises:
+        LedgerError: Another process writes the file, it exists and `resume` is False, is damaged in the middle, ends
+            before the checkpoint or differs from what it knows, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        header: Header,
+        start: int = 0,
+        resume: bool = False,
+        known: Seal | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._recorded: dict[int, tuple[Release, bytes]] = {}
+        self._seal = RunningSeal()
+        self.events: Counter[Event] = Counter()
+        self.repeated: Counter[Event] = Counter()
+        self._file = self._open()
+        try:
+            self.phase = self._begin(Header(**{**asdict(header), "phase": 0}), start, resume, known)
+        except BaseException as error:
+            if not os.fstat(self._file.fileno()).st_size:
+                self.path.unlink(missing_ok=True)  # nothing was recorded: leave no empty ledger behind
+            self._file.close()
+            if isinstance(error, OSError):
+                raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
+            raise
+
+    def _open(self) -> FileIO:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return open_locked(self.path)
+        except BlockingIOError:
+            raise LedgerError(
+                f"another process writes the ledger {self.path}: two at once would spend the budget twice. Wait until "
+                "it ends, or choose another folder."
+            ) from None
+        except OSError as error:
+            raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
+
+    def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> int:
+        if os.fstat(self._file.fileno()).st_size:
+            if not resume:
+                raise LedgerError(
+                    f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
+                    "folder, a trainer's default_root_dir=... or logger, or a strategy's ledger=...), or move the file "
+                    "away."
+                )
+            return self._continue(header, start, known)
+        if start:
+            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} is missing or empty.")
+        self._write(_header_line(header))
+        return header.phase
+
+    def _continue(self, header: Header, start: int, known: Seal | None) -> int:
+        ledger = read_ledger(self.path)
+        whole = self.path.read_bytes()
+        if ledger.damage is not None:
+            if not ledger.damage.endswith("cut off"):
+                raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
+            # The process died while writing, before the release was used: the piece of a line may go.
+            whole = whole[: whole.rindex(b"\n") + 1]
+            os.truncate(self.path, len(whole))
+        if known is not None and (wrong := difference(self.path, known, "the checkpoint")) is not None:
+            raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
+        self.events.update(ledger.events)
+        last = ledger.header
+        _refuse_another_training_set(self.path, header, last)
+        header = Header(**{**asdict(header), "phase": last.phase})
+        mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
+        made = {release.number for _, release in ledger.releases}
+        if start and start - 1 not in made:
+            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
+        ahead = [release for number, release in mine.items() if number >= start]
+        began = min(mine, default=0) <= start  # else this phase's releases before `start` were made in another one
+        if header == last and header.replay is not None and began:
+            self._repeat(ahead, whole.splitlines(keepends=True))
+            return header.phase
+        self._seal.update(whole)
+        if header != last or ahead:
+            header = Header(**{**asdict(header), "phase": last.phase + 1})
+            self._write(_header_line(header))
+        return header.phase
+
+    def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
+        """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
+        before = len(lines) - len(ahead)
+        self._seal.update(b"".join(lines[:before]))
+        self._recorded = {release.number: (release, line) for release, line in zip(ahead, lines[before:], strict=True)}
+        self.repeated = Counter(counted_event(release) for release in ahead)
+
+    @property
+    def seal(self) -> Seal:
+        """Seal of the lines up to the newest release of this run, repeated or new."""
+        return self._seal.seal
+
+    def append(self, release: Release) -> None:
+        """Record a release; must return before the release is used.
+
+        A replay of a release that this phase has recorded already (after a crash) is not written again: the same
+        noise on the same sum is the same release.
+
+        Raises:
+            LedgerError: The disk is full or the replay differs from what was recorded.
+        """
+        recorded, line = self._recorded.pop(release.number, (None, b""))
+        if recorded is not None:
+            if recorded != release:
+                raise LedgerError(
+                    f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
+                    "with the same noise would reveal the difference. Something in the run is random beyond its seed "
+                    "(such as augmentation in the data set), or the machine or its number of threads "
+                    "(OMP_NUM_THREADS) differs: resume with another seed, or as before."
+                )
+            self._seal.update(line)
+            self.repeated[counted_event(release)] -= 1
+            return
+        try:
+            self._write(_release_line(release))
+        except OSError as error:
+            raise LedgerError(
+                f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
+                "free some space and resume the run."
+            ) from None
+        self.events[counted_event(release)] += 1
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._seal.update(data)
+
+    def close(self) -> None:
+        """Close the file and give the lock back."""
+        self._file.close()
+
+
+def _refuse_another_training_set(path: Path, header: Header, last: Header) -> None:
+    for name in ("unit", "neighbouring_relation", "population", "microbatch_size"):
+        if getattr(header, name) != getattr(last, name):
+            raise LedgerError(
+                f"{path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
+                "one ledger describes one training set. Start a new run."
+            )

@@ -1,0 +1,205 @@
+"""Ledger and budget of one training run: what was spent, and what may still be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier, remaining_releases
+from dpbench.privacy.accounting.composition import check_delta, epsilon, find_accountant
+from dpbench.privacy.accounting.ledger import Header, Release, counted_event
+from dpbench.privacy.accounting.seal import Seal
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.events import Event, Summands, SumQuery
+from dpbench.privacy.processes import ALONE, Processes
+from dpbench.privacy.sampling import Sampling
+
+_LEAST = 1e-12  # noise multiplier and ε below are taken for zero
+_UNBOUNDED = 10**7  # releases that a run without an end is checked for
+
+
+class Horizon(NamedTuple):
+    """Planned and past length of a training, in steps.
+
+    Attributes:
+        planned: Steps in all; infinite for a run without an end.
+        made: Those that were made already.
+    """
+
+    planned: float = float("inf")
+    made: int = 0
+
+
+ENDLESS = Horizon()
+
+
+class Budget:
+    """Writes the ledger before each release, and stops before the release that would exceed the target.
+
+    Args:
+        target_epsilon: ε that may be spent, or None for no limit.
+        delta: δ.
+        accountant: A name in `privacy.accounting.accountants.ACCOUNTANTS` that gives a bound; calibrates and stops.
+
+    Attributes:
+        spent: How often each release was made, those of equal cost together.
+        repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
+        path: Of the ledger, once it was opened.
+        remaining: Releases that may still be made, or None for no limit.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    def __init__(self, target_epsilon: float | None, delta: float, accountant: str) -> None:
+        check_delta(delta)
+        if not find_accountant(accountant).guarantee:
+            raise ConfigurationError(
+                f"the {accountant} accountant is an approximation, no bound: a budget needs another one (rdp or pld)."
+            )
+        self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
+        self.spent: Counter[Event] = Counter()
+        self.repeated: Counter[Event] = Counter()
+        self.remaining: int | None = None
+        self.path: Path | None = None
+        self._writer: LedgerWriter | None = None
+        self._opened = False
+        self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything spent so far."""
+        return epsilon(self.spent, self.delta, accountant)
+
+    def epsilon_here(self, accountant: str = "rdp") -> float:
+        """Epsilon up to the newest release of this run: without those that are on disk and it has yet to repeat."""
+        return epsilon(self.spent - self.repeated, self.delta, accountant)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
+        seal = self._seal if self._writer is None else self._writer.seal
+        return {"ledger": None if seal is None else seal._asdict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Expect the ledger of a checkpoint."""
+        self._seal = Seal.read(state.get("ledger"))
+
+    def calibrated(self, horizon: Horizon, sampling: Sampling, summands: Summands) -> float:
+        """The noise multiplier that uses the target up in the planned number of steps.
+
+        Args:
+            horizon: Number of steps.
+            sampling: Of each release.
+            summands: Of each release.
+
+        Raises:
+            ConfigurationError: The run has no end, or no noise reaches the target.
+        """
+        steps = horizon.planned
+        if steps == float("inf") or steps < 1:
+            raise ConfigurationError(
+                "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
+            )
+        changes = summands.changes(sampling)
+
+        def with_noise(noise_multiplier: float) -> Event:
+            return Event(sampling, (SumQuery("all", changes, noise_multiplier),))
+
+        assert self.target_epsilon is not None
+        z = calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
+        return z * (1 + 1e-8)  # costs are counted to ten digits
+
+    def open(self, path: Path, header: Header, start: int, resumed: bool, processes: Processes = ALONE) -> int:
+        """Open the ledger on rank 0, and tell all ranks what it holds.
+
+        Args:
+            path: Of the ledger.
+            header: Of this run.
+            start: Releases of the restored checkpoint.
+            resumed: Whether an existing ledger may be continued.
+            processes: All of this training.
+
+        Returns:
+            The phase of the ledger.
+        """
+        known: tuple[Counter[Event], Counter[Event], int] = Counter(), Counter(), 0
+        self.path = path
+        if processes.rank == 0:
+            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=self._seal if start else None)
+            known = self._writer.events, self._writer.repeated, self._writer.phase
+        self.spent, self.repeated, phase = processes.broadcast(known)
+        self._opened = True
+        number: int = phase
+        if self._writer is not None:
+            self.spent, self.repeated = self._writer.events, self._writer.repeated  # counted there
+        return number
+
+    def limit(self, event: Event, start: int, horizon: Horizon) -> None:
+        """Find how many releases the target allows.
+
+        Args:
+            event: The cost of each coming release.
+            start: Releases of the restored checkpoint.
+            horizon: Of this training.
+
+        Raises:
+            BudgetExhausted: The target allows no further release.
+        """
+        if self.target_epsilon is None:
+            return
+        replays, made = self.repeated.total(), min(start, horizon.made)  # by this trainer
+        most = _UNBOUNDED if horizon.planned == float("inf") else max(int(horizon.planned) - made - replays, 1)
+        new = remaining_releases(self.spent, event, self.target_epsilon, self.delta, self.accountant, most)
+        self.remaining = replays + new  # replays of recorded releases cost nothing
+        if not self.remaining:
+            raise BudgetExhausted(
+                f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "
+                "raise it, or the noise_multiplier."
+            )
+
+    def refuse_overdraft(self) -> None:
+        """Raise BudgetExhausted if nothing remains."""
+        if self.exhausted:
+            raise BudgetExhausted(f"target_epsilon={self.target_epsilon} is spent ({self.epsilon():.4g}).")
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further release is allowed."""
+        return self.remaining is not None and self.remaining < 1
+
+    def record(self, release: Release) -> None:
+        """Put a release on disk; must return before anything uses the noised sum.
+
+        Raises:
+            ConfigurationError: The ledger is not open.
+        """
+        if not self._opened:
+            raise ConfigurationError("the ledger is not open: call open_ledger before the first release.")
+        event = counted_event(release)
+        if self._writer is not None:
+            self._writer.append(release)
+        elif self.repeated[event]:
+            self.repeated[event] -= 1
+        else:
+            self.spent[event] += 1
+        if self.remaining is not None:
+            self.remaining -= 1
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._opened = False
+        if self._writer is not None:
+            self._seal = self._writer.seal
+            self._writer.close()
+            self._writer = None
+
+
+def check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
+    """Raise ConfigurationError unless noise, budget or both are given, as positive numbers."""
+    if noise_multiplier is None and target_epsilon is None:
+        raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
+    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
+        if value is not None and not _LEAST <= value < float("inf"):
+            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
+            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")

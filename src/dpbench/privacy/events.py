@@ -1,0 +1,123 @@
+"""What a release is to those who account for it: noised sums over one lot, and how the lot was drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dpbench.privacy.sampling import Sampling
+
+METRIC = "metric/"
+"""Begins the names of private metrics."""
+MICROBATCH = "microbatch"
+"""Unit of queries that sum over microbatches."""
+
+
+def record_changes(sampling: Sampling, microbatch_size: int = 1) -> int:
+    """Count the bounds by which a clipped sum moves between neighbors that differ in one example.
+
+    1 if an example is added or removed, 2 if it is replaced. An example that joins or leaves a microbatch turns that
+    microbatch's clipped gradient from any vector within the bound into any other, which is 2 as well; where another one
+    makes room for it, two microbatches change.
+
+    >>> from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+    >>> record_changes(PoissonSampling(1000, 0.05)), record_changes(PoissonSampling(1000, 0.05), microbatch_size=4)
+    (1, 2)
+    >>> record_changes(FixedSizeSampling(1000, 50))
+    2
+    """
+    return 2 * sampling.records_affected if microbatch_size > 1 else sampling.record_changes
+
+
+@dataclass(frozen=True)
+class Summands:
+    """Vectors that the sums of a release are over, as the source of records describes them.
+
+    Attributes:
+        unit: Name of one summand, such as "microbatch"; "" where it is the unit of the sampling.
+        per_summand: Units of the sampling that go into one summand: μ, the size of a microbatch.
+        total_weight: W, public: what the summands of the whole population weigh together, where they are weighted;
+            None: each weighs 1.
+    """
+
+    unit: str = ""
+    per_summand: int = 1
+    total_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.per_summand) is not int or self.per_summand < 1:
+            raise ValueError(f"per_summand must be a whole number from 1 on, not {self.per_summand!r}")
+        if self.total_weight is not None and not 0 < self.total_weight < math.inf:
+            raise ValueError(f"total_weight must be a positive number, not {self.total_weight!r}")
+        if (self.per_summand > 1) != bool(self.unit):
+            raise ValueError("summands have a unit of their own where they are made of several units, and only there")
+
+    def changes(self, sampling: Sampling) -> int:
+        """Count the bounds by which a clipped sum moves between neighbors that differ in one unit of the sampling."""
+        return record_changes(sampling, self.per_summand)
+
+    def expected(self, sampling: Sampling) -> float:
+        """Expected number of summands in a lot."""
+        return sampling.expected_batch_size / self.per_summand
+
+    def denominator(self, sampling: Sampling) -> float:
+        """q·W, the expected weight of a lot: what a released sum is divided by (general_approach_2018, 2.1)."""
+        if self.total_weight is None:
+            return self.expected(sampling)
+        return sampling.expected_batch_size / sampling.population * self.total_weight
+
+
+UNITS = Summands()
+"""Each summand is one unit of the sampling."""
+
+
+class SumQuery(NamedTuple):
+    """A noised sum over the records of a lot, as the ledger records it (a tuple: ledgers hold hundreds of thousands).
+
+    Attributes:
+        name: Which vector.
+        sensitivity: Most that the sum moves in l2 norm between neighbors.
+        noise_std: Standard deviation of the Gaussian noise on each coordinate.
+        unit: What is summed, where it is not the unit of the sampling: "microbatch" for sums over microbatches.
+    """
+
+    name: str
+    sensitivity: float
+    noise_std: float
+    unit: str = ""
+
+
+class Event(NamedTuple):
+    """A release as accountants see it: two of equal events cost the same.
+
+    Attributes:
+        sampling: How the lot was drawn.
+        queries: All read the same lot.
+    """
+
+    sampling: Sampling
+    queries: tuple[SumQuery, ...]
+
+
+def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
+    """Z = (Σ_g (S_g/σ_g)²)^(-1/2): the single Gaussian query that costs the same (general_approach_2018, 2.2).
+
+    >>> effective_noise_multiplier([SumQuery("weights", 0.6, 1.5), SumQuery("biases", 0.8, 1.5)])
+    1.5
+    """
+    return 1 / math.sqrt(sum((query.sensitivity / query.noise_std) ** 2 for query in queries))
+
+
+def equivalent_queries(queries: Sequence[SumQuery]) -> tuple[SumQuery, ...]:
+    """One query of sensitivity 1 that costs as much (to ten digits, rounded to the costly side).
+
+    Releases whose bounds adapt differ in every query and cost the same: so they can be counted together.
+
+    >>> equivalent_queries([SumQuery("all", 0.1, 0.3)]) == equivalent_queries([SumQuery("all", 0.7, 2.1)])
+    True
+    """
+    z = effective_noise_multiplier(queries)
+    digits = 9 - math.floor(math.log10(z))
+    return (SumQuery("equivalent", 1.0, math.floor(z * 10.0**digits * (1 + 1e-14)) / 10.0**digits),)

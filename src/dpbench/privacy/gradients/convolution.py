@@ -1,0 +1,126 @@
+"""Per-record gradients of convolutions by compiled kernels: the same answers as the rule of `layers`, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.native import kernels
+
+_ORDER = (3, 2, 0, 1)
+"""From a kernel's (height, width, inputs, outputs) to the parameter's (outputs, inputs, height, width)."""
+
+
+@lru_cache(256)  # lots differ in size
+def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
+    """Order and starts of records that are one row each."""
+    starts = torch.arange(rows + 1, device="cpu")
+    return starts[:-1], starts
+
+
+def _grouped(rows: Tensor, record_of: Tensor, records: int) -> tuple[Tensor, Tensor]:
+    """Order and starts of records that are made of several rows.
+
+    Args:
+        rows: Their positions.
+        record_of: Record of each of `rows`.
+        records: Number of records.
+    """
+    starts = F.pad(torch.bincount(record_of, minlength=records).cumsum(0), (1, 0))
+    return rows[torch.argsort(record_of, stable=True)], starts
+
+
+class ConvolutionGradients(InstantiatedGradients):
+    """Weight of a 2-d convolution without channel groups, zero-padded.
+
+    Args:
+        layer: The convolution.
+        inputs: a, shape (R, in, height, width).
+        outputs: Gradients of its output g, shape (R, out, height', width').
+        padding: Zeros on each side, (vertical, horizontal).
+        members: Rows of each record as (their order, where each record starts in it), or None for one row each.
+        factor: Multiplies the sum over a record's rows.
+        threshold: τ of the discretization, or None.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Conv2d,
+        inputs: Tensor,
+        outputs: Tensor,
+        padding: tuple[int, int],
+        members: tuple[Tensor, Tensor] | None = None,
+        factor: float = 1.0,
+        threshold: float | None = None,
+    ) -> None:
+        self._order = _ORDER
+        self._layer, self._inputs, self._outputs, self._padding = layer, inputs, outputs, padding
+        self._members = _each_alone(len(inputs)) if members is None else members
+        self._factor, self._threshold = factor, threshold
+        self._norms = inputs.new_empty(0)  # filled with the gradients
+        self._bias: list[Tensor] = []  # also
+
+    def _with(self, members: tuple[Tensor, Tensor], factor: float, threshold: float | None) -> ConvolutionGradients:
+        return ConvolutionGradients(self._layer, self._inputs, self._outputs, self._padding, members, factor, threshold)
+
+    @cached_property
+    def _stored(self) -> Tensor:  # not handed to the base class as a bound method: the cycle would hold its memory
+        found = kernels.convolution(
+            self._layer, self._inputs, self._outputs, self._padding, self._members, self._factor, self._threshold
+        )
+        self._norms = found.squared_norms
+        self._bias.append(found.bias)
+        return found.weights
+
+    def squared_norms(self) -> Tensor:
+        _ = self._stored
+        return self._norms
+
+    def bias(self) -> Tensor:
+        """Gradients of the bias for each row, shape (R, out): a by-product of the weight's, where these are there."""
+        return self._bias[0] if self._bias else self._outputs.sum((2, 3))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return kernels.weighted_sum(self._stored, weights).permute(_ORDER)
+
+    def per_record(self) -> Tensor:
+        rows: Tensor = super().per_record().to(self._inputs.dtype)
+        return rows
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        order, starts = self._members
+        counts = starts.diff()[records]
+        chosen = [order[starts[r] : starts[r + 1]] for r in records.tolist()]
+        members = torch.cat([order[:0], *chosen]), torch.cat([starts[:1] * 0, counts.cumsum(0)])
+        return self._with(members, self._factor, self._threshold)
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        order, starts = self._members
+        members = _grouped(order, record_of[torch.repeat_interleave(starts.diff())], records)
+        return self._with(members, self._factor * factor, None)
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Add further uses as further rows of each record, so that the kernels sum over them."""
+        uses = [self, *(use for use in others if isinstance(use, ConvolutionGradients) and self._goes_with(use))]
+        if len(uses) <= len(others):
+            return super().plus(others)
+        inputs, outputs = torch.cat([use._inputs for use in uses]), torch.cat([use._outputs for use in uses])
+        order = torch.cat([use._members[0] + k * len(self._inputs) for k, use in enumerate(uses)])
+        record_of = torch.cat([torch.repeat_interleave(use._members[1].diff()) for use in uses])
+        members = _grouped(order, record_of, len(self._members[1]) - 1)
+        return ConvolutionGradients(self._layer, inputs, outputs, self._padding, members, self._factor, self._threshold)
+
+    def _goes_with(self, use: ConvolutionGradients) -> bool:
+        alike = self._inputs.shape == use._inputs.shape and self._padding == use._padding
+        return alike and self._layer is use._layer and (self._factor, self._threshold) == (use._factor, use._threshold)
+
+    def discretize(self, threshold: float) -> ConvolutionGradients:
+        """These gradients, discretized to {−1, 0, +1} at ±`threshold` and held in one byte a coordinate."""
+        signs = self._with(self._members, self._factor, threshold)
+        signs._bias = self._bias
+        return signs

@@ -1,0 +1,321 @@
+"""Per-record gradients of a whole model from one backward pass that computes no weight gradient.
+
+Forward hooks keep each layer's input and the gradient edge of its output; one `torch.autograd.grad` gives the gradients
+of those outputs; the rules in `layers` turn the two into per-record gradients, lazily. Recurrent layers and attention
+are computed from their parts while they run (`interception`). Nothing is monkeypatched and no model is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients.interception import Interceptions, LayerGradients, Part
+from dpbench.privacy.gradients.layers import (
+    INTERCEPTED,
+    RULES,
+    Rule,
+    fallback,
+    refuse_disagreement,
+    rule_of,
+    sequence_first,
+)
+from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
+from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
+from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, refuse_unsupported
+
+LossReduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One call of a layer in the forward pass, or one part of it."""
+
+    name: str
+    layer: nn.Module
+    inputs: tuple[Any, ...]
+    versions: tuple[int, ...]
+    edges: tuple[GradientEdge, ...]
+    rule: Rule | None = None
+    output: Tensor | None = None  # kept for layers without a rule of ours
+    part: Part | None = None  # of a layer that is computed from its parts
+
+    @property
+    def who(self) -> str:
+        return f"{self.name or 'the model'} ({type(self.layer).__name__})"
+
+
+class PerRecordEngine:
+    """Watches a model's layers and answers a loss with the per-record gradients of its trainable parameters.
+
+    Args:
+        model: Its layers must treat records independently and carry them in dimension 0.
+        loss_reduction: How the loss combines the records of a lot: their "mean" or their "sum".
+
+    Attributes:
+        names: Names of the trainable parameters, tied ones once.
+        parameters: The parameters, in the same order.
+        verified: Whether a call of `backward` with `verify` could compare, and found all well.
+        recording: Whether forward passes are kept for the next call of `backward`.
+        records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
+            which all records share, need it.
+
+    Raises:
+        UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
+        ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
+    """
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
+        refuse_unsupported(model)
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ConfigurationError("the model has no trainable parameters.")
+        self.names = [name for name, _ in trainable]
+        self.parameters = [p for _, p in trainable]
+        self._reduction = loss_reduction
+        self._uses: list[_Use] = []
+        self.recording = True
+        self.verified = False
+        self.records: int | None = None
+        self._shared: dict[nn.Module, str] = {}
+        self._interceptions = Interceptions()
+        self._sequence_first = sequence_first(model)
+        self._handles: list[RemovableHandle] = []
+        self._handles += guard_training_mode(model, lambda: self.recording)
+        self._attach(model)
+
+    def _attach(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if type(module) in INTERCEPTED:
+                if any(p.requires_grad for p in module.parameters()):
+                    before, after = self._intercepting(name)
+                    self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                    self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
+                self._handles.append(module.register_forward_pre_hook(refuse_packed))
+            elif any(p.requires_grad for p in module.parameters(recurse=False)):
+                embedding = type(module) is nn.Embedding
+                hook = self._embedding_hook(name) if embedding else self._hook(name, rule_of(module))
+                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def close(self) -> None:
+        """Remove the hooks; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._uses.clear()
+        self._interceptions.close()
+
+    def discard(self) -> None:
+        """Forget forward passes that no backward pass followed."""
+        self._uses.clear()
+
+    def expect(self, records: int) -> None:
+        """Forget what no backward pass followed, and keep the forward passes of so many records."""
+        self._uses.clear()
+        self.recording, self.records = True, records
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward passes inside are not recorded."""
+        before, self.recording = self.recording, False
+        try:
+            yield
+        finally:
+            self.recording = before
+
+    def _hook(self, name: str, rule: Rule | None) -> Any:
+        checked = rule is None or isinstance(rule, Sampled)
+
+        def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not (self.recording and torch.is_grad_enabled()):
+                return
+            if not isinstance(output, Tensor):
+                raise UnsupportedModuleError(
+                    f"{name} ({type(layer).__name__}) must return one tensor: per-record gradients are not available "
+                    "otherwise. Put its own parameters into modules of their own, which return tensors."
+                )
+            if not output.requires_grad:
+                return
+            if kwargs:
+                args = positional(layer, args, kwargs)
+            tensors = [x for x in args if isinstance(x, Tensor)]
+            inputs = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
+            kept = output.detach() if checked else None
+            versions = tuple(x._version for x in tensors)
+            self._uses.append(_Use(name, layer, inputs, versions, (get_gradient_edge(output),), rule, kept))
+
+        return remember
+
+    def _embedding_hook(self, name: str) -> Any:
+        """Make a hook as `_hook` does, with tokens that all records share, such as positions, once for each record."""
+        remember = self._hook(name, RULES[nn.Embedding])
+
+        def copy(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+            if self.records is None or not (self.recording and torch.is_grad_enabled()):
+                return remember(layer, args, kwargs, output)  # type: ignore[no-any-return]
+            (tokens,) = positional(layer, args, kwargs)
+            if not is_shared(tokens, self.records, layer in self._shared):
+                return remember(layer, (tokens,), {}, output)  # type: ignore[no-any-return]
+            self._shared[layer] = name
+            output = copies(output, tokens, self.records)
+            remember(layer, (copies(tokens, tokens, self.records),), {}, output)
+            return output
+
+        return copy
+
+    def _intercepting(self, name: str) -> tuple[Any, Any]:
+        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.recording and torch.is_grad_enabled():
+                self._interceptions.open(INTERCEPTED[type(layer)](layer, (*args, *kwargs.values())))
+
+        def after(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            interception = self._interceptions.close(layer)
+            if interception is None or output is None:  # not opened, or forward failed
+                return
+            if not interception.parts:
+                raise UnsupportedModuleError(
+                    f"{name} ({type(layer).__name__}) was computed in a way that per-record gradients do not know: "
+                    "call it in training mode, outside of torch.compile and torch.jit."
+                )
+            for part in interception.parts:
+                edges = tuple(edge for edge in part.edges if edge is not None)
+                self._uses.append(_Use(name, layer, part.inputs, part.versions, edges, part=part))
+
+        return before, after
+
+    def backward(self, loss: Tensor, records: int, verify: bool = False) -> list[ParameterGradients]:
+        """Gradients of each record's own loss.
+
+        Args:
+            loss: Scalar, the mean or the sum (see `loss_reduction`) of the losses of `records` records.
+            records: R, the number of records in the forward passes since the last call.
+            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first lot.
+
+        Returns:
+            One `ParameterGradients` over R records for each of `parameters`.
+
+        Raises:
+            UnsupportedModuleError: A layer saw another number of rows than R, changed its input in place, has no
+                per-record gradients, or (with `verify`) a parameter is used where no hook can see it.
+        """
+        uses, self._uses = self._uses, []
+        factor = float(records) if self._reduction == "mean" else 1.0
+        scale = torch.full_like(loss, factor)
+        edges = [edge for use in uses for edge in use.edges]
+        if verify:
+            refuse_reentrant(loss)
+        # In one pass: a compiled network can go back only once.
+        wanted: list[Any] = [*edges, *self.parameters] if verify else [*edges]
+        both = backward(loss, wanted, scale) if wanted else ()
+        grads, expected = both[: len(edges)], both[len(edges) :]
+        mixed = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
+        with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
+            if verify:
+                # On gradients of its own, which keep what they compute: the release must come about as in every other
+                # lot, to the last bit, or a run that goes on here would make another one.
+                tolerance = 5e-2 if mixed else 1e-3
+                computed = self._gradients(uses, grads, records, True)
+                named = dict(zip(self.names, self.parameters, strict=True))
+                self.verified |= check_sums(named, computed, expected, records, tolerance)
+            return self._gradients(uses, grads, records)
+
+    def _gradients(
+        self, uses: Sequence[_Use], grads: Sequence[Tensor | None], records: int, verify: bool = False
+    ) -> list[ParameterGradients]:
+        parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
+        following = iter(grads)
+        for use in uses:
+            own = [next(following) for _ in use.edges]
+            if any(grad is not None for grad in own):
+                for name, gradients in self._use_gradients(use, own, records, verify).items():
+                    parameter = use.layer.get_parameter(name)
+                    if parameter in parts:
+                        parts[parameter].append(gradients)
+        return [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
+
+    def _use_gradients(self, use: _Use, grads: Sequence[Tensor | None], records: int, verify: bool) -> LayerGradients:
+        if use.part is not None:
+            return _part_gradients(use, use.part, grads, records)
+        assert grads[0] is not None
+        dimension = int(use.layer in self._sequence_first)
+        return _layer_gradients(use, grads[0], records, dimension, self._shared, verify)
+
+
+def _refuse_changed(use: _Use) -> None:
+    tensors = [x for x in use.inputs if isinstance(x, Tensor)]
+    if any(x._version != version for x, version in zip(tensors, use.versions, strict=True)):
+        raise UnsupportedModuleError(f"the input of {use.who} was changed in place after its forward pass.")
+
+
+def _part_gradients(use: _Use, part: Part, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+    _refuse_changed(use)
+    if part.records != records:
+        raise UnsupportedModuleError(
+            f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in "
+            "dimension 0 with batch_first=True, else in dimension 1."
+        )
+    given = iter(grads)
+    known = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}  # may lack biases, or tie weights
+    gradients = part.gradients([None if edge is None else _summable(next(given)) for edge in part.edges])
+    return {name: own for name, own in gradients.items() if name in known}
+
+
+def _summable(grad: Tensor | None) -> Tensor | None:
+    """An output gradient in float32 at least: half precision is too coarse for norms and sums."""
+    return grad.float() if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4 else grad
+
+
+def _layer_gradients(
+    use: _Use, grad: Tensor, records: int, dimension: int, shared: dict[nn.Module, str], verify: bool
+) -> LayerGradients:
+    _refuse_changed(use)
+    rows = [grad] if type(use.layer) is nn.EmbeddingBag else [*(x for x in use.inputs if isinstance(x, Tensor)), grad]
+    for x in rows:
+        if x.dim() <= dimension or x.shape[dimension] != records:
+            raise UnsupportedModuleError(
+                f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
+                f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
+            )
+    grad, output = cast(Tensor, _summable(grad)), use.output
+    inputs = tuple(x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+    if dimension:
+        inputs = tuple(x.transpose(0, 1) if isinstance(x, Tensor) else x for x in inputs)
+        grad, output = grad.transpose(0, 1), None if output is None else output.transpose(0, 1)
+    try:
+        if use.rule is None:
+            assert output is not None
+            return fallback(use.layer, inputs, grad, output, dimension)
+        gradients = use.rule(use.layer, inputs, grad)
+        if verify and output is not None:
+            refuse_disagreement(use.layer, inputs, grad, output, dimension, gradients)
+        return gradients
+    except UnsupportedModuleError as error:
+        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> str:
+    if type(use.layer) is nn.Embedding:
+        return f": pass its tokens (position ids are some) with shape ({records}, ...), for example by tokens.expand"
+    if shared and x.dim() > 2 and x.shape[:2] == (1, records):
+        return f" ({', '.join(shared.values())} already gives one row for each record: leave out unsqueeze(0))"
+    if x.dim() > 1 and x.shape[1] == records:
+        return " (recurrent layers and transformers: batch_first=True)"
+    return ""
+
+
+def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
+    if not parts:
+        return zero_gradients(parameter, records)
+    return parts[0] if len(parts) == 1 else parts[0].plus(parts[1:])

@@ -1,0 +1,118 @@
+"""Layers that torch computes in one call, computed from their parts, whose gradients can then be had.
+
+`nn.LSTM` and `nn.MultiheadAttention` hand all their weights to one function. A `TorchFunctionMode`, PyTorch's own way
+to give a function another meaning within a scope, is in force while such a layer runs, and only there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from dpbench.privacy.gradients.parameter import ParameterGradients
+
+LayerGradients = dict[str, ParameterGradients]
+FromGradients = Callable[[Sequence[Tensor | None]], LayerGradients]
+"""From the gradients of a part's outputs to per-record gradients, by the parameters' names in the layer."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a layer's computation: linear in the parameters that it uses.
+
+    Attributes:
+        edges: Gradient edges of its outputs.
+        gradients: What its parameters' gradients are, given those of the outputs.
+        records: Number of records that it saw.
+        inputs: Tensors that `gradients` will read, which nobody may change until then.
+        versions: Theirs when they were seen.
+    """
+
+    edges: tuple[GradientEdge | None, ...]
+    gradients: FromGradients
+    records: int
+    inputs: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+
+class Interception(TorchFunctionMode):
+    """Stands in for torch's function while one call of a layer runs.
+
+    Args:
+        layer: The layer.
+        arguments: Of the call.
+
+    Attributes:
+        parts: Seen so far.
+    """
+
+    targets: tuple[Callable[..., Any], ...] = ()
+    """Functions that `compute` stands in for."""
+
+    def __init__(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.layer: Any = layer
+        self.arguments = arguments
+        self.parts: list[Part] = []
+        self.live = True
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.live and func in self.targets:
+            return self.compute(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    @abstractmethod
+    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `func` would return, with a `Part` noted for every use of parameters."""
+
+    def note(
+        self, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], records: int, gradients: FromGradients
+    ) -> None:
+        """Append a part of the computation to `parts`.
+
+        Args:
+            outputs: Its outputs; None or without gradient where nothing trainable is behind.
+            inputs: What `gradients` will read.
+            records: R.
+            gradients: Given the gradients of `outputs`, None where there is none.
+        """
+        edges = tuple(get_gradient_edge(y) if y is not None and y.requires_grad else None for y in outputs)
+        if any(edge is not None for edge in edges):
+            self.parts.append(Part(edges, gradients, records, tuple(inputs), tuple(x._version for x in inputs)))
+
+
+class Interceptions:
+    """The interceptions in force: opened before a layer's forward pass and closed after it, also when it fails."""
+
+    def __init__(self) -> None:
+        self._open: list[Interception] = []
+
+    def open(self, interception: Interception) -> None:
+        """Put an interception in force."""
+        interception.__enter__()  # type: ignore[no-untyped-call]
+        self._open.append(interception)
+
+    def close(self, layer: nn.Module | None = None) -> Interception | None:
+        """Take the one of `layer` out of force; without a layer all that an interrupted pass has left.
+
+        Returns:
+            It, None where there was none.
+        """
+        last = None
+        while self._open and (layer is None or self._open[-1].layer is layer):
+            last = self._open.pop()
+            last.live = False
+            if torch.overrides._get_current_function_mode() is last:  # type: ignore[no-untyped-call]
+                last.__exit__(None, None, None)
+            if layer is not None:
+                break
+        return last

@@ -1,0 +1,325 @@
+"""Per-record gradients of one parameter, in the form that its layer gives them most cheaply.
+
+Strategies are written against three questions only: `squared_norms`, `weighted_sum`, `per_record`. Clipping needs
+the first two, which for many layers never build the (R, D) matrix of per-record gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class ParameterGradients(ABC):
+    """Gradients of R records' losses with respect to one parameter."""
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Squared l2 norm of each record's gradient, shape (R,)."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum of the records' gradients times `weights` (R,), in the parameter's shape."""
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add `weighted_sum(weights)` to `total`, in place; without a temporary where that can be."""
+        total.add_(self.weighted_sum(weights))
+
+    @abstractmethod
+    def per_record(self) -> Tensor:
+        """All gradients, shape (R, *parameter.shape); costs R times the parameter's memory."""
+
+    @abstractmethod
+    def select(self, records: Tensor) -> ParameterGradients:
+        """Gradients of a subset of the records, given by their positions."""
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        """Sum rows into larger records, such as examples into microbatches.
+
+        Args:
+            record_of: New record of each row, in 0 ... `records` - 1, shape (R,).
+            records: Number of new records.
+            factor: Multiplies every sum.
+        """
+
+        def compute() -> Tensor:
+            rows = self.per_record()
+            return rows.new_zeros(records, *rows.shape[1:]).index_add_(0, record_of, rows, alpha=factor)
+
+        return InstantiatedGradients(compute)
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Gradients of a parameter that is used more than once (module called twice, tied weights): sums over its uses.
+
+        Norms do not add up, so the sums are built, unless a layer knows better.
+
+        Args:
+            others: Further uses, over the same records.
+        """
+
+        def compute() -> Tensor:
+            return sum((use.per_record() for use in others), self.per_record())
+
+        return InstantiatedGradients(compute)
+
+
+class InstantiatedGradients(ParameterGradients):
+    """Gradients that are computed record by record, on first use.
+
+    Args:
+        compute: Returns the gradients, shape (R, *stored).
+        order: The parameter's shape is `stored` permuted by this, such as (0, 3, 1, 2) where a kernel gives channels
+            last; only sums are permuted, not every record. None: as stored.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor], order: tuple[int, ...] | None = None) -> None:
+        self._compute = compute
+        self._order = order
+
+    @cached_property
+    def _stored(self) -> Tensor:
+        return self._compute()
+
+    def squared_norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self._stored.flatten(1), dim=1)
+        return norms.square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = (weights @ self._stored.flatten(1)).view(self._stored.shape[1:])
+        return total if self._order is None else total.permute(self._order)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        rows = self._stored
+        if rows.dim() == 2 and rows.dtype == total.dtype:
+            total.addmv_(rows.t(), weights)
+        else:
+            super().add_weighted_sum(weights, total)
+
+    def per_record(self) -> Tensor:
+        return self._stored if self._order is None else self._stored.permute(0, *(1 + dim for dim in self._order))
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        rows = self._stored[records]
+        return InstantiatedGradients(lambda: rows, self._order)
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        alike = [use for use in others if isinstance(use, InstantiatedGradients) and use._order == self._order]
+        if len(alike) < len(others):
+            return super().plus(others)
+        return InstantiatedGradients(lambda: sum((use._stored for use in alike), self._stored), self._order)
+
+
+class ScaledGradients(ParameterGradients):
+    """Each record's gradient times a number of its own.
+
+    Args:
+        gradients: Of R records.
+        scales: Shape (R,).
+    """
+
+    def __init__(self, gradients: ParameterGradients, scales: Tensor) -> None:
+        self._gradients, self._scales = gradients, scales
+
+    def squared_norms(self) -> Tensor:
+        norms = self._gradients.squared_norms()
+        return norms * self._scales.to(norms).square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._gradients.weighted_sum(weights * self._scales.to(weights))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        self._gradients.add_weighted_sum(weights * self._scales.to(weights), total)
+
+    def per_record(self) -> Tensor:
+        rows = self._gradients.per_record()
+        return rows * self._scales.to(rows).view(-1, *[1] * (rows.dim() - 1))
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return ScaledGradients(self._gradients.select(records), self._scales[records])
+
+
+class OuterProductGradients(ParameterGradients):
+    """Weight of a linear layer: the gradient of record r is Σ_t g_rt a_rtᵀ over its T positions.
+
+    One position: ‖g aᵀ‖² = ‖g‖²‖a‖², and the weighted sum is one matrix product; nothing is built per record.
+
+    Attributes:
+        outputs: Gradients of the layer's outputs g, shape (R, T, out).
+        inputs: The layer's inputs a, shape (R, T, in).
+    """
+
+    def __init__(self, outputs: Tensor, inputs: Tensor) -> None:
+        self.outputs, self.inputs = outputs, inputs
+
+    def squared_norms(self) -> Tensor:
+        g, a = self.outputs, self.inputs
+        positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
+        squares = self.squared_outputs * _squares(a)
+        if positions == 1:
+            return squares.squeeze(1)
+        if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
+            norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
+        else:
+            norms = (g.mT @ a).square().sum((1, 2))
+        return _rounded_up(norms, squares)
+
+    @cached_property
+    def squared_outputs(self) -> Tensor:
+        """‖g_rt‖², shape (R, T)."""
+        return _squares(self.outputs)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._scaled(weights).t() @ self.inputs.flatten(0, 1)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        if self.inputs.dtype == total.dtype:
+            total.addmm_(self._scaled(weights).t(), self.inputs.flatten(0, 1))
+        else:
+            super().add_weighted_sum(weights, total)
+
+    def _scaled(self, weights: Tensor) -> Tensor:
+        return (self.outputs * weights[:, None, None]).flatten(0, 1)
+
+    def per_record(self) -> Tensor:
+        return self.outputs.mT @ self.inputs
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return OuterProductGradients(self.outputs[records], self.inputs[records])
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        outputs = _side_by_side(self.outputs * factor, record_of, records)
+        return OuterProductGradients(outputs, _side_by_side(self.inputs, record_of, records))
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Add further uses as further positions of each record, so that no gradient is built."""
+        outer = [self, *(use for use in others if isinstance(use, OuterProductGradients))]
+        if len(outer) <= len(others):
+            return super().plus(others)
+        return OuterProductGradients(
+            torch.cat([use.outputs for use in outer], 1), torch.cat([use.inputs for use in outer], 1)
+        )
+
+
+class StackedGradients(ParameterGradients):
+    """Gradients of a parameter whose rows belong to several linear maps, such as query, key and value of an attention.
+
+    Args:
+        parts: Of the parameter's rows in order, over the same records.
+    """
+
+    def __init__(self, parts: Sequence[ParameterGradients]) -> None:
+        self._parts = parts
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack([part.squared_norms() for part in self._parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.cat([part.weighted_sum(weights) for part in self._parts])
+
+    def per_record(self) -> Tensor:
+        return torch.cat([part.per_record() for part in self._parts], 1)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return StackedGradients([part.select(records) for part in self._parts])
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        return StackedGradients([part.merge(record_of, records, factor) for part in self._parts])
+
+
+class OutputGradients(InstantiatedGradients):
+    """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
+
+    def __init__(self, weight: OuterProductGradients) -> None:
+        super().__init__(lambda: weight.outputs.squeeze(1))
+        self._weight = weight
+
+    def squared_norms(self) -> Tensor:
+        return self._weight.squared_outputs.squeeze(1)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms over the last dimension.
+
+    Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
+    huge input.
+    """
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
+    return squares.add_(rows.shape[-1] * torch.finfo(rows.dtype).tiny)
+
+
+def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
+    """Squared norms that rounding cannot have made too small.
+
+    Where the gradients of a record's positions cancel, a squared norm that is computed otherwise than the sum it
+    bounds may come out as zero, so that an adversarial record would pass unclipped.
+
+    Args:
+        norms: Computed squared norms, shape (R,).
+        squares: Squared norm of each position's part, shape (R, T).
+    """
+    largest = squares.sqrt().sum(1).square()
+    slack = 16 * squares.shape[1] * torch.finfo(norms.dtype).eps * largest
+    return torch.where(norms < 1e-3 * largest, norms.clamp(min=0) + slack, norms)
+
+
+class EmbeddingGradients(ParameterGradients):
+    """Weight of an embedding: row v gets the sum of the output gradients at the positions that hold token v.
+
+    Args:
+        outputs: Gradients of the layer's outputs, shape (R, T, width), zero at padding.
+        tokens: Token of each position, shape (R, T).
+        size: Number of rows of the weight.
+    """
+
+    def __init__(self, outputs: Tensor, tokens: Tensor, size: int) -> None:
+        self._outputs, self._tokens, self._size = outputs, tokens, size
+
+    def squared_norms(self) -> Tensor:
+        same = self._tokens[:, :, None] == self._tokens[:, None, :]
+        norms = (self._outputs @ self._outputs.mT).mul_(same).sum((1, 2))
+        return _rounded_up(norms, self._outputs.square().sum(2))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
+        return scaled.new_zeros(self._size, scaled.shape[1]).index_add_(0, self._tokens.flatten(), scaled)
+
+    def per_record(self) -> Tensor:
+        records, _, width = self._outputs.shape
+        rows = self._outputs.new_zeros(records, self._size, width)
+        return rows.scatter_add_(1, self._tokens[:, :, None].expand_as(self._outputs), self._outputs)
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return EmbeddingGradients(self._outputs[records], self._tokens[records], self._size)
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        outputs = _side_by_side(self._outputs * factor, record_of, records)
+        return EmbeddingGradients(outputs, _side_by_side(self._tokens, record_of, records), self._size)
+
+
+def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
+    """Concatenate the positions of the rows that belong together; zeros where a record has fewer rows than others.
+
+    Args:
+        rows: Shape (R, T, ...).
+        record_of: New record of each row, shape (R,).
+        records: Number of new records, M.
+
+    Returns:
+        Shape (M, L·T, ...), L the largest number of rows in a record.
+    """
+    members = torch.bincount(record_of, minlength=records)
+    order = torch.argsort(record_of, stable=True)
+    place = torch.arange(len(order), device=order.device) - (members.cumsum(0) - members)[record_of[order]]
+    longest = int(members.max()) if len(order) else 0
+    wide = rows.new_zeros(records, longest, *rows.shape[1:])
+    wide[record_of[order], place] = rows[order]
+    return wide.flatten(1, 2)
+
+
+def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:
+    """Gradients of a parameter that the loss of this lot does not depend on."""
+    return InstantiatedGradients(lambda: parameter.new_zeros(records, *parameter.shape))

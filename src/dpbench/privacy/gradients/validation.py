@@ -1,0 +1,127 @@
+"""What would break the guarantee silently, refused by name with the way out: layers, and sums that are no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients.parameter import ParameterGradients
+
+_SHOWN = 3
+_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def refuse_unsupported(model: nn.Module) -> None:
+    """Check that no trainable layer mixes records or escapes the per-record gradients.
+
+    Raises:
+        UnsupportedModuleError: Names every offending module, the reason and the remedy.
+    """
+    problems: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        problem = _problem(module)
+        if problem is not None:
+            problems.setdefault(problem, []).append(f"{name or 'the model'} ({type(module).__name__})")
+    if problems:
+        reasons = "; ".join(f"{_few(names)} {problem}" for problem, names in problems.items())
+        raise UnsupportedModuleError(f"this model cannot be trained privately: {reasons}.")
+
+
+def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
+    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a lot in training mode.
+
+    Args:
+        model: Passed `refuse_unsupported`.
+        recording: Whether private records are in sight.
+    """
+
+    def refuse(layer: nn.Module, args: object) -> None:
+        problem = _problem(layer) if layer.training and recording() else None
+        if problem is not None:
+            raise UnsupportedModuleError(f"a {type(layer).__name__} was put into training mode: it {problem}.")
+
+    return [module.register_forward_pre_hook(refuse) for module in model.modules() if isinstance(module, _STATISTICS)]
+
+
+def _few(names: list[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _problem(module: nn.Module) -> str | None:
+    trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return (
+            "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
+            "statistics of a pretrained network, or replace it by torch.nn.GroupNorm"
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
+        return "keeps running statistics of private records; set track_running_stats=False"
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
+        return "is not initialized yet; run one forward pass on random data before training"
+    if _has_spectral_norm(module):
+        return "has spectral normalization, whose power iteration couples all weights; remove it or clip the weights"
+    if any(type(hook).__name__ == "WeightNorm" for hook in module._forward_pre_hooks.values()):
+        return "computes its weight from other parameters; remove it (torch.nn.utils.remove_weight_norm)"
+    if not trainable:
+        return None
+    for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
+        if isinstance(module, known) and type(module) is not known:
+            return (
+                f"is a subclass, whose forward may differ; hold a torch.nn.{known.__name__} inside of a module instead"
+            )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
+        return "rescales by the whole lot; leave out max_norm and scale_grad_by_freq"
+    if isinstance(module, nn.utils.parametrize.ParametrizationList):
+        return "computes a weight from other parameters; remove the parametrization (torch.nn.utils.parametrize)"
+    return None
+
+
+def _has_spectral_norm(module: nn.Module) -> bool:
+    hooks = module._forward_pre_hooks.values()
+    return any(type(hook).__name__ == "SpectralNorm" for hook in hooks) or type(module).__name__ == "_SpectralNorm"
+
+
+def check_sums(
+    parameters: Mapping[str, Tensor],
+    computed: Sequence[ParameterGradients],
+    expected: Sequence[Tensor | None],
+    records: int,
+    tolerance: float,
+) -> bool:
+    """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
+
+    Args:
+        parameters: By name.
+        computed: Per-record gradients of each.
+        expected: Ordinary gradient of each; None: the loss does not depend on it.
+        records: R, in the lot.
+        tolerance: Of the difference, relative to the gradient of a parameter in float32 or float64.
+
+    Returns:
+        False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
+
+    Raises:
+        UnsupportedModuleError: They differ: a parameter is used where no hook sees it, or its layer mixes records.
+    """
+    total = sum(float(e.double().square().sum()) for e in expected if e is not None) ** 0.5
+    if not total < float("inf"):
+        return False
+    for (name, parameter), gradients, grad in zip(parameters.items(), computed, expected, strict=True):
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        weights = torch.ones(records, dtype=dtype, device=parameter.device)
+        ours = gradients.weighted_sum(weights)
+        theirs = torch.zeros_like(parameter) if grad is None else grad
+        gap = float((ours.double() - theirs.double()).norm())
+        allowed = max(tolerance, 5e-2) if parameter.dtype.itemsize < 4 else tolerance
+        if gap > allowed * max(float(theirs.double().norm()), 1e-2 * total):
+            raise UnsupportedModuleError(
+                f"per-record gradients of {name} do not add up to its gradient (off by {gap:.2g}): it is used "
+                "outside of its module's forward (call the module itself; a penalty on weights belongs into the "
+                "optimizer's weight_decay), or its layer mixes records."
+            )
+    return True

@@ -1,0 +1,18 @@
+"""From per-record gradients to a private sum: clip, add up, add noise, correct, adapt."""
+
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
+from dpbench.privacy.mechanism.metrics import PrivateMetrics, Value
+from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan
+from dpbench.privacy.mechanism.recipe import Recipe
+
+__all__ = [
+    "Mechanism",
+    "Merge",
+    "NoiseAllocation",
+    "PrivateMetrics",
+    "Recipe",
+    "ReleasePlan",
+    "Value",
+    "VectorGroup",
+]

@@ -1,0 +1,177 @@
+"""Clipping bounds that follow the gradients, by statistics that are noised and released in the same query.
+
+An adaptation says what is summed beside the gradients (`statistics`, `measure`) and what the released values make
+of the bounds (`next_bounds`). The last step is post-processing: it sees nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, VectorGroup
+from dpbench.privacy.mechanism.plan import Statistic
+
+_PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
+
+
+class Adaptation(ABC):
+    """Rule by which bounds follow the gradients, with one statistic for each group."""
+
+    @abstractmethod
+    def statistics(
+        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+    ) -> tuple[Statistic, ...]:
+        """Statistics that are summed beside the gradients, with bound and noise, for z = `noise_multiplier`."""
+
+    @abstractmethod
+    def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+        """Sums of the statistics over a lot.
+
+        Args:
+            squared_norms: Before clipping, shape (groups, R).
+            groups: With the bounds of this lot.
+
+        Returns:
+            Shape (groups,).
+        """
+
+    @abstractmethod
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+        """Bounds of the next lot.
+
+        Args:
+            groups: With the bounds of this lot.
+            released: Noised sums divided by the expected number of records, one for each group.
+        """
+
+
+def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> tuple[VectorGroup, ...]:
+    """Replace the bounds of groups, kept within what float32 can clip and noise (a dead layer has norms of 0)."""
+    return tuple(
+        replace(group, max_grad_norm=min(max(bound, SMALLEST), LARGEST))
+        for group, bound in zip(groups, bounds, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class QuantileBounds(Adaptation):
+    r"""Track a quantile of the norms (adaptive_quantile_clipping_2021).
+
+    With :math:`b_i` = 1 if record i has a norm of at most C, the centered count :math:`\sum_i (b_i - 1/2)` moves by
+    at most ½ if a record is added or removed. It is noised with σ_b and divided by the expected number m of records:
+    :math:`\tilde b = \tfrac{1}{m}(\sum_i (b_i - \tfrac12) + \mathcal N(0, \sigma_b^2)) + \tfrac12`, and then
+
+    geometric (at most a factor e⁵ in one step): :math:`C \leftarrow C \exp(-\eta(\tilde b - \gamma))`,
+    linear: :math:`C \leftarrow C - \eta(\tilde b - \gamma)`.
+
+    Attributes:
+        quantile: γ in (0, 1), the share of records that should not be clipped.
+        learning_rate: η_C > 0.
+        update: "geometric" or "linear"; a linear step never takes more than half of the bound away.
+        count_noise_std: σ_b, on the sum; None takes m/20.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    update: Literal["geometric", "linear"] = "geometric"
+    count_noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ConfigurationError(f"quantile must lie strictly between 0 and 1, not {self.quantile}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigurationError(f"clip_learning_rate must be a positive number, not {self.learning_rate}.")
+        if self.update not in ("geometric", "linear"):
+            raise ConfigurationError(f"unknown update {self.update!r}; known are geometric, linear.")
+        if self.count_noise_std is not None and not 0 < self.count_noise_std < math.inf:
+            raise ConfigurationError(f"count_noise_std must be a positive number, not {self.count_noise_std}.")
+
+    def statistics(
+        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+    ) -> tuple[Statistic, ...]:
+        std = expected_records / 20 if self.count_noise_std is None else self.count_noise_std
+        return tuple(Statistic(f"count/{group.name}", 1, 0.5, std, expected_records) for group in groups)
+
+    def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+        bounds = squared_norms.new_tensor([group.max_grad_norm for group in groups])
+        return (squared_norms.sqrt() <= bounds[:, None]).to(squared_norms.dtype).sub_(0.5).sum(1)
+
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+        return tuple(
+            self._next(group.max_grad_norm, centered + 0.5 - self.quantile)
+            for group, centered in zip(groups, released, strict=True)
+        )
+
+    def _next(self, bound: float, excess: float) -> float:
+        if self.update == "geometric":
+            return bound * math.exp(max(min(-self.learning_rate * excess, 5.0), -5.0))
+        return max(bound - self.learning_rate * excess, bound / 2)
+
+
+@dataclass(frozen=True)
+class MeanNormBounds(Adaptation):
+    r"""Follow a multiple of the private mean norm of the previous lot (three_tools_2018, 2.2).
+
+    .. math::
+        C_t = \frac{\alpha}{m} \Big( \sum_i \min(\|g_i\|, \beta C_{t-1})
+              + \mathcal N(0, (\sigma_{l2} \beta C_{t-1})^2) \Big)
+
+    for each group. The noise belongs to the sum, before the division by the expected number m of records.
+
+    Attributes:
+        alpha: α > 0; around 1 on all data sets of the paper.
+        beta: β > 1: norms are clipped at β times the bound.
+        norm_noise_multiplier: σ_l2, noise of the sum of norms in units of its sensitivity. None takes the paper's
+            share of the budget: 2.5/0.725 times the noise z√G on each of G layers, which raises z_Δ by 4.5 %.
+
+    The bound stays positive: noise takes away at most the factor β in one step.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    alpha: float = 1.1
+    beta: float = 2.0
+    norm_noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise ConfigurationError(f"alpha must be a positive number, not {self.alpha}.")
+        if not 1 < self.beta < math.inf:
+            raise ConfigurationError(f"beta must be larger than 1, not {self.beta}: norms are clipped at beta * bound.")
+        if self.norm_noise_multiplier is not None and not 0 < self.norm_noise_multiplier < math.inf:
+            raise ConfigurationError(
+                f"norm_noise_multiplier must be a positive number, not {self.norm_noise_multiplier}."
+            )
+
+    def statistics(
+        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+    ) -> tuple[Statistic, ...]:
+        z = self.norm_noise_multiplier
+        z = _PAPERS_RATIO * noise_multiplier * math.sqrt(len(groups)) if z is None else z
+        bounds = [self.beta * group.max_grad_norm for group in groups]
+        return tuple(
+            Statistic(f"norm/{group.name}", 1, bound, z * bound, expected_records)
+            for group, bound in zip(groups, bounds, strict=True)
+        )
+
+    def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+        limits = squared_norms.new_tensor([self.beta * group.max_grad_norm for group in groups])
+        return torch.minimum(squared_norms.sqrt(), limits[:, None]).sum(1)
+
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+        return tuple(
+            max(self.alpha * mean, group.max_grad_norm / self.beta)
+            for group, mean in zip(groups, released, strict=True)
+        )

@@ -1,0 +1,159 @@
+"""Clipping: what bounds the influence of one record on the released sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.gradients.parameter import ParameterGradients
+
+SMALLEST, LARGEST = 1e-10, 1e10
+"""Of bounds and scales: far from where float32 loses squares or noise."""
+_ZERO = 1e-12
+
+WeightFunction = Callable[[Tensor, float], Tensor]
+"""(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
+
+
+@dataclass(frozen=True)
+class VectorGroup:
+    """Parameters whose gradients are clipped together (general_approach_2018, section 2).
+
+    Attributes:
+        name: Shown in the ledger.
+        parameters: Positions in the list of trainable parameters.
+        max_grad_norm: S_g, upper bound of a record's l2 norm over the group.
+        scales: α_j > 0 for each of `parameters`: norms are taken, and noise is added, after the division of parameter
+            j's gradient by α_j ("joint clipping"). Empty: all 1.
+    """
+
+    name: str
+    parameters: tuple[int, ...]
+    max_grad_norm: float
+    scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.max_grad_norm <= LARGEST:
+            raise ConfigurationError(
+                f"max_grad_norm must be a positive number from {SMALLEST:g} to {LARGEST:g}, not {self.max_grad_norm}."
+            )
+        if self.scales and len(self.scales) != len(self.parameters):
+            raise ConfigurationError(f"group {self.name} needs one scale for each parameter.")
+        if not all(SMALLEST <= scale <= LARGEST for scale in self.scales):
+            raise ConfigurationError(
+                f"the scales of group {self.name} must be positive numbers from {SMALLEST:g} to {LARGEST:g}, not "
+                f"{self.scales}."
+            )
+
+
+def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+    """Factors min(1, C / ‖g_r‖) that bring each record's norm down to at most C (Abadi et al. 2016).
+
+    Args:
+        squared_norms: ‖g_r‖², shape (R,). A record with a non-finite norm (NaN or infinite gradients, or a
+            square that overflows) gets weight zero: it contributes nothing, and nobody can tell that it was there.
+        max_grad_norm: C.
+
+    Returns:
+        Weights in [0, 1], shape (R,).
+    """
+    return squared_norms.rsqrt().mul_(max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)  # of infinity: already 0
+
+
+def normalize_weights(squared_norms: Tensor, max_grad_norm: float, stability: float) -> Tensor:
+    """Factors C / (‖g_r‖ + γ) that bring each record's norm to just below C (Bu et al. 2022, AUTO-S).
+
+    Args:
+        squared_norms: ‖g_r‖², shape (R,); non-finite ones get weight zero.
+        max_grad_norm: C.
+        stability: γ ≥ 0; with 0 every norm becomes C (AUTO-V), but for norms below 1e-12, which count as zero: float32
+            cannot tell them apart.
+
+    Returns:
+        Weights, shape (R,).
+    """
+    norms = squared_norms.sqrt()
+    weights = max_grad_norm / (norms + stability)
+    return torch.where(squared_norms.isfinite() & (norms > _ZERO), weights, torch.zeros_like(weights))
+
+
+def normalizing(stability: float) -> WeightFunction:
+    """`normalize_weights` with a fixed γ.
+
+    Raises:
+        ConfigurationError: γ is negative.
+    """
+    if not 0 <= stability < math.inf:
+        raise ConfigurationError(f"stability must be a number from 0 on, not {stability}.")
+    return partial(normalize_weights, stability=stability)
+
+
+def unclipped_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+    """Factors 1: no clipping, hence no privacy. For references only; non-finite records still count as zero."""
+    return squared_norms.isfinite().to(squared_norms.dtype)
+
+
+def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+    """Squared norm of each record in each group, after division by the group's scales.
+
+    Args:
+        norms: Squared norm of each parameter's gradient, shape (parameters, R).
+        groups: A partition of the parameters.
+
+    Returns:
+        Shape (groups, R).
+    """
+    rows = []
+    for group in groups:
+        everything = group.parameters == tuple(range(len(norms)))
+        members = norms if everything else norms[list(group.parameters)]
+        if group.scales:
+            members = members / norms.new_tensor(group.scales).square()[:, None]
+        rows.append(members.sum(0))
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+
+def clip_and_sum(
+    gradients: Sequence[ParameterGradients],
+    groups: Sequence[VectorGroup],
+    weights_of: WeightFunction = clip_weights,
+    into: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], Tensor]:
+    """Clip every record in every group and add the records up.
+
+    Guarantee: adding or removing one record moves the part of the result that belongs to group g, divided by the
+    group's scales, by at most `groups[g].max_grad_norm` in l2 norm, whatever the record (float rounding aside). A
+    record with a non-finite gradient anywhere contributes zero everywhere.
+
+    Args:
+        gradients: Per-record gradients of each trainable parameter, for one lot of R records.
+        groups: A partition of the parameters.
+        weights_of: How a record's norm becomes its factor.
+        into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
+
+    Returns:
+        The sums, one tensor for each parameter, in its shape; and the squared norms before clipping, shape
+        (groups, R'), of the R' records that are finite (private: only for statistics that are noised themselves).
+    """
+    norms = torch.stack([parameter.squared_norms() for parameter in gradients])
+    if not math.isfinite(norms.sum()):  # the sum of finite ones may overflow, too
+        finite = norms.isfinite().all(0)
+        if not finite.all():
+            keep = finite.nonzero().squeeze(1)
+            return clip_and_sum([parameter.select(keep) for parameter in gradients], groups, weights_of, into)
+    sums = [norms.new_empty(0)] * len(gradients) if into is None else list(into)
+    by_group = group_norms(norms, groups)
+    for group, squared in zip(groups, by_group, strict=True):
+        weights = weights_of(squared, group.max_grad_norm)
+        for position in group.parameters:
+            if into is None:
+                sums[position] = gradients[position].weighted_sum(weights)
+            else:
+                gradients[position].add_weighted_sum(weights, into[position])
+    return sums, by_group

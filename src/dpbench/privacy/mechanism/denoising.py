@@ -1,0 +1,167 @@
+"""Independent error correction of a released gradient (gradient_compression_denoising_2020, Algorithm 3).
+
+Post-processing: it reads the noised sum and public numbers (noise, threshold, priors, expected lot size), so that it
+costs no privacy and touches no ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.special import log_ndtr
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.gradients.discretization import check_threshold
+
+Hypotheses = Literal["points", "intervals", "uniform"]
+Scale = Literal["sum", "mean"]
+Priors = tuple[float, float, float]
+
+_EQUAL: Priors = (1 / 3, 1 / 3, 1 / 3)
+
+
+@dataclass(frozen=True)
+class ErrorCorrection:
+    r"""Replace each coordinate y of a noisy gradient by −ν, 0 or +ν, whichever hypothesis is the most probable.
+
+    With :math:`Y = X + Z`, :math:`Z \sim \mathcal N(0, \sigma^2)`, the hypotheses are D: X < −ν, S: |X| ≤ ν, U: X > ν,
+    and the score of a hypothesis is its prior times the likelihood of y. The paper leaves the likelihood open:
+
+    * "points": X is −ν, 0 or +ν exactly; φ((y + ν)/σ), φ(y/σ), φ((y − ν)/σ). With equal priors: the sign of y
+      where |y| > ν/2.
+    * "intervals": not normalized; the mass that N(y, σ²) has in each interval: Φ((−ν − y)/σ),
+      Φ((ν − y)/σ) − Φ((−ν − y)/σ), Φ((y − ν)/σ).
+    * "uniform": X uniform within its interval, and |X| ≤ B: the masses above, cut at ±B, divided by the widths B − ν,
+      2ν and B − ν. B is what the clipped sum can be at most for the expected number of records.
+
+    It also leaves open what ν is compared with:
+
+    * "sum": y is the noisy sum, and the corrected sum is the update, undivided (Algorithm 1 to the letter); the
+      learning rate has to match.
+    * "mean": y is the noisy mean over the expected number of records.
+
+    Attributes:
+        threshold: ν > 0.
+        hypotheses: The likelihood, as above.
+        scale: "sum" or "mean".
+        priors: Probabilities of (D, S, U); see `estimate_priors` for public data. None takes equal ones.
+
+    Raises:
+        ConfigurationError: ν is not positive, the priors do not sum to 1, or a name is unknown.
+    """
+
+    threshold: float
+    hypotheses: Hypotheses = "points"
+    scale: Scale = "sum"
+    priors: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold, "correction_threshold")
+        if not self.threshold:
+            raise ConfigurationError("correction_threshold must be positive (null for no error correction).")
+        for name, value, known in (
+            ("correction_hypotheses", self.hypotheses, get_args(Hypotheses)),
+            ("correction_scale", self.scale, get_args(Scale)),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(known)}.")
+        check_priors(self.priors)
+
+    def check(self, bound: float, expected_records: float) -> None:
+        """Raise ConfigurationError if ν is more than a gradient can be.
+
+        Args:
+            bound: Smallest bound of a coordinate of one record.
+            expected_records: Expected number of records in a lot.
+        """
+        largest = bound * (expected_records if self.scale == "sum" else 1.0)
+        if self.hypotheses == "uniform" and largest <= self.threshold:
+            raise ConfigurationError(
+                f"correction_threshold={self.threshold} is not below {largest:.4g}, the most that the gradient can be "
+                "in any coordinate: choose a smaller one."
+            )
+
+    def correct(self, total: Tensor, noise_std: float, expected_records: float, bound: float) -> Tensor:
+        """The corrected gradient.
+
+        Args:
+            total: Noisy sum over a lot, any shape.
+            noise_std: σ of the noise on each coordinate of the sum.
+            expected_records: Expected number of records in a lot.
+            bound: Most that one record adds to a coordinate.
+
+        Returns:
+            −ν, 0 or +ν for each coordinate, in the shape of `total`.
+        """
+        divisor = expected_records if self.scale == "mean" else 1.0
+        down, stop, up = self._scores(total / divisor, noise_std / divisor, bound * expected_records / divisor)
+        is_up = (up > down) & (up > stop)
+        is_down = (down > up) & (down > stop)
+        corrected: Tensor = (is_up.to(total.dtype) - is_down.to(total.dtype)).mul_(self.threshold)
+        return corrected
+
+    def _scores(self, y: Tensor, std: float, largest: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Log of prior times likelihood of each hypothesis, up to a common constant."""
+        nu = self.threshold
+        down, stop, up = (math.log(p) if p else -math.inf for p in (self.priors or _EQUAL))
+        if self.hypotheses == "points":
+            shift = nu * y / std**2
+            half = nu**2 / (2 * std**2)
+            return down - shift - half, torch.full_like(y, stop), up + shift - half
+        if self.hypotheses == "uniform":
+            if largest <= nu:  # an adaptive bound fell below ν: nothing can be above
+                return torch.full_like(y, -math.inf), torch.zeros_like(y), torch.full_like(y, -math.inf)
+            down, stop, up = down - math.log(largest - nu), stop - math.log(2 * nu), up - math.log(largest - nu)
+        edge = largest if self.hypotheses == "uniform" else math.inf
+        below = _log_mass((-edge - y) / std, (-nu - y) / std)
+        inside = _log_mass((-nu - y) / std, (nu - y) / std)
+        above = _log_mass((y - edge) / std, (y - nu) / std)
+        return down + below, stop + inside, up + above
+
+
+def _log_mass(low: Tensor, high: Tensor) -> Tensor:
+    """log(Φ(high) − Φ(low)), low < high; accurate in both tails."""
+    flip = low > 0  # Φ(h) − Φ(l) = Φ(−l) − Φ(−h)
+    low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    larger, smaller = log_ndtr(high), log_ndtr(low)
+    mass: Tensor = larger + torch.log1p(-torch.exp((smaller - larger).clamp(max=0)))
+    return mass
+
+
+def check_priors(priors: Sequence[float] | None) -> None:
+    """Raise ConfigurationError unless None or three probabilities that sum to 1."""
+    if priors is None:
+        return
+    if len(priors) != 3 or not all(0 <= p <= 1 for p in priors) or not math.isclose(sum(priors), 1, abs_tol=1e-6):
+        raise ConfigurationError(
+            f"priors must be three probabilities [p_down, p_stop, p_up] that sum to 1, not {list(priors)}."
+        )
+
+
+def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
+    """Priors: how often the coordinates of *public* gradients fall under each hypothesis.
+
+    Args:
+        gradients: Clipped sums (or means, whatever ν is compared with) from public data, any shape. Never pass
+            gradients of private data: nothing is noised here.
+        threshold: ν.
+
+    Returns:
+        (p_down, p_stop, p_up): frequencies, with one half added to each count, so that none is impossible (Jeffreys'
+        prior; the maximum likelihood of the paper for any number of coordinates that matters).
+
+    Raises:
+        ConfigurationError: There are no coordinates, or some are not finite.
+    """
+    if not gradients.numel() or not bool(gradients.isfinite().all()):
+        raise ConfigurationError("priors need finite gradients of public data.")
+    counts = [int((gradients < -threshold).sum()), 0, int((gradients > threshold).sum())]
+    counts[1] = gradients.numel() - counts[0] - counts[2]
+    total = gradients.numel() + 1.5
+    down, stop, up = ((count + 0.5) / total for count in counts)
+    return down, stop, up

@@ -1,0 +1,220 @@
+"""The path of one lot: per-record gradients → discretize → clip → sum → noise → error correction → new bounds.
+
+Without Lightning and without a model: what comes in are the per-record gradients of a lot (or of a piece of it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpbench.privacy.events import UNITS, Summands
+from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
+from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_norms
+from dpbench.privacy.mechanism.metrics import Value
+from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
+from dpbench.privacy.mechanism.recipe import Recipe, Transform
+from dpbench.privacy.sampling import Sampling
+
+Merge = tuple[Tensor, int, float | Tensor]
+"""(record of each row, number of records, factor): see `ParameterGradients.merge`. Microbatches have one factor;
+records that are several rows of a batch have one each, shape (records,)."""
+
+Bounds = tuple[float, ...]
+
+
+class Mechanism:
+    """Turns lots into releases, one after the other.
+
+    Guarantee: each release is the Gaussian mechanism that `plan` describes. The bounds of the next plan depend on
+    earlier releases only.
+
+    Args:
+        recipe: What is done with the records.
+        sampling: How lots are drawn.
+        noise_multiplier: z of each whole release.
+        parameters: Trainable parameters.
+        groups: Partition of the parameters with the first bounds.
+        metric_sizes: Number of values of each metric that the module offers.
+        memory: The `state_dict` of a run that is resumed.
+        summands: What the sums are over.
+
+    Attributes:
+        plan: Of the next release.
+        first_plan: Of the first release; names the run.
+        digest: A number for `first_plan`, part of the key of the noise: the same unit noise scaled in two ways would
+            reveal the sum. (Not of the present plan: its bounds differ in the last bit between one process and two,
+            and the ledger refuses a replay whose bounds differ.)
+        total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all.
+        gradients: A view of `total` for each parameter, in its shape and memory layout.
+        metrics: The last released values of the private metrics.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sampling: Sampling,
+        noise_multiplier: float,
+        parameters: Sequence[torch.nn.Parameter],
+        groups: tuple[VectorGroup, ...],
+        metric_sizes: Mapping[str, int] | None = None,
+        memory: Mapping[str, Any] | None = None,
+        summands: Summands = UNITS,
+    ) -> None:
+        self.recipe, self._summands = recipe, summands
+        self.metrics: dict[str, float] = {}
+        self._metrics = [dict(values) for values in (memory or {}).get("metrics", ())]
+        self._sampling, self._z = sampling, noise_multiplier
+        self._sizes = tuple(parameter.numel() for parameter in parameters)
+        self._metric_sizes = dict(metric_sizes or {})
+        bounds: tuple[Bounds, Bounds] | None = (memory or {}).get("bounds") if recipe.adaptation is not None else None
+        first, present = bounds if bounds and len(bounds[0]) == len(groups) else (None, None)
+        self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
+        self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
+        self.digest = plan_digest(self.first_plan)
+        if recipe.denoiser is not None:
+            recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
+        statistics = sum(statistic.size for statistic in self.plan.statistics)
+        self.total, self.gradients = _flat_buffer(parameters, statistics)
+        self._statistics = self.total[len(self.total) - statistics :]
+
+    def _plan_for(self, groups: tuple[VectorGroup, ...]) -> ReleasePlan:
+        recipe, sampling, summands, statistics = self.recipe, self._sampling, self._summands, list[Statistic]()
+        if recipe.adaptation is not None:
+            statistics += recipe.adaptation.statistics(groups, summands.expected(sampling), self._z)
+        if recipe.metrics is not None:
+            statistics += recipe.metrics.statistics(self._metric_sizes, self._z, sampling, summands)
+        return ReleasePlan(sampling, groups, self._z, self._sizes, tuple(statistics), recipe.allocation, summands)
+
+    @property
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """(first, present) bounds: what a resumed run has to know."""
+        first, present = self.first_plan.groups, self.plan.groups
+        return tuple(g.max_grad_norm for g in first), tuple(g.max_grad_norm for g in present)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a checkpoint: bounds that have adapted, and metrics that nobody has taken yet."""
+        return {"bounds": self.bounds if self.recipe.adaptation is not None else None, "metrics": list(self._metrics)}
+
+    def clear(self) -> None:
+        """Set the sums to zero: a lot begins."""
+        self.total.zero_()
+
+    def accumulate(
+        self,
+        gradients: Sequence[ParameterGradients],
+        rows: int,
+        merge: Merge | None = None,
+        values: Mapping[str, Value] | None = None,
+    ) -> tuple[Sequence[ParameterGradients], Tensor]:
+        """Add a piece of a lot to the running sums.
+
+        Args:
+            gradients: Per-record gradients of each parameter.
+            rows: Of the piece.
+            merge: How rows become records.
+            values: Private metrics of each row.
+
+        Returns:
+            The records' gradients before discretization, and their squared norms by group as they were clipped, shape
+            (groups, R'): private, for diagnostics.
+        """
+        recipe = self.recipe
+        exact, gradients = before_clipping(gradients, rows, merge, recipe.transform, self._sizes)
+        _, norms = clip_and_sum(gradients, self.plan.groups, recipe.weights_of, self.gradients)
+        parts = [] if recipe.adaptation is None else [recipe.adaptation.measure(norms, self.plan.groups)]
+        if recipe.metrics is not None:
+            of_rows = merge if merge is not None and isinstance(merge[2], Tensor) else None  # microbatches: of examples
+            parts.append(recipe.metrics.measure(values or {}, self._metric_sizes, rows, of_rows))
+        if parts:
+            self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
+        return exact, norms
+
+    def add_noise(self, generator: torch.Generator) -> None:
+        """Make the sums private, once for all processes."""
+        self.plan.privatize(self.total, generator)
+
+    def post_process(self) -> list[Tensor]:
+        """Post-processing of the noised sums: the update, the next bounds, the private metrics.
+
+        Returns:
+            The private gradient of each parameter, in its shape.
+        """
+        plan, denoiser = self.plan, self.recipe.denoiser
+        if denoiser is None:
+            self.total[: len(self.total) - len(self._statistics)].div_(plan.denominator)
+        else:
+            for view, std, bound in zip(self.gradients, plan.parameter_stds, plan.parameter_bounds, strict=True):
+                view.copy_(denoiser.correct(view, std, plan.denominator, bound))
+        if plan.statistics:
+            self._adapt(plan.divide_statistics_(self._statistics).tolist())
+        return self.gradients
+
+    def _adapt(self, released: list[float]) -> None:
+        adaptation, groups = self.recipe.adaptation, self.plan.groups
+        if adaptation is not None:
+            own, released = released[: len(groups)], released[len(groups) :]
+            self.plan = self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own)))
+        if self.recipe.metrics is not None:
+            self.metrics = self.recipe.metrics.named(released, self._metric_sizes)
+            self._metrics.append(self.metrics)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Means of the private metrics over the releases since the last call: less noise than each alone."""
+        taken, self._metrics = self._metrics, []
+        return {name: sum(values[name] for values in taken) / len(taken) for name in (taken[0] if taken else ())}
+
+
+def before_clipping(
+    gradients: Sequence[ParameterGradients],
+    records: int,
+    merge: Merge | None,
+    transform: Transform | None,
+    sizes: Sequence[int],
+) -> tuple[Sequence[ParameterGradients], Sequence[ParameterGradients]]:
+    """Gradients of the records (examples or microbatches), and the same as clipping sees them."""
+    if merge is not None:
+        record_of, records, factor = merge
+        if isinstance(factor, Tensor):
+            gradients = [ScaledGradients(one.merge(record_of, records, 1.0), factor) for one in gradients]
+        else:
+            gradients = [one.merge(record_of, records, factor) for one in gradients]
+    return gradients, gradients if transform is None else transform(gradients, records, sizes)
+
+
+def mean_norms(
+    gradients: Sequence[ParameterGradients],
+    rows: int,
+    merge: Merge | None,
+    transform: Transform | None,
+    sizes: Sequence[int],
+    groups: Sequence[VectorGroup],
+) -> list[float]:
+    """Mean over records of the norms that clipping would see, one for each group."""
+    _, prepared = before_clipping(gradients, rows, merge, transform, sizes)
+    norms = torch.stack([parameter.squared_norms() for parameter in prepared])
+    means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()
+    return means
+
+
+def plan_digest(plan: ReleasePlan) -> int:
+    """A number that names what is released."""
+    return int(hashlib.sha256(repr(plan).encode()).hexdigest()[:32], 16)
+
+
+def _flat_buffer(parameters: Sequence[torch.nn.Parameter], tail: int) -> tuple[Tensor, list[Tensor]]:
+    """One flat sum (float32 at least) and a view of it for each parameter, in the parameter's memory layout."""
+    dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
+    total = torch.zeros(sum(p.numel() for p in parameters) + tail, dtype=dtype, device=parameters[0].device)
+    views, start = [], 0
+    for p in parameters:
+        dense = sum((n - 1) * step for n, step in zip(p.shape, p.stride(), strict=True)) + 1 == p.numel()
+        piece = total[start : start + p.numel()]
+        views.append(torch.as_strided(total, p.shape, p.stride(), start) if dense else piece.view(p.shape))
+        start += p.numel()
+    return total, views

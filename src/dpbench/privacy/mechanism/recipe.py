@@ -1,0 +1,60 @@
+"""What a strategy does with the records of a lot, as data: no model, no data set, no Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.adaptive import Adaptation
+from dpbench.privacy.mechanism.clipping import VectorGroup, WeightFunction, clip_weights, unclipped_weights
+from dpbench.privacy.mechanism.denoising import ErrorCorrection
+from dpbench.privacy.mechanism.groups import flat_groups
+from dpbench.privacy.mechanism.metrics import PrivateMetrics
+from dpbench.privacy.mechanism.plan import NoiseAllocation
+
+Grouping = Callable[[Sequence[str], Sequence[int]], tuple[VectorGroup, ...]]
+"""(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
+
+Transform = Callable[[Sequence[ParameterGradients], int, Sequence[int]], Sequence[ParameterGradients]]
+"""(gradients of R records by each parameter, R, numbers of coordinates) → the same of what becomes of each record."""
+
+ONE_GROUP: Grouping = partial(flat_groups, max_grad_norm=1.0)
+"""All parameters together, at a bound of 1."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Parts that a strategy is made of; each can be exchanged alone.
+
+    Attributes:
+        groups: Which parameters are clipped together, and the first bounds.
+        weights_of: How a record's norm becomes the factor that clips it.
+        allocation: How noise is shared among groups.
+        adaptation: How bounds follow the gradients, or None for fixed ones.
+        bounds_from_noise: α: the first bounds are α times the mean norms of a step on random noise, which touches no
+            private data; None: those of `groups`.
+        transform: What each record's gradient becomes before it is clipped, or None: it stays.
+        denoiser: Post-processing of the noisy sum, or None.
+        metrics: Released beside the gradients, or None.
+        noise: Whether noise is added. Without it nothing is private: an error-free reference.
+        private: Whether the releases carry a guarantee, and so have a ledger and an epsilon.
+    """
+
+    groups: Grouping = ONE_GROUP
+    weights_of: WeightFunction = clip_weights
+    allocation: NoiseAllocation = "equal"
+    adaptation: Adaptation | None = None
+    bounds_from_noise: float | None = None
+    transform: Transform | None = None
+    denoiser: ErrorCorrection | None = None
+    metrics: PrivateMetrics | None = None
+    noise: bool = True
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        if self.private and not self.noise:
+            raise ValueError("a release without noise is not private")
+        if self.private and self.weights_of is unclipped_weights:
+            raise ValueError("a release without clipping is not private")

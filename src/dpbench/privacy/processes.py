@@ -1,0 +1,37 @@
+"""The processes of one training, as a release sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _alone(total: Tensor) -> None:
+    """All-reduce of a single process: its sum is the sum of all."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Who takes part in a release.
+
+    Attributes:
+        rank: Of this process; rank 0 adds the noise and writes the ledger.
+        world: Number of processes.
+        broadcast: Gives every process the value that rank 0 has.
+        add_up: Replaces a tensor by the sum of all processes' tensors, in place.
+    """
+
+    rank: int = 0
+    world: int = 1
+    broadcast: Callable[[Any], Any] = _itself
+    add_up: Callable[[Tensor], object] = _alone
+
+
+ALONE = Processes()

@@ -1,0 +1,257 @@
+"""The release by itself: sums of a lot in, private gradients out; noise, ledger and budget in between.
+
+Without Lightning and without a model. Whoever knows how the records of a lot become per-record vectors hands these to
+`accumulate`, lot by lot, and takes what `release` gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy import native
+from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.budget import ENDLESS, Budget, Horizon
+from dpbench.privacy.events import Event, Summands, equivalent_queries
+from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
+from dpbench.privacy.mechanism.metrics import Value
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.processes import ALONE, Processes
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator, noise_key
+from dpbench.privacy.sampling import Sampling
+
+Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
+"""Called with (mechanism, parameter names, gradients of the records before discretization, squared norms by group)."""
+
+
+class Trained(NamedTuple):
+    """Parameters that releases update.
+
+    Attributes:
+        parameters: Trainable.
+        names: Of them.
+    """
+
+    parameters: Sequence[torch.nn.Parameter]
+    names: Sequence[str]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of coordinates of each parameter."""
+        return [parameter.numel() for parameter in self.parameters]
+
+
+class Releases:
+    """The releases of one training, one after the other.
+
+    Guarantee: (ε, δ)-differential privacy of all of them together, with the unit and the neighboring relation of the
+    sampling, and ε as the ledger gives it. Each is on disk before anything uses its sum.
+
+    Args:
+        recipe: What is done with the records.
+        budget: What may be spent.
+        noise_multiplier: z of each release, or None: the one that uses the budget up.
+        seed: Key of the noise, for runs that can be repeated; None takes the operating system's entropy.
+        fingerprint: Names everything else that determines the run. With it, a run resumed after a crash repeats the
+            releases after its checkpoint instead of spending new ones.
+
+    Attributes:
+        made: Number of releases so far.
+        noise_multiplier: Given, or found once a training has begun.
+        phase: Of the ledger: how often the run was taken up again with other settings.
+        observers: Called with every piece of a lot: private data, for diagnostics.
+        watchers: Called with the mechanism on each process, with its own sums before noise; for references without
+            privacy only.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        budget: Budget,
+        noise_multiplier: float | None,
+        seed: int | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.recipe, self.budget, self.seed, self.fingerprint = recipe, budget, seed, fingerprint
+        self.made = self.phase = 0
+        self.noise_multiplier = self._given_noise = noise_multiplier
+        self.observers: list[Observer] = []
+        self.watchers: list[Callable[[Mechanism], object]] = []
+        self.memory: dict[str, Any] = {}  # of a checkpoint
+        self.key = fresh_key() if seed is None else seed
+        self.processes = ALONE
+        self._mechanism: Mechanism | None = None
+        self._names: Sequence[str] = ()
+        self._open = self._empty = False
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that turns lots into releases.
+
+        Raises:
+            ConfigurationError: No training has begun in this process.
+        """
+        if self._mechanism is None:
+            raise ConfigurationError(
+                "nothing was trained yet: call trainer.fit first. (A training that ran in processes of its own is told "
+                "by its ledger: `dpbench account FOLDER`.)"
+            )
+        return self._mechanism
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything released so far; infinite for a reference without privacy."""
+        _ = self.mechanism
+        return self.budget.epsilon(accountant) if self.recipe.private else float("inf")
+
+    def forget(self) -> None:
+        """Begin a run without a past."""
+        self.made, self.memory, self.noise_multiplier = 0, {}, self._given_noise
+
+    def take_part(self, processes: Processes) -> None:
+        """Agree with the other processes on the key of the noise."""
+        self.processes, self.key = processes, processes.broadcast(fresh_key() if self.seed is None else self.seed)
+
+    def begin(
+        self,
+        sampling: Sampling,
+        summands: Summands,
+        trained: Trained,
+        groups: tuple[VectorGroup, ...],
+        metric_sizes: Mapping[str, int],
+        horizon: Horizon = ENDLESS,
+    ) -> None:
+        """Fix the plan of the first release; `take_part` comes before.
+
+        Args:
+            sampling: How lots are drawn.
+            summands: What the sums are over.
+            trained: Parameters that are updated.
+            groups: Partition of them with the first bounds.
+            metric_sizes: Number of values of each metric that the module offers.
+            horizon: Number of steps, for which the noise is found where it was not given.
+
+        Raises:
+            ConfigurationError: The plan has no solution, or no noise reaches the target.
+        """
+        if self.recipe.private and sampling.record_changes < 1:
+            raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
+        if self.noise_multiplier is None:
+            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands)
+        self._names = trained.names
+        parameters, z = trained.parameters, self.noise_multiplier
+        self._mechanism = Mechanism(self.recipe, sampling, z, parameters, groups, metric_sizes, self.memory, summands)
+
+    def open_ledger(self, path: Path, horizon: Horizon = ENDLESS) -> None:
+        """Write or continue the ledger; nothing without privacy.
+
+        Args:
+            path: Of the ledger.
+            horizon: Of the training, for which a target is checked.
+
+        Raises:
+            BudgetExhausted: The target allows no further release.
+            LedgerError: The file cannot be continued.
+        """
+        self.phase = 0
+        if not self.recipe.private:
+            return
+        plan, sampling = self.mechanism.plan, self.mechanism.plan.sampling
+        replay = None
+        if self.seed is not None and self.fingerprint is not None:
+            replay = replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
+        facts = sampling.unit, sampling.neighbouring_relation, sampling.population, self.budget.delta, replay
+        header = Header(*facts, microbatch_size=plan.summands.per_summand)
+        resumed = self.made > 0 or self.fingerprint is not None
+        self.phase = self.budget.open(path, header, self.made, resumed, self.processes)
+        self.budget.limit(Event(sampling, equivalent_queries(plan.queries)), self.made, horizon)
+
+    def generator(self, stream: Stream, *parts: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers of the coming release, a function of key, stream, release and `parts`."""
+        return keyed_generator((self.key, stream, self.made, *parts), device)
+
+    def open_lot(self) -> None:
+        """Begin a lot, without a record so far; it is good for one release."""
+        self._open = self._empty = True
+
+    def _require_lot(self) -> None:
+        if not self._open:
+            raise ConfigurationError("no lot is open: each is released once, after open_lot() and all of its records.")
+
+    def accumulate(
+        self,
+        gradients: Sequence[ParameterGradients],
+        rows: int,
+        merge: Merge | None = None,
+        values: Mapping[str, Value] | None = None,
+    ) -> None:
+        """Clip a piece of the lot and add it to the sums; see `Mechanism.accumulate`."""
+        mechanism = self.mechanism
+        self._require_lot()
+        with torch.no_grad(), torch.autocast(mechanism.total.device.type, enabled=False):  # in full precision
+            if self._empty:
+                mechanism.clear()
+                self._empty = False
+            exact, norms = mechanism.accumulate(gradients, rows, merge, values)
+            for observer in self.observers:
+                observer(mechanism, self._names, exact, norms)
+
+    @torch.no_grad()
+    def release(self) -> list[Tensor]:
+        """Make the sums of the lot private: noise, a line in the ledger, and only then the division.
+
+        Returns:
+            The private gradient of each parameter, in its shape.
+
+        Raises:
+            BudgetExhausted: Nothing of the target is left.
+            ConfigurationError: No lot was opened since the last release, or the ledger was not.
+        """
+        mechanism = self.mechanism
+        self.budget.refuse_overdraft()
+        self._require_lot()
+        self._open = False
+        if self._empty:
+            mechanism.clear()
+        for watch in self.watchers:
+            if self.recipe.private:
+                raise ConfigurationError("exact sums of private records may not be watched.")
+            watch(mechanism)
+        if self.processes.rank == 0 and self.recipe.noise:
+            key = noise_key(self.key, mechanism.digest, self.phase, self.made)
+            mechanism.add_noise(keyed_generator(key, mechanism.total.device))
+        if self.processes.world > 1:
+            self.processes.add_up(mechanism.total)
+        if self.recipe.private:  # on disk before anything uses the noised sum
+            checksum = float(mechanism.total.sum(dtype=torch.float64)).hex()
+            self.budget.record(Release(self.made, mechanism.plan.sampling, mechanism.plan.queries, checksum))
+        self.made += 1
+        return mechanism.post_process()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a checkpoint: what a resumed run needs to go on with the same releases."""
+        state = {"private": self.recipe.private, "releases": self.made, "noise_multiplier": self.noise_multiplier}
+        own = {} if self._mechanism is None else self._mechanism.state_dict()
+        return {**state, **own, **self.budget.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the releases of a checkpoint."""
+        self.made, self.memory = int(state["releases"]), state
+        self.budget.load_state_dict(state)
+        if self.noise_multiplier is None:
+            self.noise_multiplier = state["noise_multiplier"]
+
+
+def replay_key(fingerprint: str, seed: int, names: Sequence[str], mechanism: Mechanism) -> str:
+    """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included."""
+    rounding = torch.__version__, native.signature()
+    facts = [fingerprint, seed, mechanism.total.device.type, list(names), mechanism.digest, *rounding]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,22 @@
+"""How the records of a lot are drawn: one class for each scheme, which also gives its accounting event."""
+
+from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
+
+# Schemes are listed in the order of their import: the usual ones first.
+# isort: split
+from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
+from dpbench.privacy.sampling.scheme import Part, Positions, Sampling, find_scheme, sampling_from_dict, schemes
+from dpbench.privacy.sampling.shuffled import ShuffledEpochs
+
+__all__ = [
+    "FixedSizeSampling",
+    "Part",
+    "PoissonSampling",
+    "Positions",
+    "Sampling",
+    "ShuffledEpochs",
+    "TruncatedPoissonSampling",
+    "find_scheme",
+    "sampling_from_dict",
+    "schemes",
+]

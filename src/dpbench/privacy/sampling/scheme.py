@@ -1,0 +1,237 @@
+"""What every scheme of sampling can do, and the registry of all of them.
+
+A scheme draws, describes itself for the ledger, and gives the event that accountants compose, so what is accounted for
+is the object that drew. Another scheme is another subclass of `Sampling`, anywhere: it joins the registry by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbench.errors import ConfigurationError, LedgerError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent, NeighboringRelation
+
+Positions = NDArray[np.int64]
+
+
+class Part(NamedTuple):
+    """A simpler release that a release is with some probability.
+
+    Attributes:
+        probability: Of it.
+        sampling: How its lot is drawn.
+        noise_multiplier: Noise over the sensitivity for these lots.
+    """
+
+    probability: float
+    sampling: Sampling
+    noise_multiplier: float
+
+
+_SCHEMES: dict[str, type[Sampling]] = {}
+
+
+@dataclass(frozen=True)
+class Sampling(ABC):
+    """Description of how the records of one lot are drawn from the training data.
+
+    A subclass is one scheme: a frozen dataclass with a `kind` of its own. Schemes are not derived from one another, so
+    that none draws in its own way and is accounted for, or read from a ledger, as another one.
+
+    Attributes:
+        population: Number of records that can be drawn; treated as public.
+        unit: What a record is, such as "example": the unit of privacy.
+        kind: Name of the scheme in ledgers.
+        words: What users type for it, the usual word first; the kind is understood too.
+        neighbouring_relation: "add_or_remove_one", "replace_one", or "none" where no accountant covers the scheme.
+        record_changes: By how many bounds a clipped sum over a lot moves at most between neighbors.
+        records_affected: How many records of a lot are other ones, or have other values, at most between neighbors.
+        whole_lots: Whether all lots have the same, whole size.
+        known_by_rate: Whether population and rate say all of it, so that a rate can be solved for.
+        without_replacement: Whether a lot is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019 holds.
+    """
+
+    population: int
+    unit: str = field(default="example", kw_only=True)
+
+    kind: ClassVar[str]
+    words: ClassVar[tuple[str, ...]] = ()
+    neighbouring_relation: ClassVar[str] = "none"
+    record_changes: ClassVar[int] = 0
+    records_affected: ClassVar[int] = 1
+    whole_lots: ClassVar[bool] = True
+    known_by_rate: ClassVar[bool] = False
+    without_replacement: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if Sampling not in cls.__bases__ or "kind" not in vars(cls):
+            raise TypeError(f"{cls.__name__} must subclass Sampling itself and state its own kind.")
+        _check_statements(cls)
+        known = _SCHEMES.setdefault(cls.kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{cls.__name__} and {known.__name__} are both of kind {cls.kind!r}.")
+        _SCHEMES[cls.kind] = cls
+        cls.words = cls.words or (cls.kind,)
+
+    @classmethod
+    @abstractmethod
+    def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
+        """The scheme whose lots hold a share of the records on average, in whole numbers where lots are whole.
+
+        Args:
+            population: Number of records.
+            rate: Expected lot size over the population, in (0, 1].
+            unit: What a record is.
+        """
+
+    @property
+    @abstractmethod
+    def expected_batch_size(self) -> float:
+        """Expected number of records in a lot: the only lot size a mechanism may divide by."""
+
+    @property
+    def rate(self) -> float:
+        """Expected lot size over the population."""
+        return self.expected_batch_size / self.population
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Lots that draw each record once on average; bookkeeping, without meaning for privacy."""
+        return max(1, round(self.population / self.expected_batch_size))
+
+    @property
+    def lots_per_draw(self) -> int:
+        """Number of consecutive lots that are drawn together: 1 unless they depend on one another."""
+        return 1
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+        """Draw `lots_per_draw` lots, independently of all that other generators draw.
+
+        Args:
+            rng: Fresh for these lots.
+
+        Returns:
+            For each lot the positions of its records, each at most once, from 0 to population − 1; may be empty.
+        """
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighboring relation as dp_accounting has it.
+
+        Raises:
+            ConfigurationError: No accountant covers the scheme.
+        """
+        from dp_accounting import NeighboringRelation
+
+        if self.neighbouring_relation == "none":
+            raise self._uncovered()
+        return NeighboringRelation[self.neighbouring_relation.upper()]
+
+    def dp_event(self, noise_multiplier: float) -> DpEvent:
+        """Event that dp_accounting composes for one Gaussian sum over a lot.
+
+        Args:
+            noise_multiplier: Noise over the most that the sum moves between neighbors (`record_changes` bounds).
+
+        Raises:
+            ConfigurationError: No accountant covers the scheme.
+        """
+        raise self._uncovered()
+
+    def _uncovered(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"no accountant covers {self.kind!r} sampling; draw lots with data.sampling=poisson or fixed_size."
+        )
+
+    def mixture(self, noise_multiplier: float) -> Sequence[Part]:
+        """Simpler releases of which each release is one, where dp_accounting has no Rényi divergences of `dp_event`.
+
+        Which of them it is must not depend on the record in which neighbors differ, and each lot of either neighbor
+        must be covered by one of them; the exponentials of the divergences then mix by the probabilities.
+
+        Args:
+            noise_multiplier: As for `dp_event`.
+        """
+        return ()
+
+    def second_order_divergence(self, noise_multiplier: float) -> float:
+        """A lower bound of the Rényi divergence of order 2, where it is known without cancellation, else 0.
+
+        Divergences grow with the order: from 2 on none is smaller. It stands in where a moment near one was rounded.
+        """
+        return 0.0
+
+    def squared_mu(self, noise_multiplier: float) -> float | None:
+        """μ² of one sum by the central limit theorem of Gaussian DP; None where it is not known."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the ledger.
+
+        >>> from dpbench.privacy.sampling import PoissonSampling
+        >>> PoissonSampling(1000, 0.05).to_dict()
+        {'kind': 'poisson', 'population': 1000, 'unit': 'example', 'sample_rate': 0.05}
+        """
+        return {"kind": self.kind, **asdict(self)}
+
+
+def _check_statements(scheme: type[Sampling]) -> None:
+    """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
+    least = {"none": 0, "add_or_remove_one": 1, "replace_one": 2}
+    relation, changes = scheme.neighbouring_relation, scheme.record_changes
+    if relation not in least or changes < least[relation] or (relation == "none") != (changes == 0):
+        raise TypeError(f"{scheme.__name__}: a sum cannot move by {changes} bounds between {relation} neighbors.")
+    if changes and scheme.dp_event is Sampling.dp_event:
+        raise TypeError(f"{scheme.__name__} has neighbors, but no dp_event to account for them.")
+
+
+def find_scheme(word: str) -> type[Sampling]:
+    """The scheme that a word names: its kind, or what users type for it.
+
+    >>> from dpbench.privacy.sampling import ShuffledEpochs
+    >>> find_scheme("shuffled") is find_scheme("shuffled_epochs") is ShuffledEpochs
+    True
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    for scheme in _SCHEMES.values():
+        if word == scheme.kind or word in scheme.words:
+            return scheme
+    known = ", ".join(scheme.words[0] for scheme in _SCHEMES.values())
+    raise ConfigurationError(f"unknown sampling {word!r}; known are {known}.")
+
+
+def schemes() -> tuple[type[Sampling], ...]:
+    """All schemes that are known, in the order of their definition."""
+    return tuple(_SCHEMES.values())
+
+
+def sampling_from_dict(data: dict[str, Any]) -> Sampling:
+    """Inverse of `Sampling.to_dict`; without a unit, as in older ledgers, a record is an example.
+
+    >>> sampling_from_dict({"kind": "fixed_size", "population": 1000, "batch_size": 50})
+    FixedSizeSampling(population=1000, unit='example', batch_size=50)
+
+    Raises:
+        LedgerError: The kind is unknown or a field is missing.
+    """
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if kind not in _SCHEMES:
+        raise LedgerError(f"unknown sampling kind {kind!r}; known are {', '.join(_SCHEMES)}")
+    if not isinstance(fields.get("unit", ""), str):
+        raise LedgerError(f"unit must be a word, not {fields['unit']!r}")
+    try:
+        return _SCHEMES[kind](**fields)
+    except TypeError as error:
+        raise LedgerError(f"sampling of kind {kind!r}: {error}") from None

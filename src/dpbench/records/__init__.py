@@ -1,0 +1,1 @@
+"""What a record is, and how a lot becomes per-record gradients."""

@@ -1,0 +1,236 @@
+"""Records that are examples, or are made of examples: gradients of each by one backward pass over the batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.events import MICROBATCH, UNITS, Summands
+from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.releases import Releases, Trained
+from dpbench.records.count import count_records
+from dpbench.records.coupling import CouplingProbe, Lot
+from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
+from dpbench.records.physical_batches import cut
+from dpbench.records.record_gradients import record_gradients
+from dpbench.records.scope import Scope
+from dpbench.records.source import Attached, Piece, attached
+
+SECOND_RELEASE = (
+    "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each (optimizers "
+    "that evaluate a closure several times, like LBFGS, are not supported)."
+)
+_NO_LOSS = (
+    "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
+    "the loss always."
+)
+_SECOND_BACKWARD = (
+    "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
+)
+_ON_NOISE = 64  # records of the step that first bounds are found by
+
+
+class Examples:
+    """Each row of a batch is a record; or the rows that `LotLoader(record_of_row=...)` says; or a microbatch is one.
+
+    Guarantee: the unit of privacy is that of the sampling, an example. A microbatch is a record to which each of its
+    examples may do anything within the bound, so that an example moves the sum by two bounds.
+
+    Args:
+        loss_reduction: How `training_step` combines records: "mean" or "sum".
+        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same.
+        microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
+            divided by μ and clipped instead of each example's.
+
+    Raises:
+        ConfigurationError: A number is below 1.
+    """
+
+    unit: str | None = None
+
+    def __init__(
+        self,
+        loss_reduction: LossReduction = "mean",
+        max_physical_batch_size: int | None = None,
+        microbatch_size: int = 1,
+    ) -> None:
+        sizes = {"max_physical_batch_size": max_physical_batch_size, "microbatch_size": microbatch_size}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
+        self.loss_reduction: LossReduction = loss_reduction
+        self._most_rows, self._microbatch_size = max_physical_batch_size, microbatch_size
+        self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
+        self._engine: PerRecordEngine | None = None
+        self._loader: LotLoader | None = None
+        self._rows: RowsOfLot | None = None
+        self._next_row = self._records = self._rows_of_lot = 0
+        self._verified = self._accumulated = self._released = False
+        self._values: Any = {}
+
+    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lots in pieces need automatic optimization."""
+        _refuse_in_manual_optimization(pl_module, max_physical_batch_size=self._most_rows)
+
+    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
+        """Record what the engine needs, and take over `training_step` and `backward`."""
+        _refuse_in_manual_optimization(pl_module, metrics=releases.recipe.metrics)
+        self._trainer, self._module, self._releases = trainer, pl_module, releases
+        self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
+        engine = self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
+        optimizer = self._scope.optimizer(engine.parameters)
+        self._scope.watch()
+        pl_module.__dict__["backward"] = self._backward
+        own, whole = pl_module.training_step, pl_module.automatic_optimization
+        step = self._scope.forward(self._in_pieces(own)) if whole else self._scope.in_lot(own)
+        self._probe = CouplingProbe(trainer, pl_module, engine, self.loss_reduction)
+        pl_module.__dict__["training_step"] = self._probe.before(own, step, self._lot)
+        return Attached(Trained(engine.parameters, engine.names), optimizer)
+
+    def begin(self, loader: LotLoader) -> None:
+        """Have microbatches drawn where they are the records."""
+        assert self._engine is not None
+        self._loader = loader
+        self._scope.follow(loader)
+        loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
+        self._engine.recording, self._records = False, 0  # until a lot is opened
+
+    def on_noise(self, generator: torch.Generator) -> Piece:
+        """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
+        assert self._engine is not None
+        makers = (self._trainer.datamodule, self._module)  # type: ignore[attr-defined]
+        maker: Any = next((x for x in makers if hasattr(x, "noise_batch")), None)
+        if maker is None or not self._module.automatic_optimization:
+            raise ConfigurationError(
+                "adaptive mean clipping starts from a step on random noise: give the data module (or the module) a "
+                "method noise_batch(size, generator), or set initial_max_grad_norm (the only way in manual "
+                "optimization, and so for a GAN)."
+            )
+        size = self._microbatch_size
+        batch = maker.noise_batch(_ON_NOISE * size, generator)
+        self._engine.recording = True
+        try:
+            gradients, rows = record_gradients(self._trainer, self._engine, batch, seed=0)
+        finally:
+            self._engine.recording = False
+        if size == 1:
+            return Piece(gradients, rows, None)
+        record_of = torch.arange(rows, device=self._engine.parameters[0].device) // size
+        return Piece(gradients, rows, (record_of, rows // size, 1 / size))
+
+    # ------------------------------------------------------------------------------------- one lot
+
+    def open_lot(self, batch: Any) -> None:
+        """Find the rows of each record, and let the engine record their forward passes."""
+        assert self._engine is not None and self._loader is not None
+        self._records = count_records(batch)
+        self._rows = rows_of_lot(self._loader, self._releases.made, self._trainer, batch, self._records)
+        self._rows_of_lot = self._records
+        self._next_row, self._values, self._accumulated, self._released = 0, {}, False, False
+        self._engine.expect(self._records)
+        self._scope.open_lot(batch)
+
+    def close_lot(self) -> None:
+        """Put the records of the lot out of reach; their sums are complete."""
+        assert self._engine is not None
+        if self._next_row < self._rows_of_lot:
+            raise ConfigurationError(_NO_LOSS)
+        if self._next_row > self._rows_of_lot:
+            raise ConfigurationError(_SECOND_BACKWARD)
+        self._scope.release_lot()
+        self._released, self._engine.recording = True, False
+
+    def finish_epoch(self) -> None:
+        """Refuse an epoch of which a lot was not released."""
+        self._scope.refuse_skipped_lot()
+
+    def detach(self) -> None:
+        """Give `training_step` and `backward` back."""
+        if self._engine is not None:
+            self._module.__dict__.pop("backward", None)
+            self._module.__dict__.pop("training_step", None)
+            self._engine.close()
+            self._engine = None
+            self._scope.close()
+
+    def _refuse_second_release(self) -> None:
+        if self._released:
+            raise ConfigurationError(SECOND_RELEASE)
+
+    def _lot(self) -> Lot:
+        self._refuse_second_release()  # a closure that is evaluated again
+        assert self._engine is not None
+        attached(self._engine.recording or None)  # by `open_lot`
+        bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
+        return Lot(self._releases.made, self._rows, self._divisor is None, self._most_rows, bound)
+
+    def _in_pieces(self, training_step: Any) -> Any:
+        """Split a lot that is larger than a physical batch; Lightning still sees one step.
+
+        An empty lot asks nothing of the model, which need not be able to handle it; its release is noise. (Among
+        several processes it does: logging may wait for all of them.)
+        """
+
+        @functools.wraps(training_step)
+        def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._records and self._trainer.world_size == 1:
+                return torch.zeros((), device=self._module.device, requires_grad=True)
+            *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._trainer)
+            for piece in pieces:
+                output = self._one_piece(training_step, piece, *args, **kwargs)
+                loss = output["loss"] if isinstance(output, dict) else output
+                if loss is None:
+                    raise ConfigurationError(_NO_LOSS)
+                self._accumulate(loss)
+            return self._one_piece(training_step, last, *args, **kwargs)
+
+        return step
+
+    def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self._engine is not None
+        self._records = self._engine.records = count_records(piece)
+        output = training_step(piece, *args, **kwargs)
+        self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
+        return output
+
+    def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Stand in for `LightningModule.backward`: per-record gradients instead of their sum."""
+        if self._released and self._scope.prefix:  # another network learns from what was released
+            self._scope.refuse_dependence(loss)
+            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return
+        self._refuse_second_release()
+        if self._accumulated and self._most_rows is None:
+            raise ConfigurationError(_SECOND_BACKWARD)
+        self._accumulate(loss)
+
+    def _accumulate(self, loss: Tensor) -> None:
+        """Clip the records of a (piece of a) lot and add them to the sums."""
+        assert self._engine is not None
+        records, device = self._records, self._module.device
+        verify = not self._verified and records > 0
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
+            gradients = self._engine.backward(loss, records, verify=verify)
+            if verify:
+                self._verified = self._engine.verified
+            rows = slice(self._next_row, self._next_row + records)
+            merge = merge_of(self._rows, rows, self._divisor, self._engine.parameters[0].device)
+            self._releases.accumulate(gradients, records, merge, self._values)
+        self._next_row += records
+        self._accumulated = True
+
+
+def _refuse_in_manual_optimization(pl_module: pl.LightningModule, **options: object) -> None:
+    """Raise ConfigurationError for options that need automatic optimization, where the module has none."""
+    for name, value in options.items():
+        if value and not pl_module.automatic_optimization:
+            raise ConfigurationError(
+                f"{name} needs automatic optimization: in manual optimization training_step makes the update "
+                "itself. Leave it out, or use automatic optimization."
+            )

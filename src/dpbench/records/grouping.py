@@ -1,0 +1,102 @@
+"""Which rows of a batch make up a record: one each, those that a loader says, or those of a microbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+
+from dpbench.data.lots import LotLoader, RecordOfRow
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.mechanism.mechanism import Merge
+
+RowsOfLot = NDArray[np.int64]
+"""Record (or microbatch) of each row of this process's share of a lot, ascending."""
+
+
+def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | None]:
+    """Say how the rows of a lot make up its records, by one row each, an index of the loader, or microbatches.
+
+    Returns:
+        Number of microbatches in a lot, 0 where a record is an example; and what the sum over the rows of a record is
+        divided by, None for their number.
+
+    Raises:
+        ConfigurationError: The expected lot size is not a multiple of `microbatch_size`, or records are several rows.
+    """
+    if microbatch_size == 1:
+        return 0, 1 if loader.record_of_row is None else None
+    if loader.record_of_row is not None:
+        raise ConfigurationError(
+            f"microbatch_size={microbatch_size} does not go with record_of_row: the rows of one record, or those of a "
+            "microbatch, can be clipped together, not both. Leave one out."
+        )
+    sampling = loader.lots.sampling
+    number = sampling.expected_batch_size / microbatch_size
+    if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
+        raise ConfigurationError(
+            f"microbatch_size={microbatch_size} does not fit lots of {sampling.expected_batch_size:g} records: choose "
+            "a divisor of data.expected_batch_size."
+        )
+    return round(number), microbatch_size
+
+
+def rows_of_lot(loader: LotLoader, step: int, trainer: pl.Trainer, batch: Any, rows: int) -> RowsOfLot | None:
+    """Record (or microbatch) of each row of this process's batch, ascending; None where each row is a record.
+
+    Raises:
+        ConfigurationError: The batch has other rows than its lot has records, or `record_of_row` is no index of them.
+    """
+    positions, microbatch_of = loader.lots.share(step, trainer.global_rank, trainer.world_size)
+    if loader.record_of_row is not None:
+        return _given(loader.record_of_row, batch, rows, len(positions))
+    if rows != len(positions):
+        raise ConfigurationError(
+            f"the batch has {rows} rows, its lot has {len(positions)} records: each row is clipped on its own, so that "
+            "a record with several rows (augmented views, windows of a text) would count several times, and fewer rows "
+            "cannot be told apart. Let the collate_fn make one row for each record, or say which rows belong together: "
+            "LotLoader(..., record_of_row=...)."
+        )
+    return microbatch_of
+
+
+def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> RowsOfLot:
+    try:
+        found = batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch)
+    except (KeyError, TypeError, IndexError):
+        raise ConfigurationError(f"record_of_row={record_of_row!r} is no entry of the batch.") from None
+    try:
+        index = torch.as_tensor(found).cpu().numpy()
+    except (TypeError, ValueError, RuntimeError):
+        index = np.zeros(())
+    if index.shape != (rows,) or index.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"record_of_row must give one whole number for each of the {rows} rows of the batch, not "
+            f"{index.dtype} of shape {index.shape}."
+        )
+    if rows and (index[0] < 0 or index[-1] >= records or (np.diff(index) < 0).any()):
+        raise ConfigurationError(
+            f"record_of_row must be ascending, from 0 to below the lot's {records} records (the position of each row's "
+            "record in the list that the collate_fn was given), so that the rows of a record lie together."
+        )
+    return index.astype(np.int64)
+
+
+def merge_of(record_of: RowsOfLot | None, rows: slice, size: int | None, device: torch.device) -> Merge | None:
+    """Grouping of the rows of a piece into records, those without a row left out.
+
+    Args:
+        record_of: Record (or microbatch) of each row of the lot, or None.
+        rows: The piece.
+        size: μ, by which the sum over a microbatch's rows is divided; None: the mean over each record's own rows, so
+            that the bound means what it means for records of one row.
+        device: Of the gradients.
+    """
+    if record_of is None:
+        return None
+    present, place, counts = np.unique(record_of[rows], return_inverse=True, return_counts=True)
+    factor = torch.from_numpy((1 / counts).astype(np.float32)).to(device) if size is None else 1 / size
+    return torch.from_numpy(place.astype(np.int64)).to(device), len(present), factor

@@ -1,0 +1,168 @@
+"""What of a module has been written to: everything that would be saved with it, and be published."""
+
+from __future__ import annotations
+
+from operator import is_
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from dpbench.data.octaves import is_checked
+from dpbench.errors import UnsupportedModuleError
+
+
+class Saved:
+    """Parameters, buffers and persistent metric states of a module, as they were at one time.
+
+    Tensors count the writes in place (`_version`), which costs microseconds; a write through `.data` is not counted,
+    and shows in sums over the contents only.
+
+    Args:
+        module: With all that is in it.
+        contents: Whether to compare contents, too; costs a pass over all tensors.
+    """
+
+    def __init__(self, module: nn.Module, contents: bool = False) -> None:
+        self._module = module
+        self._tensors = _tensors(module)
+        self._versions = _versions(self._tensors)
+        self._sums = [_sum(x) for x in self._tensors] if contents else None
+
+    def written(self) -> list[str]:
+        """Names of what was written to, replaced or added since then."""
+        now = _tensors(self._module)
+        versions = _versions(now)
+        sums = None if self._sums is None else [_sum(x) for x in now]
+        same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
+        if same and versions == self._versions and sums == self._sums:
+            return []
+        before = {id(x): (version, i) for i, (x, version) in enumerate(zip(self._tensors, self._versions, strict=True))}
+        names = {id(x): name for name, x in _named(self._module)}
+        changed = []
+        for i, (x, version) in enumerate(zip(now, versions, strict=True)):
+            known, place = before.get(id(x), (None, 0))
+            if known != version or (sums is not None and self._sums is not None and sums[i] != self._sums[place]):
+                changed.append(names.get(id(x), "a tensor"))
+        return changed or ["its modules"]
+
+
+class Writes:
+    """Writes to a module, lot by lot: none may carry what the records of a lot say past its release.
+
+    The contents of tensors are compared in the first lot, and in one lot of each octave.
+
+    Args:
+        module: With all that is in it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._lots = module, 0
+        self._before: Saved | None = None  # as of when the lot was drawn
+        self._updated: Saved | None = None  # as of its update
+
+    def _saved(self) -> Saved:
+        return Saved(self._module, contents=is_checked(self._lots))
+
+    def draw_lot(self) -> None:
+        """Remember the module before anything of it sees the next lot."""
+        self._lots += 1
+        self.remember()
+
+    def remember(self) -> None:
+        """Accept what was written up to now, by code that saw no record of the lot."""
+        self._before = self._saved()
+
+    def open_lot(self) -> None:
+        """Begin a lot, whose update is still to come."""
+        self._updated = None
+        if self._before is None:
+            self.remember()
+
+    def update(self) -> None:
+        """Remember the module after its update, with the lot still in sight."""
+        self._updated = self._saved()
+
+    def end_lot(self) -> None:
+        """Refuse writes after the update; the last hook that sees the lot has run.
+
+        Raises:
+            UnsupportedModuleError: The model was written to.
+        """
+        if self._updated is not None and (changed := self._updated.written()):
+            raise UnsupportedModuleError(
+                f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
+                "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
+                "noise: what follows from released weights alone belongs into on_before_zero_grad, on_train_epoch_end "
+                "or a hook of the optimizer (register_step_post_hook); in manual optimization, name the network that "
+                "sees records in private_module."
+            )
+        self.forget()
+
+    def refuse_before_release(self) -> None:
+        """Refuse writes since the lot was drawn: statistics of private records may have got into the model.
+
+        Raises:
+            UnsupportedModuleError: The model was written to.
+        """
+        if self._before is not None and (changed := self._before.written()):
+            raise UnsupportedModuleError(
+                f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
+                "saved with the model without noise: keep statistics of private records out of the model. What follows "
+                "from released weights alone, such as a target network, belongs into on_before_zero_grad or "
+                "on_train_epoch_end. (A generator makes images for a private discriminator in evaluation mode: "
+                "BatchNorm would tell how many records there were.)"
+            )
+
+    def forget(self) -> None:
+        """Drop what was remembered of the lot."""
+        self._before = self._updated = None
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    found: list[Tensor | None] = []
+    modules: list[nn.Module | None] = [module]
+    while modules:  # four times in every lot
+        one = modules.pop()
+        if one is None:
+            continue
+        if one._parameters:
+            found += one._parameters.values()
+        if one._buffers:
+            found += one._buffers.values()
+        if one._modules:
+            modules += one._modules.values()
+        if "_persistent" in one.__dict__:  # a metric
+            found += [x for _, x in _states(one)]
+    return [x for x in found if x is not None]
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    for prefix, one in module.named_modules():
+        if "_persistent" in one.__dict__:
+            named += [(f"{prefix}.{name}", x) for name, x in _states(one)]
+    return named
+
+
+def _states(metric: nn.Module) -> list[tuple[str, Tensor]]:
+    """States of a torchmetrics metric that `state_dict` holds."""
+    persistent: dict[str, bool] = metric.__dict__["_persistent"]
+    values = [(name, getattr(metric, name, None)) for name, kept in persistent.items() if kept]
+    flat = [(name, x) for name, value in values for x in (value if isinstance(value, list) else [value])]
+    return [(name, x) for name, x in flat if isinstance(x, Tensor)]
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    try:
+        return [x._version for x in tensors]
+    except RuntimeError:  # made in inference mode: not counted
+        return [-1 if x.is_inference() else x._version for x in tensors]
+
+
+def _sum(x: Tensor) -> str:
+    """Sum of the contents in float64, exact enough to show one changed number; as text, so that NaN equals itself."""
+    if is_lazy(x) or x.is_meta:
+        return ""
+    x = x.detach()
+    return float((x.abs() if x.is_complex() else x).sum(dtype=torch.float64)).hex()

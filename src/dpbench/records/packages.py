@@ -1,0 +1,31 @@
+"""Lightning under its two names, `pytorch_lightning` and `lightning`: one code, in classes apart."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+
+
+def classes(name: str, part: str = "") -> tuple[type, ...]:
+    """The classes of that name in those of the two packages that are loaded; imports neither.
+
+    Args:
+        name: Of the class.
+        part: Module of the package that exports it, such as "strategies"; by default the package itself.
+    """
+    modules = [sys.modules.get(f"{package}.{part}".rstrip(".")) for package in PACKAGES]
+    found = [getattr(module, name, None) for module in modules]
+    return tuple(cls for cls in found if isinstance(cls, type))
+
+
+def overrides(module: Any, method: str) -> bool:
+    """Whether a LightningModule has its own version of a method of `LightningModule`."""
+    own = method in vars(module)
+    return own or getattr(type(module), method) not in [getattr(cls, method) for cls in classes("LightningModule")]
+
+
+def ddp_strategies() -> tuple[type, ...]:
+    """Lightning's strategies that copy the model to each process."""
+    return classes("DDPStrategy", "strategies")

@@ -1,0 +1,1 @@
+"""What reads runs: tables, curves, comparisons, epsilons. Nothing here changes a run."""

@@ -1,0 +1,121 @@
+"""`dpbench account --plot`: epsilon against steps, and against the order of the Rényi divergence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
+from dpbench.privacy.accounting.composition import MOST_COSTS, coarser_costs, composable, epsilon, nominal_events
+from dpbench.privacy.accounting.ledger import Ledger, counted_event
+from dpbench.privacy.events import Event
+from dpbench.reports.figures import new_figure, write_figure
+
+_POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
+"""Slow accountants: most points of a curve over steps, and most points times distinct costs."""
+COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
+
+
+def plot_epsilon(
+    path: Path, ledgers: Mapping[str, Ledger], delta: float, accountants: Sequence[str], nominal: bool = False
+) -> Path:
+    """Draw how the epsilon of all releases grew, runs one after another, and from which order it comes.
+
+    Args:
+        path: The PNG.
+        ledgers: By name.
+        delta: δ.
+        accountants: Names; those that do not cover the sampling are left out.
+        nominal: See `nominal_events`.
+
+    Raises:
+        ConfigurationError: No accountant covers the sampling.
+    """
+    figure = new_figure(11, 4)
+    over_steps, over_orders = figure.subplots(1, 2)
+    drawn = 0
+    for name, color in zip(accountants, COLORS, strict=False):
+        events = _taken(ledgers, name, nominal)
+        try:
+            whole = composable(Counter(events), name)
+        except ConfigurationError:
+            continue
+        most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
+        points = max(3, min(most, work // len(whole)))
+        counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
+        covered = all(
+            ACCOUNTANTS[name].covers(event.sampling) for ledger in ledgers.values() for event in ledger.events
+        )
+        note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
+        note += "" if covered else " (nominal)"
+        _over_steps(over_steps, events, counts, delta, name, color, note)
+        _over_orders(over_orders, whole, delta, name, color, note)
+        drawn += 1
+    if not drawn:
+        raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
+    ends = np.cumsum([len(ledger.releases) for ledger in ledgers.values()])
+    for end in ends[:-1]:
+        over_steps.axvline(end, color="#808080", linewidth=0.6, linestyle=":")
+    _finish(over_steps, f"steps of {len(ledgers)} runs, one after another" if len(ledgers) > 1 else "steps", delta)
+    over_steps.set_ylim(bottom=0)
+    if over_orders.lines:
+        over_orders.set_xscale("log")
+        over_orders.set_yscale("log")
+        _finish(over_orders, "order of the Rényi divergence", delta)
+    else:
+        over_orders.set_visible(False)
+    return write_figure(path, figure)
+
+
+def _taken(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:
+    """All releases in their order, as the accountant takes them, at most about a hundred distinct."""
+    events: list[Event] = []
+    for ledger in ledgers.values():
+        size, distinct = ledger.header.microbatch_size, list(ledger.events)
+        as_taken = [
+            next(iter(nominal_events({event: 1}, accountant, size))) if nominal else event for event in distinct
+        ]
+        taken = dict(zip(distinct, as_taken, strict=True))
+        events += [taken[counted_event(release)] for _, release in ledger.releases]
+    coarser = coarser_costs(set(events))
+    return [coarser[event] for event in events]
+
+
+def _over_steps(
+    ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, note: str
+) -> None:
+    values, made = [], Counter[Event]()
+    for before, count in zip([0, *counts], counts, strict=False):
+        made.update(events[before:count])
+        values.append(epsilon(made, delta, name))
+    marker, style = "." if len(counts) < 20 else None, "--" if name == "rdp-continuous" else "-"
+    ax.plot(counts, values, color=color, label=f"{name}: {values[-1]:.4g}{note}", marker=marker, linestyle=style)
+
+
+def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str, note: str) -> None:
+    accountant = ACCOUNTANTS[name]
+    if not isinstance(accountant, RenyiAccountant) or isinstance(accountant, ContinuousRenyiAccountant):
+        return  # the latter's grid is that of rdp
+    orders = np.asarray(accountant.orders)
+    values = accountant.epsilon_by_order(accountant.curve(events), delta)
+    best = float(np.where(values > 0, values, np.inf).min())
+    shown = (values > 0) & (values < 100 * best)
+    if not shown.any():
+        return
+    order = float(orders[shown][values[shown].argmin()])
+    ax.plot(orders[shown], values[shown], color=color, label=f"{name}: {best:.4g} at order {order:g}{note}")
+    ax.plot(order, best, "o", color=color)
+
+
+def _finish(ax: Axes, label: str, delta: float) -> None:
+    ax.set_xlabel(label)
+    ax.set_ylabel(f"ε at δ = {delta:g}")
+    ax.legend(frameon=False, fontsize=8)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.margins(x=0.1)

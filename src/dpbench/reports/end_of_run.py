@@ -1,0 +1,69 @@
+"""What a run shows when it has come to its end: its pictures, and a short table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpbench.reports.ledgers import shown_noise
+from dpbench.reports.table import UNPROVEN
+from dpbench.runs.folder import Run, RunFolder
+
+
+class EndOfRun:
+    """Hands what the reports make of a run to `training.run.train`, which knows nothing of reports."""
+
+    def draw(self, run: Run) -> Path | None:
+        """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves."""
+        from dpbench.reports.curves import plot_curves
+        from dpbench.reports.diagnostics_plot import plot_diagnostics
+
+        picture = plot_curves(run.folder, run.config["run"]["name"])
+        plot_diagnostics(run.folder, run.config["run"]["name"])
+        return picture
+
+    def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
+        """Print the summary."""
+        print(summary(record, run.folder, opening))
+
+
+def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
+    """The short table at the end of a run.
+
+    Args:
+        record: The content of result.json.
+        folder: Of the run.
+        opening: How to see the run in wandb.
+    """
+    privacy = record["privacy"]
+    accuracy = record["metrics"].get("test/accuracy")
+    rows = [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
+    if privacy["delta"] is None:
+        rows.append(("epsilon", "infinite (no privacy)"))
+    else:
+        for name, value in privacy["epsilon"].items():
+            shown = "not computed" if value is None else f"{value:.3f}"
+            shown += f" ({UNPROVEN})" if "damage" in privacy else ""
+            rows.append(
+                (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
+            )
+        for name, value in privacy.get("epsilon_microbatch", {}).items():
+            shown = "not computed" if value is None else f"{value:.3f}"
+            rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
+    rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
+    rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
+    rows += [
+        ("steps", str(record["steps"])),
+        ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
+        ("run folder", _from_here(folder.path)),
+        ("pictures", ", ".join(_from_here(path) for path in sorted(folder.path.glob("*.png")))),
+        ("wandb", opening.replace(str(folder), _from_here(folder.path))),
+    ]
+    return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"
+
+
+def _from_here(path: Path) -> str:
+    """A path as a user in the present folder would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

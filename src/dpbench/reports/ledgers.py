@@ -1,0 +1,61 @@
+"""Ledgers of runs: found in folders, and shown to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError
+from dpbench.runs.folder import RunFolder
+
+
+def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
+    """Ledgers of runs, and of all runs below folders of sweeps.
+
+    Args:
+        paths: Ledgers, folders of runs, folders of sweeps.
+
+    Raises:
+        ConfigurationError: A folder holds none, or a ledger is named twice.
+    """
+    found: list[Path] = []
+    for path in paths:
+        own = RunFolder(path).ledger
+        below = [own] if own.exists() else sorted(path.rglob(own.name)) if path.is_dir() else [path]
+        if not path.exists():
+            raise ConfigurationError(
+                f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
+            )
+        if not below and runs_without_privacy([path]):
+            raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
+        if not below:
+            raise ConfigurationError(f"there is no {own.name} in or below {path}.")
+        found += below
+    if len({path.resolve() for path in found}) < len(found):
+        raise ConfigurationError("a ledger is named twice: each run counts once.")
+    return {str(path.parent if path.name == RunFolder.ledger else path): path for path in found}
+
+
+def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
+    """Runs below some folders that trained and have no ledger, because their strategy is not private."""
+    traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoints)
+    found = {trace.parent for path in paths if path.is_dir() for name in traces for trace in path.rglob(name)}
+    return sorted(str(folder) for folder in found if not RunFolder(folder).ledger.exists())
+
+
+def shown_range(value: float | list[float]) -> str:
+    """A figure, or the least and the most of several, with five digits."""
+    return " to ".join(f"{each:.5g}" for each in (value if isinstance(value, list) else [value]))
+
+
+def shown_noise(facts: Mapping[str, Any]) -> str:
+    """Noise and lots of a run in one line, for people.
+
+    Args:
+        facts: As `noise_of` gives them, with the population.
+    """
+    own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
+    lots = f"lots of {shown_range(facts['expected_batch_size'])} of {facts['population']} records"
+    rate = f"(rate {shown_range(facts['sample_rate'])})"
+    return f"noise multiplier {shown_range(own)}, {lots} {rate}"

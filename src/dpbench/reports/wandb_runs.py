@@ -1,0 +1,36 @@
+"""Runs that were logged to wandb, read back for `dpbench compare`."""
+
+from __future__ import annotations
+
+import pandas as pd
+import wandb
+
+from dpbench.errors import ConfigurationError, brief
+from dpbench.reports.compare import ComparedRun
+from dpbench.reports.table import flat_settings
+
+
+def recorded(place: str) -> list[ComparedRun]:
+    """Runs as wandb's public API gives them.
+
+    Args:
+        place: ENTITY/PROJECT or ENTITY/PROJECT:GROUP.
+
+    Raises:
+        ConfigurationError: There are none, or wandb does not answer.
+    """
+    project, _, group = place.partition(":")
+    try:
+        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
+    except (ValueError, OSError, wandb.Error) as error:
+        raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
+    if not runs:
+        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
+    found = []
+    for run in runs:
+        history = run.history(pandas=True)
+        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
+        summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
+        metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
+        found.append(ComparedRun(run.name, flat_settings(dict(run.config)), metrics, curves))
+    return found

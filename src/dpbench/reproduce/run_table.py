@@ -1,0 +1,134 @@
+"""A table of a paper: run what is missing, then write what there is."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpbench.errors import ConfigurationError
+from dpbench.reproduce.jobs import table_jobs
+from dpbench.reproduce.logged import collect
+from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
+from dpbench.reproduce.sweep import status, sweep
+from dpbench.reproduce.tables import Table, read_table, table_names
+from dpbench.training.search_path import conf_dir, groups_of
+
+
+@dataclass(frozen=True)
+class ComputedTable:
+    """A table that is computed at once, without training.
+
+    Attributes:
+        title: Shown.
+        make: Imports and returns the function that writes into a folder and returns a summary.
+    """
+
+    title: str
+    make: Callable[[], Callable[[Path], str]]
+
+
+def _claims() -> Callable[[Path], str]:
+    from dpbench.reproduce.claims_report import reproduce_claims
+
+    return reproduce_claims
+
+
+def _tracking() -> Callable[[Path], str]:
+    from dpbench.reproduce.tracking import reproduce_tracking
+
+    return reproduce_tracking
+
+
+COMPUTED_TABLES = {
+    "claims": ComputedTable("every epsilon that the papers print (one minute)", _claims),
+    "adaptive_quantile/figure2": ComputedTable("Bounds that track quantiles of known data (seconds)", _tracking),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which runs of a table are wanted, and how they are launched.
+
+    Attributes:
+        rows: Names, none for all.
+        columns: Names, none for all.
+        seeds: How many, or which; None for the table's own.
+        trainer: Word for every run, such as trainer=gpu, if any.
+        sweep: Words for Hydra: the launcher and its settings.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | int | None = None
+    trainer: tuple[str, ...] = ()
+    sweep: tuple[str, ...] = ()
+
+
+def listing() -> str:
+    """Names, titles and hours of all tables."""
+    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    lines = {name: one.title for name, one in COMPUTED_TABLES.items()}
+    lines |= {table.name: f"{table.title} (about {table.hours:g} hours on two cores)" for table in tables}
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {title}" for name, title in lines.items())
+
+
+def reproduce_table(
+    name: str, part: Part, out: Path, runs: Path, only_status: bool = False, replace: bool = False
+) -> tuple[str, bool]:
+    """Run what is missing of a table, and write it.
+
+    Args:
+        name: PAPER/TABLE, or the path of a definition.
+        part: Which part of it, and how.
+        out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
+        runs: Where the runs themselves are kept.
+        only_status: Run nothing, write nothing.
+        replace: Overwrite results of other code, or of runs that are not among these.
+
+    Returns:
+        What to print, and whether no run has failed.
+
+    Raises:
+        ConfigurationError: There is no such table, row, column or launcher.
+        Interrupted: A signal stopped it; finished runs stay.
+    """
+    try:
+        return _reproduced(read_table(name, conf_dir()), part, out, runs, only_status, replace)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigurationError(
+            f"no space is left for {runs} or {out}. Finished runs are kept: free some, and call the same command again."
+        ) from error
+
+
+def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bool, replace: bool) -> tuple[str, bool]:
+    conf = conf_dir()
+    for word in part.sweep:
+        key, _, choice = word.partition("=")
+        if key == "launcher" and choice not in (launchers := groups_of(conf)["launcher"]):
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(launchers)}.")
+    selected = table.selected(part.rows, part.columns, part.seeds)
+    jobs = table_jobs(selected, conf, runs, part.trainer)
+    if not only_status:
+        sweep(jobs, conf, part.sweep)
+    # Whatever is finished of the whole table goes into it, by this code, not only what was asked for now.
+    whole = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
+    known = {(job.row, job.column, job.seed): job for job in (*table_jobs(whole, conf, runs, part.trainer), *jobs)}
+    finished = finished_runs(table, list(known.values()))
+    text = [markdown(table, finished), "", status(jobs)]
+    good = not any(job.state() == "failed" for job in jobs)
+    if only_status or finished.empty:
+        return "\n".join(text), good
+    folder = out / table.folder
+    if not replace and (held := conflicting_results(folder, finished)) is not None:
+        text.append(f"{folder} holds {held} and stays as it is: --replace overwrites it.")
+        folder = runs / table.folder / "table"
+    from dpbench.reproduce.montage import write_montage  # brings Lightning: a listing need not wait for it
+
+    write_montage(table, list(known.values()), folder)
+    write_outputs(table, finished, collect(table, list(known.values())), folder)
+    return "\n".join([*text, f"written to {folder}"]), good

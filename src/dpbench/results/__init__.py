@@ -1,1 +1,0 @@
-"""Results of runs: records, logs, figures."""

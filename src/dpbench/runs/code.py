@@ -1,0 +1,89 @@
+"""The code that a run executes: our own, and that of others behind its configuration's `_target_` entries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError
+
+_KNOWN = {"dpbench", "torch", "torchvision", "pytorch_lightning", "torchmetrics"}  # by code_hash() and versions()
+COMPUTING = (
+    "__init__.py", "errors.py", "locks.py", "callback", "data", "models", "modules", "privacy", "records", "runs",
+    "strategies", "training",
+)  # fmt: skip
+"""What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed. `runs` belongs
+to it because the key of the noise comes from here, and what a resumed run starts from is read there."""
+READING = ("__main__.py", "cli", "reports", "reproduce", "synthesis")
+"""What starts runs and reads them: an edit of it leaves the noise of a run as it was."""
+
+
+@cache
+def code_hash(package: Path = Path(__file__).parents[1]) -> str:
+    """Sixteen hexadecimal digits for the source of what computes in a run."""
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
+        name = path.relative_to(package)
+        if name.parts[0] in COMPUTING:
+            digest.update(str(name).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
+    """Package → sixteen hexadecimal digits for its source, of each that the configuration names and dpbench is not.
+
+    Modules of dpbench that only read runs are among them where they take part in one, such as a callback that draws.
+    Noise is keyed by them: an edited model under the same seed must not get the noise of the model before.
+
+    Raises:
+        ConfigurationError: The source of one is not found.
+    """
+    packages = {_holder(target) for target in _targets(config)} - _KNOWN
+    return {package: _source_hash(package) for package in sorted(packages)}
+
+
+def _holder(target: str) -> str:
+    """The package of a class, or the module of one of our own classes that `code_hash` leaves out."""
+    package, room = (*target.split("."), "")[:2]
+    return target.rpartition(".")[0] if package == "dpbench" and room in READING else package
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from _targets(inner)
+
+
+@cache
+def _source_hash(package: str) -> str:
+    digest = hashlib.sha256()
+    for name, path in _files_of(package):
+        digest.update(name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _files_of(package: str) -> list[tuple[str, Path]]:
+    """Name and place of whatever Python may execute of a package, or of a module that is one file."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    kinds = (".py", ".so", ".pyd", ".cpp", ".cu")
+    found = [(str(path.relative_to(folder)), path) for folder in folders for path in sorted(folder.rglob("*"))]
+    files = [(name, path) for name, path in found if path.suffix in kinds]
+    if not folders and spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+        files = [(package, Path(spec.origin))]
+    if not files:
+        raise ConfigurationError(
+            f"the source of {package}, which _target_ names, is not found: noise that is keyed without it could repeat "
+            "itself. Put it into a file that can be imported."
+        )
+    return files

@@ -1,0 +1,75 @@
+"""Files that are either whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_TORN = re.compile(r"\..+\.\d+")  # as `replacing` names them
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a new file or folder, which takes its place when the block ends without an error.
+
+    Whatever stops the process, there is the old one or the new one, whole. (Two folders cannot be exchanged at once: a
+    process that is killed between two renames leaves the old one under a hidden name.)
+
+    Args:
+        path: Of the file or folder; it need not exist, its parent must.
+
+    Raises:
+        OSError: It cannot be written; what was there is still there.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    _remove(new)
+    try:
+        yield new
+        if new.is_dir() and path.is_dir():
+            _exchange_folder(path, new)
+        else:
+            os.replace(new, path)
+    finally:
+        _remove(new)
+
+
+def _exchange_folder(path: Path, new: Path) -> None:
+    old = new.with_name(f"{new.name}.old")
+    path.replace(old)
+    try:
+        new.replace(path)
+    except BaseException:
+        old.replace(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write text, whole or not at all: a crash or a full disk leaves the old file."""
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON, whole or not at all; numbers must be finite."""
+    write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what killed processes have left of files that they were writing; only while nobody else writes there."""
+    for path in folder.rglob(".*"):
+        if _TORN.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)

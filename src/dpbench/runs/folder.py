@@ -1,0 +1,122 @@
+"""The folder of a run: the one place that knows the names of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from dpbench.privacy.accounting.ledger import FILE_NAME
+
+
+class _Entry:
+    """A file or folder below a run's folder: its path on an instance, its name on the class.
+
+    Args:
+        name: Relative to the run's folder, with slashes.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, folder: None, owner: type[RunFolder]) -> str: ...
+    @overload
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path: ...
+    def __get__(self, folder: RunFolder | None, owner: type[RunFolder]) -> Path | str:
+        return self._name if folder is None else folder.path / self._name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its files. `RunFolder(path).ledger` is a path, `RunFolder.ledger` the name alone.
+
+    Attributes:
+        path: The folder; it need not exist.
+        config: The resolved configuration, from which a resume starts.
+        hydra: How the configuration came about, as Hydra writes it down.
+        log: What Python's logging of a job writes.
+        lock: Held by the process that trains in the folder.
+        wandb: Files of the run in wandb, if it is logged there.
+        ledger: Every release, see `privacy.accounting.ledger`.
+        metrics: What was logged, a line for each step.
+        checkpoints: Folder of the checkpoint and of what lies beside it.
+        checkpoint: The last one.
+        checkpoint_metrics: Last value of everything that was logged before the checkpoint.
+        stop_request: Exists while the processes of a training are asked to stop.
+        result: Record of the finished run.
+        partial_result: Record of an interrupted run.
+        evaluation: What `dpbench evaluate` found of a GAN.
+        curves: Picture of the metrics.
+        samples: Picture of what a GAN generates now.
+        samples_by_step: Folder of such pictures, one for each validation.
+        gradient_histogram: Values of private gradients, not private.
+        diagnostics: Picture of what diagnostics saw, not private.
+    """
+
+    path: Path
+
+    config = _Entry("config.yaml")
+    hydra = _Entry(".hydra")
+    log = _Entry("train.log")
+    lock = _Entry(".lock")
+    wandb = _Entry("wandb")
+    ledger = _Entry(FILE_NAME)
+    metrics = _Entry("metrics.csv")
+    checkpoints = _Entry("checkpoints")
+    checkpoint = _Entry("checkpoints/last.ckpt")
+    checkpoint_metrics = _Entry("checkpoints/metrics.json")
+    stop_request = _Entry("checkpoints/.stop")
+    result = _Entry("result.json")
+    partial_result = _Entry("partial_result.json")
+    evaluation = _Entry("evaluation.json")
+    curves = _Entry("curves.png")
+    samples = _Entry("samples.png")
+    samples_by_step = _Entry("samples")
+    gradient_histogram = _Entry("nonprivate_gradient_histogram.csv")
+    diagnostics = _Entry("nonprivate_diagnostics.png")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has left its result."""
+        return self.result.is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run has left the configuration from which it can be resumed."""
+        return self.config.is_file()
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is anything that only a training writes."""
+        return any(path.exists() for path in (self.ledger, self.metrics, self.checkpoint))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is being made.
+
+    Attributes:
+        folder: Where its files go.
+        config: Its resolved configuration.
+        private: Whether its strategy is private.
+    """
+
+    folder: RunFolder
+    config: dict[str, Any]
+    private: bool = True
+
+
+def finished_runs_below(folders: Iterable[Path]) -> list[RunFolder]:
+    """Folders of finished runs: those that were named, and all below them, sorted.
+
+    Args:
+        folders: Of runs, or of sweeps.
+    """
+    name = RunFolder.result
+    found = {path.parent for folder in folders for path in (*folder.glob(name), *folder.rglob(f"*/{name}"))}
+    return [RunFolder(path) for path in sorted(found)]

@@ -1,0 +1,106 @@
+"""Ledgers of runs: read, and compared with what the run's result or checkpoint knows of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.events import record_changes
+from dpbench.runs.folder import RunFolder
+
+_STRATEGY = "dpbench.PrivateStrategy"
+_UNREADABLE = "unreadable"
+_OTHER_SHAPES = (ValueError, TypeError, AttributeError)
+
+
+def read_run_ledger(path: Path) -> Ledger:
+    """A ledger, with `doubt` where it is not what its run left.
+
+    Args:
+        path: Of the ledger; its run's folder is looked at if it lies in one.
+
+    Raises:
+        LedgerError: It is no ledger.
+    """
+    ledger = read_ledger(path)
+    if path.name == RunFolder.ledger:
+        ledger.doubt = doubt_about(RunFolder(path.parent), len(ledger.releases))
+    return ledger
+
+
+def noise_of(ledger: Ledger) -> dict[str, Any]:
+    """Noise and lots with which releases were made.
+
+    Args:
+        ledger: With releases.
+
+    Returns:
+        noise_multiplier: noise over sensitivity of a whole release, statistics included, as accountants take it.
+        noise_std_over_max_grad_norm: what `strategy.noise_multiplier` means, where that is another figure.
+        sample_rate, expected_batch_size: of the lots. Each is [least, most] where releases differ.
+    """
+    size = ledger.header.microbatch_size
+    made = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
+    rates = [sampling.expected_batch_size / sampling.population for _, sampling in made]
+    facts = {"noise_multiplier": _range([z for z, _ in made])}
+    over_bound = _range([z * record_changes(sampling, size) for z, sampling in made])
+    facts |= {} if over_bound == facts["noise_multiplier"] else {"noise_std_over_max_grad_norm": over_bound}
+    sizes = _range([sampling.expected_batch_size for _, sampling in made])
+    return {**facts, "sample_rate": _range(rates), "expected_batch_size": sizes}
+
+
+def _range(values: Sequence[float]) -> float | list[float]:
+    least, most = min(values), max(values)
+    return least if most <= least * (1 + 1e-8) else [least, most]  # bounds that adapt round differently
+
+
+def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
+    """Say how a run's ledger differs from what its result or, before there is one, its checkpoint knows of it.
+
+    Args:
+        run: Folder, with a ledger.
+        releases: In the ledger; compared with results that are older than the running hash.
+
+    Returns:
+        None, also where nobody knows anything of it, or a piece of a sentence.
+    """
+    for witness, told, ended in _witnesses(run):
+        if _UNREADABLE in told:
+            return f"{run.ledger.name} cannot be compared with {run.checkpoint}, which cannot be read"
+        seal = Seal.read(told.get("ledger"))
+        if seal is not None:
+            wrong = difference(run.ledger, seal, witness, ended)
+        else:
+            before, now = told.get("releases"), releases
+            fewer = isinstance(before, int) and now is not None and (now < before or (ended and now > before))
+            wrong = f"{now} releases of {before} that {witness} counts: it was cut, or is of another run"
+            wrong = wrong if fewer else None
+        if wrong is not None:
+            return f"{run.ledger.name} has {wrong}"
+    return None
+
+
+def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Who tells what of a ledger, and whether it was complete then."""
+    for record in (run.result, run.partial_result):
+        with suppress(OSError, KeyError, RecursionError, *_OTHER_SHAPES):
+            privacy = json.loads(record.read_text(encoding="utf-8"))["privacy"]
+            yield record.name, dict(privacy), record == run.result
+            if record == run.result:
+                return  # written last, with what the checkpoint knows
+    if run.checkpoint.is_file():
+        import torch
+
+        told: dict[str, Any] = {_UNREADABLE: True}
+        with suppress(
+            OSError, RuntimeError, EOFError, UnpicklingError, LookupError, ValueError, TypeError, AttributeError
+        ):
+            state = torch.load(run.checkpoint, map_location="cpu", weights_only=True, mmap=True)
+            told = dict(state["callbacks"][_STRATEGY])
+        yield "the checkpoint", told, False

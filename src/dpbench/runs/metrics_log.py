@@ -1,0 +1,101 @@
+"""The log of metrics: one line for each step at which something was logged."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from dpbench.errors import ConfigurationError, brief
+from dpbench.runs.files import write_atomically
+from dpbench.runs.folder import RunFolder
+
+
+class MetricsCSV(Logger):
+    """A Lightning logger that survives interruption: written atomically, continued on resume.
+
+    Lightning's CSVLogger deletes the old file when a run is resumed.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self._folder = folder
+        self._rows: dict[int, dict[str, float]] | None = None  # read late: a spawned process may have written since
+
+    @property
+    def name(self) -> str:
+        """Empty: the folder is the run's own."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Empty: the folder is the run's own."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run's folder."""
+        return str(self._folder)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder, where the strategy puts the ledger by default."""
+        return str(self._folder)
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._folder.metrics
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the configuration lies in `.hydra/`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add to the line of `step`, counted in optimizer steps that were made."""
+        values = {key: float(value) for key, value in metrics.items() if key != "epoch"}
+        if self._rows is None:
+            self._rows = self._read()
+        self._rows.setdefault(int(step or 0), {}).update(values)
+
+    def _read(self) -> dict[int, dict[str, float]]:
+        if not self.path.exists():
+            return {}
+        try:
+            with open(self.path, encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            # `float` reads what was written to the last bit; what pandas does depends on its version.
+            return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ConfigurationError(
+                f"{self.path} is damaged: move it away, and the run goes on with curves from here ({brief(error)})."
+            ) from error
+
+    def check(self) -> None:
+        """Raise ConfigurationError where what is there cannot be continued."""
+        self._read()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the whole file."""
+        if self._rows:
+            frame = pd.DataFrame.from_dict(self._rows, orient="index").sort_index()
+            columns = sorted(frame.columns)
+            write_atomically(self.path, frame[columns].to_csv(index_label="step"))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write at the end, whatever it is."""
+        self.save()

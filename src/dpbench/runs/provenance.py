@@ -1,0 +1,103 @@
+"""Where a figure comes from: configuration, code, versions, hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dpbench import __version__
+from dpbench.runs.code import code_hash, foreign_code
+
+_PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
+_NOT_HASHED = ("run", "logger", "launcher", "objective")
+_NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
+_NOT_HASHED_DATA = ("root", "download")  # of our own data sets, which a name determines wherever they lie
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Sixteen hexadecimal digits for everything in a resolved configuration that may change a result."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
+    kept["data"] = _data_options(config)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_key(config: dict[str, Any]) -> int:
+    """Key of a seeded run's lots and noise: 128 bits from the seed and from all that decides the gradients.
+
+    Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
+    their private sums. Only the identical run (configuration, code, versions, code of plug-ins) repeats it, on any
+    number of processes.
+    """
+    kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
+    kept["data"] = _data_options(config)
+    kept["precision"] = config["trainer"].get("precision")
+    kept["code"] = [code_hash(), versions(), foreign_code(config)]
+    return int(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32], 16)
+
+
+def _data_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Those that determine the data: of a plug-in's all, since another `root` may hold other people's records."""
+    options: dict[str, Any] = config.get("data", {})
+    ours = str(options.get("_target_", "")).startswith("dpbench.")
+    return {key: value for key, value in options.items() if not (ours and key in _NOT_HASHED_DATA)}
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+    """All that determines the releases of a seeded run: with the same, a release may be repeated and counts once."""
+    return json.dumps([config_hash(config), code_hash(), versions(), foreign_code(config)])
+
+
+@cache
+def commit() -> str | None:
+    """Commit of the checkout as it is found first, with "+changes" where it is not clean; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", str(Path(__file__).name)):
+            return None  # installed somewhere below another project's checkout
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes the figures."""
+    found = {"python": platform.python_version(), "dpbench": __version__}  # distributions of this name are others'
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: processor, cores, accelerator, and our kernels on it (they round otherwise), or None."""
+    import torch
+
+    from dpbench.privacy import native
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = {"cpu": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+    return {**machine, "kernels": native.signature() or None}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,122 @@
+"""result.json: what a finished run leaves for tables and comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.accounting.seal import seal_of
+from dpbench.runs.code import code_hash, foreign_code
+from dpbench.runs.files import write_json
+from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.ledgers import doubt_about, noise_of, read_run_ledger
+from dpbench.runs.provenance import commit, config_hash, hardware, versions
+from dpbench.runs.readers import Evaluation, Record, read_json
+
+REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
+
+
+def read_result(folder: RunFolder) -> dict[str, Any]:
+    """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
+
+    `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
+    the ledger was not intact in the end, or is not what it was then.
+
+    Raises:
+        ConfigurationError: A file is damaged.
+    """
+    record = read_json(folder.result, Record)
+    if record["privacy"].get("delta") is not None and folder.ledger.is_file():
+        damage = record["privacy"].get("damage") or doubt_about(folder)
+        record["privacy"] |= {} if damage is None else {"damage": damage}
+    if folder.evaluation.is_file():
+        found = read_json(folder.evaluation, Evaluation)
+        if found["steps"] == record["steps"]:
+            numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+            record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
+            record["judged_on"] = found["judged_on"]
+    return record
+
+
+def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
+    """State what a ledger guarantees: epsilon by each accountant, δ, unit, neighboring relation, sampling.
+
+    With `damage`, where there is any: no epsilon of such a ledger is proven.
+    With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
+
+    Args:
+        ledger: Path; no file means a run without privacy (every epsilon is None: infinite).
+        private: Whether the run had a private strategy at all.
+    """
+    if not private or not ledger.exists():
+        return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
+    book = read_run_ledger(ledger)
+    header = book.header
+    epsilons = _epsilons(book, ledger_epsilon)
+    return {
+        "epsilon": epsilons,
+        **({"epsilon_microbatch": _epsilons(book, microbatch_epsilon)} if header.microbatch_size > 1 else {}),
+        "delta": header.delta,
+        "unit": header.unit,
+        "neighbouring_relation": header.neighbouring_relation,
+        "population": header.population,
+        "microbatch_size": header.microbatch_size,
+        "releases": len(book.releases),
+        **(noise_of(book) if book.releases else {}),
+        "ledger": seal_of(ledger)._asdict(),
+        **({} if book.wrong is None else {"damage": book.wrong}),
+        "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
+    }
+
+
+def _epsilons(book: Ledger, epsilon_of: Callable[[Ledger, float, str], float]) -> dict[str, float | None]:
+    epsilons: dict[str, float | None] = {}
+    for name in REPORTED:
+        try:
+            value = epsilon_of(book, book.header.delta, name)
+        except ConfigurationError:  # this accountant does not cover the sampling
+            value = math.inf
+        epsilons[name] = value if math.isfinite(value) else None
+    return epsilons
+
+
+def write_result(
+    run: Run, metrics: dict[str, float], steps: int, seconds: float, seconds_total: float, finished: bool = True
+) -> dict[str, Any]:
+    """Write the run's record, last of all and atomically.
+
+    Args:
+        run: Whose record it is.
+        metrics: Final metrics; non-finite ones become None.
+        steps: Optimizer steps made.
+        seconds: Wall time of the training, all sessions together.
+        seconds_total: The same with the final test.
+        finished: False writes the record of a run that can be resumed, under another name.
+
+    Returns:
+        The record.
+    """
+    record = {
+        "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+        "privacy": privacy_of(run.folder.ledger, run.private),
+        "seconds": round(seconds, 3),
+        "seconds_total": round(seconds_total, 3),
+        "steps": steps,
+        "seed": run.config["seed"],
+        "config_hash": config_hash(run.config),
+        "code_hash": code_hash(),
+        "commit": commit(),
+        "versions": versions(),
+        "foreign_code": foreign_code(run.config),
+        "hardware": hardware(),
+        "config": run.config,
+    }
+    write_json(run.folder.result if finished else run.folder.partial_result, record)
+    if finished:
+        run.folder.partial_result.unlink(missing_ok=True)
+    return record

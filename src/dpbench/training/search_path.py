@@ -1,0 +1,110 @@
+"""Where configuration files are: dpbench's own folder, and those that installed packages name (docs/plugins.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from dpbench.errors import ConfigurationError, brief
+
+ENTRY_POINT_GROUP = "dpbench.conf"
+_NO_CHOICES = ("table", "base")  # definitions of tables, and what files of several choices share
+
+
+def conf_dir() -> Path:
+    """The configuration files: inside the installed package, or at the top of the checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def groups_of(*folders: Path) -> dict[str, list[str]]:
+    """Names in each configuration group of some folders together."""
+    groups: dict[str, set[str]] = {}
+    for folder in filter(Path.is_dir, folders):
+        for group in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in _NO_CHOICES):
+            names = {path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml")}
+            groups.setdefault(group.name, set()).update(names)
+    return {group: sorted(names) for group, names in groups.items() if names}
+
+
+def choices_with(group: str, option: str) -> list[str]:
+    """Names in a group whose files have an option."""
+    found = []
+    for folder in (conf_dir(), *plugin_dirs()):
+        for path in sorted((folder / group).glob("*.yaml")):
+            file: Any = OmegaConf.load(path)
+            if option in file.get(group, file):  # a file may say more than its group does
+                found.append(path.stem)
+    return found
+
+
+@cache
+def plugin_dirs() -> tuple[Path, ...]:
+    """Configuration folders of the installed packages that have an entry point in the group "dpbench.conf".
+
+    Raises:
+        ConfigurationError: One of them names no folder, or has a file that dpbench or another one has too.
+    """
+    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
+    folders = {point.name: _folder_of(point) for point in points}
+    _refuse_twins({"dpbench": conf_dir(), **folders})
+    return tuple(folders.values())
+
+
+def _folder_of(point: EntryPoint) -> Path:
+    try:
+        spec = find_spec(point.value)
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        why = "it is no folder of an installed package"
+    except Exception as error:  # whatever the import of the package may raise
+        places, why = [], brief(error)
+    if not places:
+        raise ConfigurationError(
+            f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}): {why}. Mend or "
+            "uninstall it."
+        )
+    return Path(places[0])
+
+
+def _refuse_twins(folders: dict[str, Path]) -> None:
+    owners: dict[str, str] = {}
+    for owner, folder in folders.items():
+        for choice in _choices(groups_of(folder).items()):
+            if choice in owners:
+                raise ConfigurationError(
+                    f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
+                )
+            owners[choice] = owner
+
+
+def _choices(groups: Iterable[tuple[str, list[str]]]) -> list[str]:
+    return [f"{group}/{name}.yaml" for group, names in groups for name in names]
+
+
+class PluginSearchPath(SearchPathPlugin):
+    """Hydra finds the choices of installed plug-ins behind those of dpbench."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders of installed packages to Hydra's search path."""
+        for folder in plugin_dirs():
+            search_path.append("dpbench-plugin", f"file://{folder}")
+
+
+def use_plugins() -> None:
+    """Let whatever this process composes find the configuration of installed plug-ins.
+
+    Raises:
+        ConfigurationError: See `plugin_dirs`.
+    """
+    plugin_dirs()
+    Plugins.instance().register(PluginSearchPath)

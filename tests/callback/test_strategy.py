@@ -1,0 +1,123 @@
+"""What hooks and losses could do between the drawing of a lot and its release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError
+from dpbench.strategies import DPSGD, AutomaticClipping
+from tests.records.test_source import Empty, TwoTensors, tensors
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+
+
+def fit(folder: Path, module: Classifier, **options: Any) -> DPSGD:
+    strategy = DPSGD(**{"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, **options})
+    trainer_for(folder, strategy, 5).fit(module, loader_of(pictures()))
+    return strategy
+
+
+@pytest.mark.parametrize("options", [{}, {"max_physical_batch_size": 4}], ids=["whole", "pieces"])
+def test_no_hook_sees_a_sum_before_its_noise(tmp_path: Path, options: dict[str, Any]) -> None:
+    class Curious(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            self.seen += [p.grad for p in self.parameters()]
+            return super().training_step(batch, batch_idx)
+
+        def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+            self.seen += [p.grad for p in self.parameters()]
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            released = [p.grad for p in self.parameters() if p.grad is not None]
+            self.kept += [(gradient, gradient.clone()) for gradient in released]
+
+    module = Curious()
+    module.seen, module.kept = [], []
+    fit(tmp_path, module, **options)
+    assert module.seen and all(gradient is None for gradient in module.seen)
+    assert module.kept and all(torch.equal(now, then) for now, then in module.kept)
+
+
+@pytest.mark.filterwarnings("ignore:whether records are handled", "ignore:.training_step. returned .None.")
+def test_a_piece_may_not_be_left_out(tmp_path: Path) -> None:
+    class Picky(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            self.calls = getattr(self, "calls", 0) + 1
+            return None if len(batch[0]) < 4 else super().training_step(batch, batch_idx)
+
+    with pytest.raises(ConfigurationError, match="training_step gave no loss"):
+        fit(tmp_path, Picky(), max_physical_batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:whether records are handled")  # the probe
+def test_a_piece_may_not_count_twice(tmp_path: Path) -> None:
+    class Twice(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            loss = self.loss(batch)
+            self.backward(loss)
+            return self.loss(batch)
+
+    with pytest.raises(ConfigurationError, match="backward was called twice"):
+        fit(tmp_path, Twice(), max_physical_batch_size=4)
+
+
+def test_what_is_updated_is_released(tmp_path: Path) -> None:
+    class More(Classifier):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            self.__dict__["hidden"] = nn.Parameter(torch.zeros(3))  # of nobody
+            return torch.optim.SGD([*self.parameters(), self.hidden], lr=0.1)
+
+    with pytest.raises(ConfigurationError, match="to which nothing is released"):
+        fit(tmp_path, More())
+
+
+def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
+    source = TwoTensors()
+    source.unit = "user"
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
+    trainer = trainer_for(tmp_path, strategy, 2)
+    with pytest.raises(ConfigurationError, match="a record is a user, and the lots draw examples"):
+        trainer.fit(Empty(), loader_of(tensors(), 8))
+    again = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
+    users = LotLoader(tensors(), Lots(make_sampling("poisson", 40, 8, unit="user"), 0))
+    trainer_for(tmp_path, again, 2).fit(Empty(), users)
+    assert '"unit":"user"' in (tmp_path / "ledger.jsonl").read_text().splitlines()[0].replace(" ", "")
+
+
+def test_options_are_fixed_when_the_strategy_is_made(tmp_path: Path) -> None:
+    strategy = DPSGD(target_epsilon=8.0, seed=0, delta=1e-3)
+    for name, value in (("noise_multiplier", 5.0), ("max_grad_norm", 0.1), ("target_epsilon", 1.0), ("seed", None)):
+        with pytest.raises(ConfigurationError, match=f"{name} cannot change once the DPSGD is made"):
+            setattr(strategy, name, value)
+    trainer_for(tmp_path, strategy, 3).fit(Classifier(), loader_of(pictures()))
+    assert strategy.noise_multiplier is not None  # as it was solved for
+
+    class Late(DPSGD):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.max_grad_norm = 0.5
+
+    with pytest.raises(ConfigurationError, match="max_grad_norm cannot change once the Late is made"):
+        Late(noise_multiplier=1.0)
+
+
+def test_a_unit_is_a_word() -> None:
+    with pytest.raises(ConfigurationError, match="unit must be a word"):
+        LotLoader.poisson(tensors(), 8, unit=" ")
+
+
+def test_a_part_of_ones_own_and_the_option_for_it_contradict() -> None:
+    class Own(AutomaticClipping):
+        def design(self) -> Any:
+            from dataclasses import replace
+
+            return replace(super().design(), transform=lambda gradients, records, sizes: gradients)
+
+    Own(noise_multiplier=1.0)
+    with pytest.raises(ConfigurationError, match="Own has a transform of its own"):
+        Own(noise_multiplier=1.0, discretization_threshold=0.1)

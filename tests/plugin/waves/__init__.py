@@ -1,0 +1,1 @@
+"""A plug-in of dpbench, as small as one can be."""

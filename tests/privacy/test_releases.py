@@ -1,0 +1,209 @@
+"""The release by itself: no Trainer, no module; ranks and broadcast are handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.budget import Budget, Horizon
+from dpbench.privacy.events import UNITS, Summands
+from dpbench.privacy.gradients.parameter import InstantiatedGradients
+from dpbench.privacy.mechanism.clipping import unclipped_weights
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.processes import ALONE, Processes
+from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.sampling import PoissonSampling, Sampling
+
+SAMPLING = PoissonSampling(100, 0.1)
+WIDTH = 500
+
+
+OPEN: list[Releases] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Ledgers are let go at the end of each test."""
+    yield
+    while OPEN:
+        OPEN.pop().budget.close()
+
+
+def made(
+    folder: Path,
+    z: float | None = 1.0,
+    target: float | None = None,
+    recipe: Recipe = Recipe(),  # noqa: B008
+    processes: Processes = ALONE,
+    start: dict[str, Any] | None = None,
+    horizon: Horizon = Horizon(),  # noqa: B008
+    sampling: Sampling = SAMPLING,
+    summands: Summands = UNITS,
+) -> Releases:
+    releases = Releases(recipe, Budget(target, 1e-4, "rdp"), z, seed=3, fingerprint="a run")
+    OPEN.append(releases)
+    folder.mkdir(exist_ok=True)
+    if start is not None:
+        releases.load_state_dict(start)
+    releases.take_part(processes)
+    trained = Trained([nn.Parameter(torch.zeros(WIDTH))], ["w"])
+    groups = recipe.groups(trained.names, trained.sizes)
+    releases.begin(sampling, summands, trained, groups, {}, horizon)
+    releases.open_ledger(folder / "ledger.jsonl", horizon)
+    return releases
+
+
+def release(releases: Releases, rows: Tensor | None = None) -> Tensor:
+    releases.open_lot()
+    if rows is not None:
+        releases.accumulate([InstantiatedGradients(lambda: rows)], len(rows))
+    return releases.release()[0].clone()
+
+
+def rows(seed: int, size: int = 7) -> Tensor:
+    return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(seed)) / WIDTH**0.5 / 2  # norms of a half
+
+
+def test_a_release_is_the_sum_with_noise_over_the_expected_lot(tmp_path: Path) -> None:
+    releases, draws = made(tmp_path), []
+    for step in range(20):
+        lot = rows(step)
+        draws.append(10 * release(releases, lot) - lot.sum(0))
+    noise = torch.cat(draws).double().numpy()
+    for factor, fits in ((1.0, True), (2 / 3, False), (1.5, False)):
+        assert (stats.kstest(noise / factor, "norm").pvalue > 1e-4) == fits
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert len(ledger.releases) == 20 and ledger.header.unit == SAMPLING.unit
+    assert releases.epsilon() == ledger_epsilon(ledger, 1e-4)
+
+
+def test_an_empty_lot_is_noise_alone(tmp_path: Path) -> None:
+    releases = made(tmp_path)
+    release(releases, rows(0))
+    noise = 10 * release(releases)  # nothing of the lot before
+    assert 0.8 < float(noise.std()) < 1.2 and abs(float(noise @ rows(0).sum(0))) < 5 * float(rows(0).sum(0).norm())
+
+
+def test_the_line_is_on_disk_before_the_sum_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = made(tmp_path)
+
+    def fails(self: LedgerWriter, line: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(LedgerWriter, "append", fails)
+    with pytest.raises(OSError, match="full"):
+        release(releases, rows(0))
+    assert releases.made == 0
+
+
+def test_pieces_are_one_lot(tmp_path: Path) -> None:
+    whole, pieces = made(tmp_path / "a"), made(tmp_path / "b")
+    lot = rows(1)
+    pieces.open_lot()
+    for piece in (lot[:3], lot[3:3], lot[3:]):
+        pieces.accumulate([InstantiatedGradients(lambda piece=piece: piece)], len(piece))
+    torch.testing.assert_close(pieces.release()[0], release(whole, lot))
+
+
+def test_two_processes_release_what_one_does(tmp_path: Path) -> None:
+    alone = release(made(tmp_path / "one"), rows(2))
+    second = made(tmp_path / "none", processes=Processes(1, 2, add_up=lambda total: None))
+    second.open_lot()
+    second.accumulate([InstantiatedGradients(lambda: rows(2)[4:])], 3)
+    first = made(tmp_path / "two", processes=Processes(0, 2, add_up=lambda t: t.add_(second.mechanism.total)))
+    assert not (tmp_path / "none/ledger.jsonl").exists()
+    torch.testing.assert_close(release(first, rows(2)[:4]), alone)
+
+
+def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> None:
+    releases = made(tmp_path)
+    release(releases, rows(0))
+    state = releases.state_dict()
+    crashed = [release(releases, rows(step)) for step in (1, 2)]
+    releases.budget.close()
+    again = made(tmp_path, start=state)
+    repeated = [release(again, rows(step)) for step in (1, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(crashed, repeated, strict=True))
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 == again.made
+    assert again.epsilon() == releases.epsilon()
+
+
+def test_target(tmp_path: Path) -> None:
+    found = made(tmp_path / "a", z=None, target=2.0, horizon=Horizon(30))
+    for step in range(30):
+        release(found, rows(step))
+    assert 1.99 < found.epsilon() <= 2.0 and found.budget.exhausted
+    with pytest.raises(BudgetExhausted, match="is spent"):
+        release(found)
+    with pytest.raises(ConfigurationError, match="needs an end"):
+        made(tmp_path / "b", z=None, target=2.0)
+
+
+def test_a_denominator_of_weights(tmp_path: Path) -> None:
+    """General_approach_2018, 2.1: a sum of weighted records is divided by q·W."""
+    exact = Recipe(noise=False, private=False)
+    half = release(made(tmp_path, recipe=exact, summands=Summands(total_weight=200.0)), rows(0))
+    torch.testing.assert_close(half * 0.1 * 200, rows(0).sum(0))
+
+
+def test_references(tmp_path: Path) -> None:
+    exact = made(tmp_path, recipe=Recipe(noise=False, private=False))
+    seen: list[float] = []
+    exact.watchers.append(lambda mechanism: seen.append(float(mechanism.total.sum())))
+    torch.testing.assert_close(release(exact, rows(0)), rows(0).sum(0) / 10)
+    assert len(seen) == 1 and exact.epsilon() == float("inf") and not (tmp_path / "ledger.jsonl").exists()
+    private = made(tmp_path / "private")
+    private.watchers.append(lambda mechanism: None)
+    with pytest.raises(ConfigurationError, match="may not be watched"):
+        release(private, rows(0))
+    with pytest.raises(ValueError, match="without noise is not private"):
+        Recipe(noise=False)
+
+
+def test_before_a_training() -> None:
+    with pytest.raises(ConfigurationError, match="nothing was trained yet"):
+        Releases(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).epsilon()
+
+
+def test_a_lot_is_released_once(tmp_path: Path) -> None:
+    releases = made(tmp_path)
+    for act in (lambda: releases.release(), lambda: releases.accumulate([InstantiatedGradients(lambda: rows(0))], 7)):
+        with pytest.raises(ConfigurationError, match="no lot is open"):
+            act()
+    release(releases, rows(0))
+    with pytest.raises(ConfigurationError, match="no lot is open"):
+        releases.release()
+    assert releases.made == len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
+
+
+def test_nothing_is_released_without_a_ledger(tmp_path: Path) -> None:
+    releases = made(tmp_path)
+    releases.budget.close()
+    with pytest.raises(ConfigurationError, match="the ledger is not open"):
+        release(releases, rows(0))
+
+
+def test_the_key_without_a_seed_is_nobodys() -> None:
+    keys = {Releases(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).key for _ in range(3)}
+    assert len(keys) == 3 and min(keys) > 2**64
+
+
+def test_what_is_not_private_is_no_private_recipe() -> None:
+    with pytest.raises(ValueError, match="without clipping is not private"):
+        Recipe(weights_of=unclipped_weights)
+    for wrong in (4, 0, float("nan")):
+        with pytest.raises(ValueError, match="made of several units|whole number from 1 on"):
+            Summands(per_summand=wrong)  # type: ignore[arg-type]
+    for weight in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="total_weight must be a positive number"):
+            Summands(total_weight=weight)

@@ -1,0 +1,329 @@
+"""Schemes of sampling: one class each, in a file of its own if need be; and what ledgers say of units."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from scipy import stats
+
+from dpbench import DPSGD, LotLoader
+from dpbench.data.lots import Lots, make_sampling
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, release_curve
+from dpbench.privacy.accounting.calibration import TrainingSetting
+from dpbench.privacy.accounting.composition import delta_of, epsilon, ledger_epsilon, microbatch_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.events import Event, SumQuery, record_changes
+from dpbench.privacy.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Positions,
+    Sampling,
+    TruncatedPoissonSampling,
+    find_scheme,
+    sampling_from_dict,
+)
+from tests.strategies.worlds import Classifier, pictures, trainer_for
+
+DELTA = 1e-3
+
+
+@dataclass(frozen=True)
+class TwoCoins(Sampling):
+    """Each record throws two coins and is in the lot if both fall right: Poisson sampling, the rates multiplied."""
+
+    first: float
+    second: float
+
+    kind = "two_coins"
+    neighbouring_relation = "add_or_remove_one"
+    record_changes = 1
+    whole_lots = False
+
+    @classmethod
+    def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
+        return cls(population, rate**0.5, rate**0.5, unit=unit)
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.population * self.first * self.second
+
+    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+        coins = rng.random((2, self.population))
+        return (np.flatnonzero((coins[0] < self.first) & (coins[1] < self.second)),)
+
+    def dp_event(self, noise_multiplier: float) -> DpEvent:
+        return PoissonSampledDpEvent(self.first * self.second, GaussianDpEvent(noise_multiplier))
+
+
+def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
+    """This file alone: it draws, is written, read, accounted for, and named in a configuration."""
+    data = pictures()
+    scheme = TwoCoins(len(data), 0.5, 0.4)
+    loader = LotLoader(data, Lots(scheme, seed=0))
+    trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=DELTA, seed=0), 3).fit(Classifier(), loader)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert [release.sampling for _, release in ledger.releases] == [scheme] * 3
+    same = {Event(PoissonSampling(60, 0.2), (SumQuery("all", 1.0, 1.0),)): 3}
+    for accountant in ("rdp", "pld"):
+        assert ledger_epsilon(ledger, DELTA, accountant) == pytest.approx(epsilon(same, DELTA, accountant), rel=1e-6)
+    with pytest.raises(ConfigurationError, match="gdp accountant does not cover 'two_coins'.*rdp, pld, rdp-classic"):
+        ledger_epsilon(ledger, DELTA, "gdp")  # no formula of its own was stated
+    assert make_sampling("two_coins", 60, 12).expected_batch_size == pytest.approx(12)
+    sizes = [len(Lots(scheme, seed).lot(0)) for seed in range(400)]
+    assert np.mean(sizes) == pytest.approx(12, abs=5 * (9.6 / 400) ** 0.5)
+
+
+def test_no_scheme_passes_for_another() -> None:
+    """Who overrides how Poisson lots are drawn would be accounted for, and read from ledgers, as Poisson sampling."""
+    with pytest.raises(TypeError, match="Sorted must subclass Sampling itself and state its own kind"):
+
+        class Sorted(PoissonSampling):
+            def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+                return (np.arange(3),)
+
+    with pytest.raises(TypeError, match="Mine and PoissonSampling are both of kind 'poisson'"):
+
+        class Mine(Sampling):
+            kind = "poisson"
+
+    with pytest.raises(TypeError, match="state its own kind"):
+
+        class Nameless(Sampling):
+            pass
+
+    with pytest.raises(TypeError, match="cannot move by 1 bounds between replace_one neighbors"):
+
+        class TooLittle(Sampling):
+            kind, neighbouring_relation, record_changes = "too_little", "replace_one", 1
+
+    with pytest.raises(TypeError, match="has neighbors, but no dp_event"):
+
+        class Unaccounted(Sampling):
+            kind, neighbouring_relation, record_changes = "unaccounted", "add_or_remove_one", 1
+
+    assert find_scheme("poisson") is PoissonSampling
+    with pytest.raises(ConfigurationError, match="unknown sampling 'too_little'"):
+        find_scheme("too_little")
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("poisson", "poisson"), ("fixed_size", "fixed_size"), ("fixed", "fixed_size"), ("shuffled", "shuffled_epochs")],
+)
+def test_words_and_kinds(word: str, kind: str) -> None:
+    assert find_scheme(word) is find_scheme(kind)
+    assert make_sampling(word, 20, 5).kind == kind
+
+
+def test_what_covers_what() -> None:
+    every = ("poisson", "truncated_poisson", "fixed_size")
+    own = {"pld": every[:2], "rdp-analytical": ("fixed_size",), "gdp": ("poisson", "fixed_size")}
+    for name, accountant in ACCOUNTANTS.items():
+        known = tuple(kind for kind in accountant.samplings if kind in (*every, "shuffled_epochs"))
+        assert known == own.get(name, every), name
+
+
+def test_the_unit_is_written_and_read() -> None:
+    users = PoissonSampling(100, 0.1, unit="user")
+    assert users.to_dict()["unit"] == "user" and sampling_from_dict(users.to_dict()) == users
+    old = FixedSizeSampling(100, 10).to_dict()
+    assert old.pop("unit") == "example"
+    assert sampling_from_dict(old) == FixedSizeSampling(100, 10, unit="example")
+    with pytest.raises(LedgerError, match="unit must be a word"):
+        sampling_from_dict(users.to_dict() | {"unit": 3})
+
+
+# ------------------------------------------------------------------------------------------------- truncated lots
+
+
+def test_truncated_lots_are_drawn_as_they_say() -> None:
+    """Sizes are binomial up to the largest, every record as likely as any other, the mean size what is divided by."""
+    scheme, count = TruncatedPoissonSampling(30, 0.3, max_batch_size=10), 6000
+    lots = Lots(scheme, seed=1)
+    drawn = [lots.lot(step) for step in range(count)]
+    sizes = np.bincount([len(lot) for lot in drawn], minlength=11)
+    wanted = stats.binom.pmf(np.arange(11), 30, 0.3)
+    wanted[10] += stats.binom.sf(10, 30, 0.3)
+    assert len(sizes) == 11 and all(len(set(lot.tolist())) == len(lot) for lot in drawn)
+    common = wanted * count > 8
+    pools = [np.append(x[common], x[~common].sum()) for x in (sizes, count * wanted)]
+    assert stats.chisquare(*pools).pvalue > 1e-4
+    assert scheme.expected_batch_size == pytest.approx(wanted @ np.arange(11), rel=1e-12)
+    included = np.bincount(np.concatenate(drawn), minlength=30) / count
+    share = scheme.expected_batch_size / 30
+    assert np.abs(included - share).max() < 5 * (share / count) ** 0.5
+    whole = TruncatedPoissonSampling(30, 0.3, max_batch_size=30)
+    assert whole.expected_batch_size == pytest.approx(9, rel=1e-12)
+
+
+def densities(population: int, rate: float, most: int, std: float, x: np.ndarray, present: bool) -> np.ndarray:
+    """The released sum, by enumeration: the record contributes 1 and each other one −1, the worst that can be."""
+    others = population - 1
+    density = np.zeros_like(x)
+    for drawn in range(others + 1):
+        weight = stats.binom.pmf(drawn, others, rate)
+        if not present:
+            density += weight * stats.norm.pdf(x, -min(drawn, most), std)
+            continue
+        kept = min(1.0, most / (drawn + 1))  # of the record, if its coin falls right
+        density += weight * rate * kept * stats.norm.pdf(x, 1 - min(drawn, most - 1), std)
+        density += weight * (1 - rate * kept) * stats.norm.pdf(x, -min(drawn, most), std)
+    return density
+
+
+@pytest.mark.parametrize(("rate", "most"), [(1.0, 1), (0.9, 2), (0.5, 2), (0.3, 5)])
+def test_truncated_lots_against_the_exact_release(rate: float, most: int) -> None:
+    """One release of six records with and without one of them: both accountants bound its δ, closely where all are cut.
+
+    An accountant that took a cut lot for an uncut one, or a record's place for nothing, would lie below.
+    """
+    std, eps, x = 2.0, 0.2, np.linspace(-30, 30, 60_001)
+    with_it, without = (densities(6, rate, most, std, x, present) for present in (True, False))
+    assert np.trapezoid(with_it, x) == pytest.approx(1) == np.trapezoid(without, x)
+    gains = [np.clip(p - math.exp(eps) * q, 0, None) for p, q in ((with_it, without), (without, with_it))]
+    true = max(float(np.trapezoid(gain, x)) for gain in gains)
+    scheme = TruncatedPoissonSampling(6, rate, max_batch_size=most)
+    release = {Event(scheme, (SumQuery("all", 2.0, std),)): 1}
+    shown = {name: delta_of(release, eps, name) for name in ("pld", "rdp")}
+    assert true <= min(shown.values())
+    if (rate, most) == (1.0, 1):
+        uncut = {Event(PoissonSampling(6, 1 / 6), (SumQuery("all", 1.0, std),)): 1}
+        assert true > 1.5 * delta_of(uncut, eps, "pld")
+        tight = {Event(PoissonSampling(6, 1 / 6), (SumQuery("all", 2.0, std),)): 1}
+        assert true == pytest.approx(delta_of(tight, eps, "pld"), rel=1e-3)
+
+
+def test_the_divergence_of_truncated_lots() -> None:
+    """At whole orders against quadrature of ((1−t)·E₁ + t·E₂): each moment of a sampled Gaussian, many digits."""
+    scheme, std = TruncatedPoissonSampling(40, 0.25, max_batch_size=12), 1.5
+    orders = (2.0, 3.0, 8.0)
+    ours = release_curve(Event(scheme, (SumQuery("all", 2.0, std),)), orders)
+    full = stats.binom.sf(11, 39, 0.25)
+    kept = sum(stats.binom.pmf(k, 39, 0.25) * 0.25 * 12 / (k + 1) for k in range(12, 40)) / full
+
+    def moment(order: float, rate: float, z: float) -> mpmath.mpf:
+        def integrand(x: mpmath.mpf) -> mpmath.mpf:
+            return (
+                mpmath.npdf(x, 0, z) * (1 - rate + rate * mpmath.exp((2 * x - 1) / (2 * mpmath.mpf(z) ** 2))) ** order
+            )
+
+        return mpmath.quad(integrand, [-40 * z, -5 * z, 0, 5 * z, order + 5 * z, order + 40 * z])
+
+    with mpmath.workdps(30):
+        for order, value in zip(orders, ours, strict=True):
+            mixed = (1 - full) * moment(order, 0.25, std) + full * moment(order, kept, std / 2)
+            assert value == pytest.approx(float(mpmath.log(mixed) / (order - 1)), rel=1e-9)
+
+
+def test_lots_that_are_never_cut_cost_what_poisson_lots_cost() -> None:
+    for most in (1000, 1001):
+        release = {Event(TruncatedPoissonSampling(1000, 0.05, most), (SumQuery("all", 2.0, 1.3),)): 200}
+        same = {Event(PoissonSampling(1000, 0.05), (SumQuery("all", 1.0, 1.3),)): 200}
+        for name in ("rdp", "pld"):
+            assert epsilon(release, 1e-5, name) == pytest.approx(epsilon(same, 1e-5, name), rel=1e-9)
+    usual = make_sampling("truncated_poisson", 1000, 50)
+    assert usual.expected_batch_size == pytest.approx(50, rel=1e-8)
+    near = epsilon({Event(usual, (SumQuery("all", 2.0, 1.3),)): 200}, 1e-5, "pld")
+    assert near == pytest.approx(epsilon(same, 1e-5, "pld"), rel=1e-3)
+
+
+def test_microbatches_of_truncated_lots_move_by_four_bounds() -> None:
+    """A record that joins changes its microbatch, and the one that it displaces changes another."""
+    scheme = TruncatedPoissonSampling(1000, 0.05, max_batch_size=60)
+    assert record_changes(scheme) == 2
+    assert record_changes(scheme, microbatch_size=4) == 4
+
+
+def test_training_with_truncated_lots(tmp_path: Path) -> None:
+    loader = LotLoader(pictures(), Lots(TruncatedPoissonSampling(60, 0.2, max_batch_size=12), seed=0))
+    private = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5, delta=DELTA, seed=0)
+    trainer_for(tmp_path, private, 3).fit(Classifier(), loader)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    (query,) = {release.queries for _, release in ledger.releases}.pop()
+    assert (query.sensitivity, query.noise_std) == (1.0, 0.75)
+    assert private.epsilon() == ledger_epsilon(ledger, DELTA, "rdp")
+    assert ledger_epsilon(ledger, DELTA, "pld") > epsilon(
+        {Event(PoissonSampling(60, 0.2), (SumQuery("all", 0.5, 0.75),)): 3}, DELTA, "pld"
+    )
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, True])
+def test_largest_lots_that_are_none(most: int) -> None:
+    with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records from 1 on"):
+        TruncatedPoissonSampling(60, 0.2, most)
+    with pytest.raises(ConfigurationError, match="truncated_poisson lots cannot be solved for"):
+        TrainingSetting(1.0, 0.2, 10, delta=DELTA, sampling="truncated_poisson", population=60)
+
+
+# ------------------------------------------------------------------------------------------ ledgers of two formats
+
+HEADER = (
+    '{"record":"header","schema":1,"unit":"example","neighbouring_relation":"add_or_remove_one","population":1000,'
+    '"delta":1e-05,"replay":"5f1c","phase":0,"microbatch_size":%d}\n'
+)
+BEFORE = (
+    '{"record":"release","number":%d,"checksum":"c0ffee","sampling":{"kind":"poisson","population":1000,'
+    '"sample_rate":0.05},"queries":[{"name":"all","sensitivity":2.0,"noise_std":2.4},'
+    '{"name":"metric/accuracy","sensitivity":0.25,"noise_std":2.0}]}\n'
+)
+NOW = (
+    '{"record":"release","number":%d,"checksum":"c0ffee","sampling":{"kind":"poisson","population":1000,'
+    '"unit":"example","sample_rate":0.05},"queries":[{"name":"all","sensitivity":2.0,"noise_std":2.4,'
+    '"unit":"microbatch"},{"name":"metric/accuracy","sensitivity":0.25,"noise_std":2.0}]}\n'
+)
+
+
+def ledger_of(path: Path, line: str, microbatch_size: int) -> Path:
+    path.write_text(HEADER % microbatch_size + "".join(line % number for number in range(30)))
+    return path
+
+
+def test_ledgers_of_before_cost_the_same(tmp_path: Path) -> None:
+    """With microbatches of 4: a fixed one moves the gradient by 1 instead of 2, the metric by 4 · ¼."""
+    before, now = (
+        read_ledger(ledger_of(tmp_path / name, line, 4)) for name, line in (("before", BEFORE), ("now", NOW))
+    )
+    assert before.damage is None and now.damage is None
+    assert before.events == now.events
+    whole = {Event(PoissonSampling(1000, 0.05), (SumQuery("a", 1.0, 2.4), SumQuery("b", 1.0, 2.0))): 30}
+    for ledger in (before, now):
+        assert microbatch_epsilon(ledger, 1e-5) == pytest.approx(epsilon(whole, 1e-5), rel=1e-8)
+    plain = read_ledger(ledger_of(tmp_path / "plain", BEFORE, 1))
+    assert plain.damage is None and plain.events == now.events
+
+
+def test_a_group_may_be_called_as_a_metric(tmp_path: Path) -> None:
+    """The field says what is summed, not the name."""
+    named = NOW.replace('"all"', '"metric/x"')
+    ledger = read_ledger(ledger_of(tmp_path / "l", named, 4))
+    usual = read_ledger(ledger_of(tmp_path / "usual", NOW, 4))
+    assert microbatch_epsilon(ledger, 1e-5) == microbatch_epsilon(usual, 1e-5)
+
+
+@pytest.mark.parametrize("bad", ['"unit":7}', '"unit":"microbatch","more":1}', '"unit":null}'])
+def test_units_that_are_none(tmp_path: Path, bad: str) -> None:
+    path = ledger_of(tmp_path / "l", NOW.replace('"unit":"microbatch"}', bad), 4)
+    assert "line 2 is damaged" in str(read_ledger(path).damage)
+
+
+def test_a_written_ledger_names_units_only_where_they_differ(tmp_path: Path) -> None:
+    trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=DELTA), 1).fit(
+        Classifier(), LotLoader.poisson(pictures(), 12)
+    )
+    release = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[1])
+    assert release["sampling"]["unit"] == "example"
+    assert all("unit" not in query for query in release["queries"])
+    private = DPSGD(noise_multiplier=1.0, delta=DELTA, microbatch_size=4)
+    trainer_for(tmp_path / "micro", private, 1).fit(Classifier(), LotLoader.poisson(pictures(), 12))
+    release = json.loads((tmp_path / "micro/ledger.jsonl").read_text().splitlines()[1])
+    assert [query["unit"] for query in release["queries"]] == ["microbatch"]

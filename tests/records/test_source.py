@@ -1,0 +1,166 @@
+"""The seam: a source of records of thirty lines trains under every strategy, with ledger, budget and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.events import UNITS, effective_noise_multiplier
+from dpbench.privacy.gradients.parameter import InstantiatedGradients
+from dpbench.privacy.releases import Releases, Trained
+from dpbench.records.source import Attached, Piece, RecordSource
+from dpbench.strategies import (
+    DPSGD,
+    AdaptiveMeanClipping,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
+    ClipOnly,
+    DiscretizedDPSGD,
+    NoiseOnly,
+    PrivateStrategy,
+    VectorGroups,
+)
+from tests.strategies.worlds import loader_of, trainer_for, weights_of
+
+Make = Callable[..., PrivateStrategy]
+STRATEGIES: dict[str, Make] = {
+    "dpsgd": DPSGD,
+    "layers": partial(DPSGD, clipping="per_parameter"),
+    "discretized": DiscretizedDPSGD,
+    "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
+    "mean": AdaptiveMeanClipping,
+    "groups": partial(VectorGroups, groups={"a": "*weight", "b": "*bias"}),
+    "automatic": AutomaticClipping,
+    "metrics": partial(DPSGD, metrics={"length": 2.0}),
+    "clip_only": ClipOnly,
+    "noise_only": NoiseOnly,
+}
+
+
+class TwoTensors:
+    """A record is two fixed tensors, whatever the network: its gradient."""
+
+    summands = UNITS
+    unit: str | None = None
+    module: pl.LightningModule | None = None
+
+    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None: ...
+
+    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
+        self.module, self.releases = pl_module, releases
+        pl_module.__dict__ |= {"training_step": self.step, "backward": lambda loss: None}
+        names, parameters = zip(*pl_module.named_parameters(), strict=True)
+        return Attached(Trained(parameters, names), trainer.optimizers[0])
+
+    def begin(self, loader: LotLoader) -> None: ...
+
+    def open_lot(self, batch: Any) -> None: ...
+
+    def step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        gradients = [InstantiatedGradients(lambda x=x: x) for x in batch]
+        self.releases.accumulate(gradients, len(batch[0]), values={"length": batch[1].norm(dim=1)})
+        return torch.zeros((), requires_grad=True)
+
+    def close_lot(self) -> None: ...
+
+    def finish_epoch(self) -> None: ...
+
+    def on_noise(self, generator: torch.Generator) -> Piece:
+        shapes = [p.shape for p in self.module.parameters()]
+        noise = [torch.randn(8, *shape, generator=generator) for shape in shapes]
+        return Piece([InstantiatedGradients(lambda x=x: x) for x in noise], 8, None)
+
+    def detach(self) -> None:
+        if self.module is not None:
+            for name in ("training_step", "backward"):
+                self.module.__dict__.pop(name, None)
+
+
+class Empty(pl.LightningModule):
+    """Two parameters and no training step: the source has one."""
+
+    record_metrics = {"length": 1}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        for p in self.parameters():
+            nn.init.zeros_(p)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("the source takes its place")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.5)
+
+
+def tensors(size: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(size, 2, 3, generator=generator), torch.randn(size, 2, generator=generator))
+
+
+def fit(folder: Path, make: Make, steps: int, start: str | None = None, **options: Any) -> tuple[pl.Trainer, Any, Any]:
+    source, module = TwoTensors(), Empty()
+    strategy = make(**{"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, "records": source, **options})
+    trainer = trainer_for(folder, strategy, steps)
+    trainer.fit(module, loader_of(tensors(), 8), ckpt_path=start, weights_only=False)
+    return trainer, module, strategy
+
+
+def test_it_is_a_source() -> None:
+    assert isinstance(TwoTensors(), RecordSource)
+
+
+def test_the_update_is_the_mean_of_clipped_records(tmp_path: Path) -> None:
+    _, module, _ = fit(tmp_path, DPSGD, 1, noise_multiplier=1e-9)
+    loader = loader_of(tensors(), 8)
+    lot = loader.lots.lot(0)
+    rows = torch.cat([part[lot].flatten(1) for part in tensors().tensors], 1)
+    wanted = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1)).sum(0) / 8
+    torch.testing.assert_close(weights_of(module), -wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_ledger_and_resume_under_every_strategy(tmp_path: Path, name: str) -> None:
+    make = STRATEGIES[name]
+    _, whole, strategy = fit(tmp_path / "whole", make, 6)
+    trainer, _, _ = fit(tmp_path / "parts", make, 3)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    _, resumed, again = fit(tmp_path / "parts", make, 6, str(tmp_path / "half.ckpt"))
+    assert torch.equal(weights_of(whole), weights_of(resumed)) and weights_of(whole).abs().sum() > 0
+    assert "training_step" not in whole.__dict__ and strategy.releases == 6
+    if not strategy.private:
+        assert not (tmp_path / "whole/ledger.jsonl").exists()
+        return
+    ledger = read_ledger(tmp_path / "parts/ledger.jsonl")
+    assert [release.number for _, release in ledger.releases] == list(range(6))
+    assert all(effective_noise_multiplier(one.queries) == pytest.approx(1.0) for _, one in ledger.releases)
+    assert ledger_epsilon(ledger, 1e-3) == strategy.epsilon() == again.epsilon()
+
+
+def test_a_budget_stops_it(tmp_path: Path) -> None:
+    trainer, _, strategy = fit(tmp_path, DPSGD, 50, target_epsilon=4.0)
+    assert 1 <= trainer.global_step == strategy.releases < 50 and strategy.epsilon() <= 4.0
+
+
+@pytest.mark.parametrize("option", [{"microbatch_size": 2}, {"max_physical_batch_size": 3}, {"loss_reduction": "sum"}])
+def test_options_of_examples_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(option))} says how examples become records"):
+        DPSGD(noise_multiplier=1.0, records=TwoTensors(), **option)
+
+
+def test_only_a_source_is_taken() -> None:
+    with pytest.raises(ConfigurationError, match="records must be RecordSource or None"):
+        DPSGD(noise_multiplier=1.0, records="users")  # type: ignore[arg-type]

@@ -1,0 +1,439 @@
+"""`dpbench account` and `dpbench calibrate` on ledgers written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpbench.cli import main
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
+from dpbench.reports import account_plot
+from dpbench.reports.account import AccountingRequest, account
+
+DELTA = 1e-5
+POISSON = PoissonSampling(1000, 0.02)
+FIXED = FixedSizeSampling(1000, 20)
+
+
+def write(
+    path: Path,
+    steps: int = 50,
+    z: float = 1.0,
+    sampling: Sampling = POISSON,
+    unit: str = "example",
+    delta: float = DELTA,
+    relation: str | None = None,
+) -> Path:
+    """A run's folder with a ledger."""
+    header = Header(unit, relation or sampling.neighbouring_relation, sampling.population, delta)
+    writer = LedgerWriter(path / "ledger.jsonl", header)
+    for number in range(steps):
+        writer.append(Release(number, sampling, (SumQuery("a", 0.6, z), SumQuery("b", 0.8, z))))
+    writer.close()
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> dict[str, object]:
+    assert main([*map(str, words), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line of an error."""
+    assert main([*map(str, words)]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.count("\n") == 1
+    assert err.startswith("dpbench: error: ")
+    return err
+
+
+# ----------------------------------------------------------------------------------------------------- account
+
+
+def test_one_run_by_every_accountant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run")
+    facts = answer(capsys, "account", run, "--accountant", "all")
+    events = {Event(POISSON, (SumQuery("a", 1.0, 1.0),)): 50}
+    for name, accountant in ACCOUNTANTS.items():
+        if "poisson" in accountant.samplings:
+            assert facts["epsilons"][name] == pytest.approx(epsilon(events, DELTA, name), rel=1e-6)
+        else:
+            assert "does not cover poisson sampling" in facts["epsilons"][name]
+    assert facts["epsilon"] == facts["epsilons"]["rdp"]
+    assert facts["guarantee"] is False  # gdp is among them
+    assert {name for name, basis in facts["bases"].items() if basis["guarantee"]} == set(ACCOUNTANTS) - {
+        "gdp",
+        "rdp-analytical",
+    }
+    assert answer(capsys, "account", run, "--accountant", "rdp,pld")["guarantee"] is True
+    assert answer(capsys, "account", run, "--accountant", "gdp")["guarantee"] is False
+    main(["account", str(run), "--accountant", "all"])
+    assert "an approximation, no bound" in capsys.readouterr().out
+
+
+def test_a_mismatch_is_refused_or_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run", sampling=FIXED)
+    assert "pld does not cover fixed_size sampling: --nominal" in refused(capsys, "account", run, "--accountant", "pld")
+    facts = answer(capsys, "account", run, "--accountant", "pld", "--nominal")
+    assert facts["guarantee"] is False
+    assert facts["epsilon"] == pytest.approx(epsilon({Event(POISSON, (SumQuery("a", 0.5, 1.0),)): 50}, DELTA, "pld"))
+    main(["account", str(run), "--accountant", "pld", "--nominal"])
+    assert "nominal: as if lots had been drawn by poisson sampling" in capsys.readouterr().out
+    shuffled = write(tmp_path / "shuffled", sampling=ShuffledEpochs(1000, 20), relation="add_or_remove_one")
+    assert "does not cover shuffled_epochs sampling" in refused(capsys, "account", shuffled)
+    assert answer(capsys, "account", shuffled, "--nominal")["guarantee"] is False
+
+
+def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, steps in (("a", 50), ("b", 30), ("c/deep", 20)):
+        write(tmp_path / "sweep" / name, steps)
+    facts = answer(capsys, "account", tmp_path / "sweep", "--accountant", "rdp,pld")
+    assert [run["steps"] for run in facts["runs"]] == [50, 30, 20]
+    together = {Event(POISSON, (SumQuery("a", 1.0, 1.0),)): 100}
+    for name in ("rdp", "pld"):
+        assert facts["epsilons"][name] == pytest.approx(epsilon(together, DELTA, name), rel=1e-6)
+    assert facts["charged_by"] == "composition"
+    named = answer(capsys, "account", *(tmp_path / "sweep" / name for name in ("a", "b", "c/deep")))
+    assert named["epsilon"] == pytest.approx(facts["epsilon"])
+    (tmp_path / "sweep" / "none").mkdir()
+    (tmp_path / "sweep" / "none" / "result.json").write_text("{}")
+    facts = answer(capsys, "account", tmp_path / "sweep", "--selection", "geometric", "--mean-trials", 3)
+    assert facts["without_privacy"] == [str(tmp_path / "sweep" / "none")]
+    assert facts["epsilon"] is facts["selection"]["epsilons"]["rdp"] is None  # infinite
+    main(["account", str(tmp_path / "sweep")])
+    out = capsys.readouterr().out
+    assert "all 4 published (composition) | 100 | – | inf |" in out
+    assert "A run that trained without privacy has no epsilon" in out
+    assert "named twice" in refused(capsys, "account", tmp_path / "sweep", tmp_path / "sweep" / "a")
+
+
+def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "abcdefgh":
+        write(tmp_path / "sweep" / name)
+    words = ("account", tmp_path / "sweep", "--selection", "geometric", "--mean-trials", 8)
+    facts = answer(capsys, *words)
+    one = facts["runs"][0]["epsilons"]["rdp"]
+    assert one < facts["selection"]["epsilons"]["rdp"] < facts["epsilon"]
+    main([*map(str, words)])
+    out = capsys.readouterr().out
+    assert "all 8 published (composition)" in out
+    assert "only the best published, 8 trials on average (geometric)" in out
+    assert "drawn from that distribution before anything" in out
+    assert answer(capsys, *words[:-3], 0.5, "--mean-trials", 8)["selection"]["shape"] == 0.5
+    assert answer(capsys, *words[:-3], "poisson", "--mean-trials", 8)["selection"]["shape"] == "poisson"
+    assert "both --selection and --mean-trials" in refused(capsys, *words[:-2])
+    assert "--selection must be geometric" in refused(capsys, *words[:-3], "best", "--mean-trials", 8)
+    assert "mean number of trials of at least 1" in refused(capsys, *words[:-1], 0.5)
+    assert "known for Rényi accountants" in refused(capsys, *words, "--accountant", "pld")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"sampling": PoissonSampling(2000, 0.02)}, "population 2000"),
+        ({"unit": "user"}, "unit 'user'"),
+        ({"sampling": FIXED}, "neighbouring_relation 'replace_one'"),
+        ({"delta": 1e-6}, "different deltas (1e-06, 1e-05): give --delta"),
+    ],
+)
+def test_contradictory_runs_do_not_compose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, object], message: str
+) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", **other)  # type: ignore[arg-type]
+    assert message in refused(capsys, "account", a, b)
+    if "delta" in other:
+        assert answer(capsys, "account", a, b, "--delta", 1e-7)["delta"] == 1e-7
+
+
+def test_a_ledger_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run", relation="replace_one")
+    assert "contradicts itself" in refused(capsys, "account", run)
+    run = write(tmp_path / "other")
+    text = (run / "ledger.jsonl").read_text().replace('"population":1000,"unit"', '"population":9,"unit"')
+    (run / "ledger.jsonl").write_text(text)
+    assert "contradicts itself" in refused(capsys, "account", run)
+    run = write(tmp_path / "third", unit="user")
+    assert "its header says that a record is one user, a release one example" in refused(capsys, "account", run)
+
+
+def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = write(tmp_path / "empty", steps=0)
+    assert "no release is recorded" in refused(capsys, "account", empty)
+    (tmp_path / "nothing").write_text("")
+    assert "it is empty" in refused(capsys, "account", tmp_path / "nothing")
+    (tmp_path / "bare").mkdir()
+    assert "there is no ledger.jsonl in or below" in refused(capsys, "account", tmp_path / "bare")
+    (tmp_path / "bare" / "result.json").write_text("{}")
+    assert "trained without privacy" in refused(capsys, "account", tmp_path / "bare")
+    old = write(tmp_path / "old")
+    text = (old / "ledger.jsonl").read_text()
+    (old / "ledger.jsonl").write_text(text.replace('"schema":1', '"schema":7'))
+    assert "written with ledger schema 7, and this version of dpbench reads schema 1" in refused(capsys, "account", old)
+    run = write(tmp_path / "run")
+    for delta in ("0", "1", "-1", "nan"):
+        assert "delta must lie strictly between 0 and 1" in refused(capsys, "account", run, "--delta", delta)
+    assert "unknown accountant 'magic'; known are rdp, pld" in refused(
+        capsys, "account", run, "--accountant", "rdp,magic"
+    )
+
+
+def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a")
+    broken = write(tmp_path / "b") / "ledger.jsonl"
+    broken.write_bytes(broken.read_bytes()[:-30])
+    assert answer(capsys, "account", tmp_path, status=3)["complete"] is False
+    main(["account", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert "(not intact)" in out
+    assert "is cut off; the epsilon of what is there is no guarantee" in err
+
+
+def test_phases_and_changing_lots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other lots and other noise in a second phase of one ledger: everything counts."""
+    path = write(tmp_path / "run", steps=30) / "ledger.jsonl"
+    larger = PoissonSampling(1000, 0.05)
+    header = Header("example", "add_or_remove_one", 1000, DELTA, replay="other")
+    writer = LedgerWriter(path, header, start=30, resume=True)
+    for number in range(30, 50):
+        writer.append(Release(number, larger, (SumQuery("a", 1.0, 2.0),)))
+    writer.close()
+    events = {Event(POISSON, (SumQuery("a", 1.0, 1.0),)): 30, Event(larger, (SumQuery("a", 1.0, 2.0),)): 20}
+    facts = answer(capsys, "account", tmp_path, "--accountant", "rdp,pld,gdp,rdp-continuous")
+    for name, value in facts["epsilons"].items():
+        assert value == pytest.approx(epsilon(events, DELTA, name), rel=1e-6)
+        assert value > epsilon({next(iter(events)): 30}, DELTA, name)
+
+
+def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    words = ["account", str(tmp_path), "--accountant", "all", "--plot", str(tmp_path / "plot.png")]
+    assert main(words) == 0
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["account", str(tmp_path), "--plot", "plot.pdf"])
+    assert "should end in .png" in capsys.readouterr().err
+    assert main(["account", str(tmp_path), "--plot", str(tmp_path / "plot.png" / "x.png")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_several_runs_are_labeled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    words = ["account", str(tmp_path), "--accountant", "rdp,rdp-analytical,gdp", "--nominal"]
+    main(words)
+    out = capsys.readouterr().out
+    assert "rdp-analytical: nominal: as if lots had been drawn by fixed_size sampling" in out
+    assert "gdp: an approximation, no bound" in out
+    bases = answer(capsys, *words)["bases"]
+    assert bases["rdp-analytical"] == {"guarantee": False, "nominal": True, "neighbouring_relation": "replace_one"}
+    assert bases["rdp"] == {"guarantee": True, "nominal": False, "neighbouring_relation": "add_or_remove_one"}
+
+
+def test_the_picture_takes_each_run_as_the_text_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with and without microbatches, nominally: the last point of the curve is the figure in the table."""
+    header = Header("example", "add_or_remove_one", 1000, DELTA, microbatch_size=4)
+    writer = LedgerWriter(write(tmp_path / "a").parent / "b" / "ledger.jsonl", header)
+    for number in range(50):
+        writer.append(Release(number, POISSON, (SumQuery("a", 2.0, 2.0),)))
+    writer.close()
+    drawn = {}
+    monkeypatch.setattr(account_plot, "write_figure", lambda path, figure: drawn.update({path: figure}))
+    found = account([tmp_path], AccountingRequest(("rdp-analytical",), nominal=True))
+    account_plot.plot_epsilon(tmp_path / "p.png", found.ledgers, DELTA, ["rdp-analytical"], nominal=True)
+    (curve,) = [
+        line for line in drawn[tmp_path / "p.png"].axes[0].lines if line.get_label().startswith("rdp-analytical")
+    ]
+    assert curve.get_ydata()[-1] == pytest.approx(found.facts["epsilon"])
+
+
+def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = Header("example", "add_or_remove_one", 1000, DELTA)
+    writer = LedgerWriter(tmp_path / "run" / "ledger.jsonl", header)
+    for number in range(150):
+        writer.append(Release(number, POISSON, (SumQuery("a", 1.0, 1.0 + 0.01 * number),)))
+    writer.close()
+    main(["account", str(tmp_path / "run"), "--plot", str(tmp_path / "p.png")])
+    assert "150 distinct costs, rounded to the costly side" in capsys.readouterr().out
+
+
+def test_twenty_thousand_adaptive_releases_are_one_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten groups whose bounds all change: equal costs are counted together (so that accountants need moments)."""
+    rng = np.random.default_rng(0)
+    writer = LedgerWriter(tmp_path / "ledger.jsonl", Header("example", "add_or_remove_one", 1000, DELTA))
+    for number in range(20_000):
+        bounds = rng.lognormal(0, 1, 10)
+        std = 4.0 * math.sqrt(float((bounds**2).sum()))
+        queries = tuple(SumQuery(str(group), float(bound), std) for group, bound in enumerate(bounds))
+        writer.append(Release(number, POISSON, queries))
+    writer.close()
+    assert len(read_ledger(tmp_path / "ledger.jsonl").events) == 1
+    facts = answer(capsys, "account", tmp_path, "--accountant", "rdp,pld")
+    same = {Event(POISSON, (SumQuery("a", 1.0, 4.0),)): 20_000}
+    for name in ("rdp", "pld"):
+        assert facts["epsilons"][name] == pytest.approx(epsilon(same, DELTA, name), rel=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------- calibrate
+
+KNOWN = {
+    "--noise-multiplier": 1.1,
+    "--sample-rate": 0.0042667,
+    "--steps": 14_062,
+    "--delta": 1e-5,
+}
+
+
+def test_the_issues_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for pair in KNOWN.items() for word in pair]
+    facts = answer(capsys, "calibrate", *words, "--accountant", "rdp-classic")
+    assert facts["epsilon"] == pytest.approx(3.0091, abs=1e-4)
+    assert facts["solved_for"] == "epsilon"
+    assert facts["accountant"] == "rdp-classic"
+    rows = facts["neighbourhood"]["noise_multiplier"]
+    assert [row["factor"] for row in rows] == [0.5, 0.8, 1.0, 1.25, 2.0]
+    assert rows[2]["epsilon"] == facts["epsilon"]
+    assert [row["epsilon"] for row in rows] == sorted((row["epsilon"] for row in rows), reverse=True)
+
+
+@pytest.mark.parametrize("flag", KNOWN)
+@pytest.mark.parametrize("name", ["rdp", "rdp-classic", "rdp-continuous", "gdp"])
+def test_each_flag_can_be_left_out(capsys: pytest.CaptureFixture[str], flag: str, name: str) -> None:
+    whole = [word for pair in KNOWN.items() for word in pair]
+    target = answer(capsys, "calibrate", *whole, "--accountant", name)["epsilon"]
+    words = [word for other, value in KNOWN.items() if other != flag for word in (other, value)]
+    facts = answer(capsys, "calibrate", *words, "--epsilon", target, "--accountant", name)
+    key = flag.removeprefix("--").replace("-", "_")
+    assert facts[key] == pytest.approx(KNOWN[flag], rel=1e-3)
+    assert facts["solved_for"] == key
+
+
+def test_batches_epochs_and_fixed_lots(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("calibrate", "--population", 60_000, "--delta", 1e-5, "--epochs", 60)
+    facts = answer(capsys, *base, "--batch-size", 256, "--noise-multiplier", 1.1)
+    assert (facts["steps"], facts["batch_size"]) == (14_062, 256)
+    fixed = ("calibrate", "--sampling", "fixed", "--population", 10**6, "--delta", 10**-6.6, "--steps", 1500)
+    facts = answer(capsys, *fixed, "--noise-multiplier", 1.396, "--batch-size", 13_958)
+    assert facts["epsilon"] == pytest.approx(5.0, rel=0.01)
+    assert facts["neighbouring_relation"] == "replace_one"
+    assert facts["noise_std_over_max_grad_norm"] == pytest.approx(2 * 1.396)
+    facts = answer(capsys, *fixed, "--noise-multiplier", 1.396, "--epsilon", facts["epsilon"])
+    assert facts["batch_size"] == 13_958
+
+
+def test_groups_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for pair in KNOWN.items() for word in pair]
+    facts = answer(capsys, "calibrate", *words, "--groups", 4, "--statistic", "counts=10", "--statistic", "norms=5")
+    left = (1.1**-2 - 10**-2 - 5**-2) ** -0.5
+    assert facts["gradient_noise_multiplier"] == pytest.approx(left)
+    assert facts["group_noise_multiplier"] == pytest.approx(2 * left)
+    main([*map(str, ["calibrate", *words, "--groups", 4, "--statistic", "counts=10"])])
+    out = capsys.readouterr().out
+    assert "of which gradient" in out
+    assert "4 groups of equal cost" in out
+    assert "alone cost more" in refused(capsys, "calibrate", *words, "--statistic", "counts=1")
+    assert "NAME=Z" in refused(capsys, "calibrate", *words, "--statistic", "counts")
+    assert "groups must be at least 1" in refused(capsys, "calibrate", *words, "--groups", 0)
+
+
+def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run", steps=200)
+    spent = answer(capsys, "account", run)["epsilon"]
+    facts = answer(capsys, "calibrate", "--ledger", run, "--epsilon", 3)
+    assert facts["steps_before"] == 200
+    event = Event(POISSON, (SumQuery("a", 1.0, 1.0),))
+    assert epsilon({event: 200 + facts["steps"]}, DELTA) <= 3 < epsilon({event: 201 + facts["steps"]}, DELTA)
+    more = answer(capsys, "calibrate", "--ledger", run, "--steps", 100)
+    assert more["epsilon"] == pytest.approx(epsilon({event: 300}, DELTA), rel=1e-6)
+    fresh = answer(capsys, "calibrate", "--like", run, "--steps", 200)
+    assert fresh["epsilon"] == pytest.approx(spent, rel=1e-6)
+    assert [query["name"] for query in fresh["queries"]] == ["a", "b"]
+    other = answer(capsys, "calibrate", "--like", run, "--steps", 500, "--epsilon", 1)
+    assert other["queries"][0]["noise_std"] == pytest.approx(other["noise_multiplier"])
+    assert "allows no further step" in refused(capsys, "calibrate", "--ledger", run, "--epsilon", spent / 2)
+    assert "missing are" in refused(capsys, "calibrate", "--ledger", run)
+    other = ("--like", run, "--population", 5, "--epsilon", 1)
+    assert "has population 1000, not 5: leave --population out" in refused(capsys, "calibrate", *other)
+    more = ("calibrate", "--like", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
+    rate = answer(capsys, *more)["sample_rate"]
+    assert epsilon({Event(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
+        1, rel=1e-3
+    )
+    assert answer(capsys, *more, "--batch-size", 20)["solved_for"] == "delta"
+    assert "has sampling poisson, not fixed_size" in refused(capsys, *more, "--sampling", "fixed")
+    assert "--groups and --statistic describe" in refused(capsys, *more, "--groups", 3)
+    write(tmp_path / "second")
+    assert "holds 2 ledgers: name one run" in refused(capsys, "calibrate", "--ledger", tmp_path, "--epsilon", 1)
+    broken = run / "ledger.jsonl"
+    broken.write_bytes(broken.read_bytes()[:-3])
+    assert "known only from below" in refused(capsys, "calibrate", "--ledger", run, "--epsilon", 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--delta", "2"], "delta must lie strictly between 0 and 1, not 2.0"),
+        (["--batch-size", "5"], "--sample-rate or --batch-size, not both"),
+        (["--epochs", "5"], "--steps or --epochs, not both"),
+        (["--epsilon", "1"], "nothing is missing"),
+        (["--accountant", "magic"], "unknown accountant 'magic'"),
+        (["--accountant", "rdp-analytical"], "does not cover 'poisson' sampling"),
+        (["--sampling", "fixed"], "need the population"),
+        (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-06"),
+        (["--sample-rate", "2"], "sample_rate must lie in (0, 1]"),
+        (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),
+    ],
+)
+def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    known = {flag: str(value) for flag, value in KNOWN.items()}
+    if words[0] in known:
+        known[words[0]] = words[1]
+        words = []
+    assert message in refused(capsys, "calibrate", *(word for pair in known.items() for word in pair), *words)
+
+
+def test_noise_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where neighbors move a clipped sum by two bounds, strategy.noise_multiplier is twice noise over sensitivity."""
+    words = [word for pair in KNOWN.items() for word in pair]
+    assert answer(capsys, "calibrate", *words)["noise_std_over_max_grad_norm"] == 1.1
+    facts = answer(capsys, "calibrate", *words, "--microbatch-size", 8)
+    assert facts["noise_std_over_max_grad_norm"] == 2.2
+    main(["calibrate", *map(str, words), "--microbatch-size", "8"])
+    assert "strategy.noise_multiplier" in capsys.readouterr().out
+    assert "each name once" in refused(capsys, "calibrate", *words, "--statistic", "a=9", "--statistic", "a=20")
+    assert "microbatch_size must be at least 1" in refused(capsys, "calibrate", *words, "--microbatch-size", -3)
+
+
+def test_fixed_lots_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "calibrate",
+        "--sampling",
+        "fixed",
+        "--population",
+        1000,
+        "--noise-multiplier",
+        1,
+        "--steps",
+        9,
+        "--delta",
+        1e-5,
+    )
+    assert "a whole number of records, not 2.7" in refused(capsys, *words, "--batch-size", 2.7)
+    assert "a whole number of records, not 0.01" in refused(capsys, *words, "--sample-rate", 1e-5)
+
+
+def test_a_batch_without_a_population(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("calibrate", "--noise-multiplier", 1, "--steps", 10, "--delta", 1e-5)
+    assert "--batch-size needs --population" in refused(capsys, *words, "--batch-size", 5)
+    assert "--batch-size must lie between 1" in refused(capsys, *words, "--batch-size", 50, "--population", 5)

@@ -1,0 +1,133 @@
+"""`dpbench compare`, with runs, tables and a recorded answer of wandb."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import wandb
+
+from dpbench.cli import main
+from dpbench.reports.compare import compare, draw, load
+from dpbench.reports.wandb_runs import recorded
+
+RECORDED = [  # what the public API answered for two offline runs that were synchronized
+    {
+        "name": "digits-mlp-dpsgd",
+        "config": {"seed": 0, "strategy": {"_target_": "dpbench.strategies.DPSGD", "max_grad_norm": 1.0}},
+        "summary": {"test/accuracy": 0.71, "privacy/epsilon_rdp": 3.5, "_step": 20, "_runtime": 7.1, "curves": {}},
+        "history": [{"_step": 10, "val/accuracy": 0.5}, {"_step": 20, "val/accuracy": 0.7}],
+    },
+    {
+        "name": "digits-mlp-none",
+        "config": {"seed": 0, "strategy": {"_target_": "dpbench.strategies.NonPrivate"}},
+        "summary": {"test/accuracy": 0.93, "privacy/epsilon_rdp": None, "_step": 20, "curves": {}},
+        "history": [{"_step": 10, "val/accuracy": 0.8}],
+    },
+]
+
+
+class Answer:
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.name, self.config, self.summary = data["name"], data["config"], data["summary"]
+        self._history = data["history"]
+
+    def history(self, pandas: bool) -> pd.DataFrame:
+        assert pandas
+        return pd.DataFrame(self._history)
+
+
+class Api:
+    asked: list[Any] = []  # noqa: RUF012
+
+    def runs(self, path: str, filters: dict[str, str]) -> list[Answer]:
+        self.asked.append((path, filters))
+        if path == "nobody/nothing":
+            raise ValueError("Could not find project nothing")
+        return [] if filters == {"group": "empty"} else [Answer(data) for data in RECORDED]
+
+
+def run(folder: Path, seed: int, lr: float, accuracy: float) -> Path:
+    folder.mkdir(parents=True)
+    config = {"run": {"name": folder.name}, "seed": seed, "optimizer": {"lr": lr}, "data": {"name": "digits"}}
+    record = {"config": config, "seed": seed, "seconds": 2.5, "steps": 2, "metrics": {"test/accuracy": accuracy}}
+    (folder / "result.json").write_text(json.dumps({**record, "privacy": {"epsilon": {"rdp": 1.5, "pld": None}}}))
+    (folder / "metrics.csv").write_text(f"step,val/accuracy\n1,0.1\n2,{accuracy}\n")
+    return folder
+
+
+def test_runs_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = run(tmp_path / "a", 0, 0.1, 0.8), run(tmp_path / "b", 0, 0.2, 0.9)
+    assert main(["compare", str(one), str(two), "--plot", str(tmp_path / "new" / "both.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "| optimizer.lr | 0.1 | 0.2 |" in shown and "data.name" not in shown
+    assert "| test/accuracy | 80.00 % | 90.00 % |" in shown
+    assert "| privacy/epsilon_pld | – | – |" in shown
+    assert (tmp_path / "new" / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", str(tmp_path)]) == 0  # below a folder
+
+
+def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
+    rows = [
+        {"row": "r", "column": c, "seed": s, "metric": "test/accuracy", "value": v, "seconds": 1.0, "epsilon_rdp": 2.0,
+         "epsilon_pld": 1.9, "words": f"strategy={c} seed={s} run.name=x"}
+        for c, s, v in (("dpsgd", 0, 0.5), ("dpsgd", 1, 0.7), ("none", 0, 0.9))
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    runs = load(str(tmp_path))
+    text = compare(runs)
+    assert "| strategy | dpsgd | none |" in text and "60.00 %" in text and "(n = 2)" in text
+    assert draw(runs, tmp_path / "none.png") is None
+    logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
+    pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
+    dpsgd, none = load(str(tmp_path))
+    assert dpsgd.curves["test/accuracy"].to_dict() == {5: pytest.approx(0.45), 9: 0.6} and none.curves.empty
+    assert draw([dpsgd, none], tmp_path / "some.png") is not None
+    # of a run all settings are known, of a cell those that made it: what it does not state is no difference
+    both = compare([dpsgd, *load(str(run(tmp_path / "a", 0, 0.1, 0.8)))])
+    assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 % | 80.00 % |" in both
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.1, 0.2)):
+        folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)
+        folder.rename(tmp_path / f"{number}_lr={lr}")
+    run(tmp_path / "other", 0, 0.3, 0.5)
+    names = [one.name for one in load(str(tmp_path))]
+    assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
+
+
+def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(wandb, "Api", Api)
+    runs = recorded("me/dpbench:digits")
+    text = compare(runs)
+    assert Api.asked[-1] == ("me/dpbench", {"group": "digits"})
+    assert "| strategy._target_ | DPSGD | NonPrivate |" in text and "| strategy.max_grad_norm | 1.0 | – |" in text
+    assert "71.00 %" in text and "_runtime" not in text
+    assert draw(runs, tmp_path / "curves.png") is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere", "nowhere holds no finished run"),
+        ("wandb:nobody/nothing", "wandb cannot list nobody/nothing: Could not find"),
+        ("wandb:me/dpbench:empty", "wandb has no runs in me/dpbench, group empty"),
+    ],
+)
+def test_nothing_to_compare_is_one_clear_line(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wandb, "Api", Api)
+    assert main(["compare", source]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", str(run(tmp_path / "a", 0, 0.1, 0.8)), "--plot", "x.jpg"])
+    assert "should end in .png" in capsys.readouterr().err

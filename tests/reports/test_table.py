@@ -1,0 +1,63 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpbench.errors import ConfigurationError
+from dpbench.reports.compare import compare, load
+from dpbench.reports.table import collect, markdown
+
+
+def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:
+    folder.mkdir(parents=True)
+    config = {"run": {"name": folder.name}, "strategy": {"_target_": "dpbench.strategies.DPSGD", **strategy}, "seed": 0}
+    record = {
+        "config": config,
+        "metrics": {"test/accuracy": accuracy},
+        "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
+        "seed": 0,
+        "seconds": 3.0,
+        "steps": 1000,
+    }
+    (folder / "result.json").write_text(json.dumps(record))
+
+
+def test_columns_are_what_differs(tmp_path: Path) -> None:
+    finished(tmp_path / "sweep/a", 0.95, 1.5, max_grad_norm=1.0, clipping="flat")
+    finished(tmp_path / "sweep/b", 0.96, None, max_grad_norm=2.0, clipping="flat")
+    finished(tmp_path / "c", None, 2.0, quantile=0.5, clipping="flat")
+    table = collect([tmp_path / "sweep", tmp_path / "c"])
+    assert list(table["run"]) == ["c", "a", "b"]
+    assert "strategy.max_grad_norm" in table and "strategy.clipping" not in table and "strategy.quantile" not in table
+    assert list(table["epsilon (RDP)"]) == [2.0, 1.5, float("inf")]
+    text = markdown(table)
+    assert "| a | 1.0 | 95.00 | 1.500 | inf | 3.0 | 1000 |" in text
+    assert "| c | – | – |" in text  # a missing cell stays
+
+
+def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
+    finished(tmp_path / "a", None, 1.5)
+    found = {"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test", "steps": 1000}
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps(found))
+    table = collect([tmp_path])
+    assert list(table["accuracy of a CNN on synthetic images (%)"]) == [87.5]
+    assert "| 87.50 | 1.500 |" in markdown(table)
+    text = compare(load(str(tmp_path)))
+    assert "| evaluation/accuracy_cnn | 87.50 % |" in text and "| evaluation/coverage | 0.5 |" in text
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "judged_on": "val"}))
+    assert collect([tmp_path])["images judged on"].tolist() == ["val"]
+    (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "steps": 900}))  # of a checkpoint on the way
+    assert "accuracy of a CNN on synthetic images (%)" not in collect([tmp_path])
+    (tmp_path / "a" / "evaluation.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="evaluation.json is damaged: delete"):
+        collect([tmp_path])
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no finished run"):
+        collect([tmp_path])

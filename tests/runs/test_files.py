@@ -1,0 +1,55 @@
+"""Files and folders are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dpbench.runs.files import remove_torn, replacing, write_atomically, write_json
+
+
+def test_atomic_write_leaves_the_old_file_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    write_atomically(path, "old")
+
+    def broken(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_json_refuses_what_other_readers_cannot_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "f", {"x": float("nan")})
+    write_json(tmp_path / "f", {"x": 1})
+    assert json.loads((tmp_path / "f").read_text()) == {"x": 1}
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for content in ("old", "new"):
+        with replacing(out) as new:
+            new.mkdir()
+            (new / content).touch()
+        assert [path.name for path in out.iterdir()] == [content]
+    with pytest.raises(FileNotFoundError), replacing(out) as new:
+        (new / "unmade").touch()
+    assert [path.name for path in out.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [out]
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with replacing(tmp_path / "checkpoints" / "last.ckpt") as new:
+        torn = new
+        torn.touch()
+    for name in (torn.name, ".lock", "last.ckpt.1"):
+        (tmp_path / "checkpoints" / name).touch()
+    remove_torn(tmp_path)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {".lock", "last.ckpt", "last.ckpt.1"}

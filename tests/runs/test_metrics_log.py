@@ -1,0 +1,24 @@
+"""The log of metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.metrics_log import MetricsCSV
+
+
+def test_metrics_are_continued_and_merged_by_step(tmp_path: Path) -> None:
+    first = MetricsCSV(RunFolder(tmp_path))
+    first.log_metrics({"a": 1.0, "epoch": 0}, step=3)
+    first.log_metrics({"b": 2.0}, step=3)
+    first.save()
+    second = MetricsCSV(RunFolder(tmp_path))
+    second.log_metrics({"a": 5.0}, step=4)
+    second.finalize("success")
+    table = pd.read_csv(tmp_path / "metrics.csv", index_col="step")
+    assert table.loc[3].to_dict() == {"a": 1.0, "b": 2.0}
+    assert table.loc[4, "a"] == 5.0
+    assert "epoch" not in table

@@ -1,0 +1,114 @@
+"""Where a figure comes from, and that two runs share noise only where they share all else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dpbench
+from dpbench.runs.code import COMPUTING, READING, code_hash, foreign_code
+from dpbench.runs.provenance import commit, config_hash, hardware, run_key, versions
+
+PACKAGE = Path(dpbench.__file__).parent
+CONFIG = {
+    "seed": 0,
+    "data": {"_target_": "dpbench.data.ImageDataModule", "name": "digits", "root": "/a", "download": True},
+    "model": {"hidden": [3]},
+    "strategy": {"noise_multiplier": 1.0},
+    "optimizer": {"lr": 0.1},
+    "trainer": {"max_steps": 5, "precision": "32-true"},
+    "run": {"name": "x"},
+    "logger": {"wandb": False},
+}
+
+
+def changed(group: str, **values: object) -> dict[str, object]:
+    return {**CONFIG, group: {**CONFIG[group], **values}}  # type: ignore[dict-item]
+
+
+def test_config_hash_ignores_what_cannot_change_a_result() -> None:
+    base = config_hash(CONFIG)
+    assert base == config_hash(changed("data", root="/b", download=False)) == config_hash(changed("run", name="y"))
+    assert (
+        len(
+            {
+                base,
+                *(
+                    config_hash(c)
+                    for c in (changed("optimizer", lr=0.2), changed("trainer", max_steps=6), {**CONFIG, "seed": 1})
+                ),
+            }
+        )
+        == 4
+    )
+
+
+def test_run_key_differs_wherever_gradients_could() -> None:
+    base = run_key(CONFIG)
+    assert base == run_key(changed("data", root="/b")) == run_key(changed("trainer", max_steps=6))
+    others = [changed("optimizer", lr=0.2), changed("strategy", noise_multiplier=2.0), changed("model", hidden=[4])]
+    keys = {
+        base,
+        *(run_key(c) for c in others),
+        run_key({**CONFIG, "seed": 1}),
+        run_key(changed("trainer", precision="64")),
+        run_key({**CONFIG, "schedule": {"T_max": 5}}),
+        run_key({**CONFIG, "a_group_of_the_future": {"x": 1}}),
+    }
+    assert len(keys) == 8
+
+
+def test_run_key_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = run_key(CONFIG)
+    monkeypatch.setattr("dpbench.runs.provenance.code_hash", lambda: "other")
+    assert run_key(CONFIG) != base
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
+
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cpp"))
+
+
+def test_every_room_computes_or_reads() -> None:
+    assert {room(path) for path in SOURCES} == {*COMPUTING, *READING} and not set(COMPUTING) & set(READING)
+
+
+def test_the_code_hash_changes_with_what_computes_and_with_nothing_else(tmp_path: Path) -> None:
+    """An edit of a plot's color leaves the noise of every seeded run as it was; one of a layer rule does not."""
+    copy = shutil.copytree(PACKAGE, tmp_path / "dpbench")
+    base = code_hash.__wrapped__(copy)
+    assert base == code_hash()
+    for path in SOURCES:
+        file = copy / path.relative_to(PACKAGE)
+        before = file.read_bytes()
+        file.write_bytes(before + b"\n")
+        assert (code_hash.__wrapped__(copy) != base) == (room(path) in COMPUTING), path
+        file.write_bytes(before)
+
+
+def test_what_computes_names_nothing_that_reads() -> None:
+    """Neither by an import, lazy or not, nor as a string: else an edit would change results and not the hash."""
+    readers = re.compile(rf"\bdpbench\.({'|'.join(name.removesuffix('.py') for name in READING)})\b")
+    for path in SOURCES:
+        if room(path) in COMPUTING:
+            assert not readers.search(path.read_text(encoding="utf-8")), path
+
+
+def test_a_reader_that_takes_part_in_a_run_is_hashed_with_it() -> None:
+    """A callback that draws on the way could disturb the training."""
+    drawing = {"callbacks": {"samples": {"_target_": "dpbench.synthesis.samples.SampleGrid"}}}
+    assert set(foreign_code(drawing)) == {"dpbench.synthesis.samples"}
+    assert foreign_code({"model": {"_target_": "dpbench.models.MLP"}, "strategy": {"_target_": "dpbench.DPSGD"}}) == {}
+
+
+def test_provenance() -> None:
+    assert len(code_hash()) == 16
+    assert versions()["torch"]
+    assert hardware()["threads"] >= 1
+    found = commit()
+    assert found is None or len(found.partition("+")[0]) == 40

@@ -1,0 +1,151 @@
+"""A package of others adds a strategy, a model, a data set, a task and an experiment: tests/plugin, installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpbench.errors import ConfigurationError
+from dpbench.runs.code import _source_hash, foreign_code
+from dpbench.runs.provenance import config_hash, run_key
+from dpbench.training import search_path
+from tests.training.test_cli import ROOT, dpbench, start, weights
+
+WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the plug-in is installed, in front of what is installed already."""
+    source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    shutil.copytree(Path(__file__).parent / "plugin", source, dirs_exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", str(place), str(source)], check=True)
+    return os.pathsep.join([str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(scope="module")
+def runs(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of the plug-in: private, and the baseline, of the same experiment."""
+    folder = tmp_path_factory.mktemp("runs")
+    dpbench(folder, "train", "-m", *WAVES, "strategy=radius,none", "hydra.sweep.dir=runs", PYTHONPATH=site)
+    return folder / "runs"
+
+
+def test_a_strategy_a_model_a_data_set_and_a_task(runs: Path) -> None:
+    private, plain = (json.loads((runs / f"{number}-waves" / "result.json").read_text()) for number in (0, 1))
+    assert 1 < private["privacy"]["epsilon"]["pld"] < private["privacy"]["epsilon"]["rdp"] < 10
+    assert plain["privacy"]["delta"] is None
+    assert plain["metrics"]["test/error"] < private["metrics"]["test/error"] < 2
+    assert list(private["foreign_code"]) == ["waves"]
+    assert (runs / "0-waves" / "curves.png").stat().st_size > 10_000
+
+
+def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
+    out, _ = dpbench(runs, "table", str(runs), PYTHONPATH=site)
+    assert "test/error" in out and "RadiusDPSGD" in out and "NonPrivate" in out
+
+
+def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
+    words = ["train", *WAVES, "hydra.run.dir=cut"]
+    command = [str(int(signal.SIGTERM)), "13", *words]
+    process = start(runs, *command, module="tests.training.signalled", PYTHONPATH=site)
+    _, err = process.communicate(timeout=1200)
+    assert process.returncode == 143 and "dpbench resume" in err
+    dpbench(runs, "resume", "cut", PYTHONPATH=site)
+    assert (weights(runs / "cut") == weights(runs / "0-waves")).all()
+
+
+def test_the_help_lists_its_files(runs: Path, site: str) -> None:
+    out, _ = dpbench(runs, "train", "--help", PYTHONPATH=site)
+    for choice in ("| waves", "| readout", "| regressor", "| radius"):
+        assert choice in out
+
+
+REFUSED = {
+    "strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
+    "+strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
+    "strategy.radius=wide": "strategy.radius must be a number, not 'wide'",
+    "+strategy.max_grad_norm=1": "strategy.max_grad_norm is no setting of RadiusDPSGD: add strategy=automatic or ",
+    "strategy.accountant=5": "strategy.accountant must be a word, not 5",
+    "strategy=radios": "there is no strategy=radios. Did you mean strategy=radius?",
+    "data.lenght=3": "there is no key data.lenght. Did you mean data.length?",
+    "+model.length=3": "model.length cannot be set: the data say it themselves",
+    "schedule=cosine": "Regressor takes no schedule: choose schedule=constant",
+    "model=mlp": "model: missing a required argument: 'input_shape'",
+}
+
+
+def test_its_options_are_checked(runs: Path, site: str) -> None:
+    """All by one process: most of the time of each would be spent on imports."""
+    program = f"from dpbench.cli import main\nfor word in {list(REFUSED)}: assert main(['train', *{WAVES}, word]) == 1"
+    environment = {**os.environ, "PYTHONPATH": site}
+    done = subprocess.run([sys.executable, "-c", program], cwd=runs, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, message in zip(done.stderr.splitlines(), REFUSED.values(), strict=True):
+        assert line.startswith("dpbench: error: ") and message in line
+
+
+@pytest.mark.slow
+def test_a_sweeper_chooses_on_records_that_are_held_out(runs: Path, site: str) -> None:
+    words = ["train", "-m", *WAVES, "hydra/sweeper=better_of_two", "hydra.sweep.dir=chosen"]
+    _, err = dpbench(runs, *words, status=1, PYTHONPATH=site)
+    assert "only test data are there to measure it: hold records out" in err and err.count("\n") == 1
+    assert not (runs / "chosen").exists()
+    dpbench(runs, *words, "data.val_size=128", PYTHONPATH=site)
+    results = [json.loads(path.read_text()) for path in sorted((runs / "chosen").glob("*/result.json"))]
+    errors = [result["metrics"]["val/error"] for result in results]
+    assert len(errors) == 2 and errors[1] < errors[0]
+    assert (runs / "chosen" / "best.txt").read_text() == f"1 {errors[1]}"
+    assert errors[1] != results[1]["metrics"]["test/error"]
+
+
+def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the difference of two models' releases would be the difference of their private sums."""
+    config = {"model": {"_target_": "nets.Net"}, "callbacks": {"a": {"_target_": "torch.nn.Linear"}}, "x": [{"y": 1}]}
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nets.py").write_text("a = 1")
+    before = foreign_code(config)
+    assert list(before) == ["nets"]
+    _source_hash.cache_clear()
+    assert foreign_code(config) == before
+    (tmp_path / "nets.py").write_text("a = 2")
+    _source_hash.cache_clear()
+    assert foreign_code(config) != before
+    with pytest.raises(ConfigurationError, match="the source of sys, which _target_ names, is not found"):
+        foreign_code({"model": {"_target_": "sys.Net"}})
+
+
+def test_data_of_others_in_another_folder_get_other_noise() -> None:
+    """Our own data sets are the same wherever they lie; those of a plug-in may be other people's."""
+    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.training.test_tasks.Points", False)):
+        one, two = ({"data": {"_target_": target, "root": root}, "trainer": {}, "seed": 0} for root in ("a", "b"))
+        assert (run_key(one) == run_key(two)) is same
+        assert (config_hash(one) == config_hash(two)) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nosuch.conf", "the plug-in mine names nosuch.conf as its configuration .*No module named 'nosuch'"),
+        ("json.decoder", "names json.decoder .*it is no folder of an installed package"),
+        ("twin.conf", r"dpbench and the plug-in mine both have strategy/dpsgd.yaml: rename"),
+    ],
+)
+def test_a_broken_plugin_is_one_line(value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twin" / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "twin" / "conf" / "strategy" / "dpsgd.yaml").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    points: Any = lambda group: [EntryPoint("mine", value, group)]  # noqa: E731
+    monkeypatch.setattr(search_path, "entry_points", points)
+    with pytest.raises(ConfigurationError, match=message):
+        search_path.plugin_dirs.__wrapped__()

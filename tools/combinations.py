@@ -1,0 +1,277 @@
+"""Which pieces go together: every combination is trained for two steps, here and now, and the outcome tabulated.
+
+`python -m tools.combinations` prints the page `docs/combinations.md` (`make combinations` writes it).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.multiprocessing as mp
+from pytorch_lightning.plugins.environments import LightningEnvironment  # type: ignore[attr-defined]
+from pytorch_lightning.strategies import DDPStrategy
+
+from dpbench import strategies
+from dpbench.data import ImageDataModule
+from dpbench.errors import DPBenchError
+from dpbench.models import MLP
+from dpbench.modules.image_classifier import ImageClassifier
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.reports.markdown import markdown_rows
+from tools.optimizers import OPTIMIZERS
+
+_DELTA, _STEPS, _LOT = 1e-4, 2, 32.0
+
+STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
+    "flat": strategies.DPSGD,
+    "per layer": partial(strategies.DPSGD, clipping="per_layer"),
+    "per parameter": partial(strategies.DPSGD, clipping="per_parameter"),
+    "by dimension": partial(strategies.VectorGroups, split="dimension", allocation="dimension"),
+    "joint": partial(
+        strategies.VectorGroups,
+        groups={"hidden": "model.1.*", "output": "model.3.*"},
+        split="joint",
+        scales={"hidden": 2.0, "output": 1.0},
+    ),
+    "adaptive quantile": partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0),
+    "adaptive quantile per layer": partial(
+        strategies.AdaptiveQuantileClipping, clipping="per_layer", count_noise_std=4.0
+    ),
+    "adaptive mean": partial(strategies.AdaptiveMeanClipping, norm_noise_multiplier=10.0),
+    "automatic": strategies.AutomaticClipping,
+    "flat, with private metrics": partial(strategies.DPSGD, metrics={"accuracy": 1.0, "loss": 3.0}),
+    "clip only (reference)": strategies.ClipOnly,
+    "noise only (reference)": strategies.NoiseOnly,
+}
+TRANSFORMS: dict[str, dict[str, Any]] = {"–": {}, "discretized": {"discretization_threshold": 1e-3}}
+DENOISERS: dict[str, dict[str, Any]] = {"–": {}, "error correction": {"correction_threshold": 1e-2}}
+SAMPLERS = ("poisson", "fixed_size", "shuffled")
+UNITS = {"example": 1, "microbatch": 4}
+PROCESSES = (1, 2)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination, by the names of its pieces."""
+
+    clipping: str
+    transform: str
+    denoiser: str
+    sampler: str
+    unit: str
+    optimizer: str
+
+    def strategy(self, folder: Path) -> strategies.PrivateStrategy:
+        """The strategy of this combination."""
+        return STRATEGIES[self.clipping](
+            noise_multiplier=1.0,
+            delta=_DELTA,
+            seed=0,
+            microbatch_size=UNITS[self.unit],
+            ledger=str(folder / "ledger.jsonl"),
+            **TRANSFORMS[self.transform],
+            **DENOISERS[self.denoiser],
+        )
+
+
+def cells() -> Iterator[Cell]:
+    """All combinations."""
+    axes = (STRATEGIES, TRANSFORMS, DENOISERS, SAMPLERS, UNITS, OPTIMIZERS)
+    return (Cell(*names) for names in itertools.product(*axes))
+
+
+@cache
+def _digits(sampler: str) -> ImageDataModule:
+    return ImageDataModule("digits", expected_batch_size=_LOT, sampling=sampler, image_size=8)
+
+
+def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, torch.Tensor]:
+    """Train two steps.
+
+    Args:
+        cell: What to try.
+        folder: For the ledger; new for each call.
+        parallel: Whether this is one of two processes that train together.
+
+    Returns:
+        "", or the error that refuses this combination; and the weights after training.
+    """
+    torch.manual_seed(0)
+    data = _digits(cell.sampler)
+    module = ImageClassifier(MLP(data.input_shape, data.num_classes, [8]), OPTIMIZERS[cell.optimizer], data.num_classes)
+    before = _weights(module)
+    try:
+        _trainer(cell.strategy(folder), folder, parallel).fit(module, data)
+    except DPBenchError as error:
+        return str(error), before
+    after = _weights(module)
+    if not after.isfinite().all() or torch.equal(before, after):
+        raise AssertionError(f"{cell} did not train")
+    if not parallel or os.environ["LOCAL_RANK"] == "0":
+        _check_ledger(folder / "ledger.jsonl", private="reference" not in cell.clipping)
+    return "", after
+
+
+def _check_ledger(path: Path, private: bool) -> None:
+    if path.exists() != private:
+        raise AssertionError(f"{path} should {'' if private else 'not '}be there")
+    if private:
+        book = read_ledger(path)
+        if not (len(book.releases) == _STEPS and 0 < ledger_epsilon(book, _DELTA) < 100):
+            raise AssertionError(f"{path} is not sound")
+
+
+def _weights(module: pl.LightningModule) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
+
+
+def _trainer(strategy: pl.Callback, folder: Path, parallel: bool) -> pl.Trainer:
+    ddp = DDPStrategy(cluster_environment=_Environment(), process_group_backend="gloo")
+    return pl.Trainer(
+        max_steps=_STEPS,
+        accelerator="cpu",
+        devices=2 if parallel else 1,
+        strategy=ddp if parallel else "auto",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,
+        default_root_dir=str(folder),
+        callbacks=[strategy],
+    )
+
+
+class _Environment(LightningEnvironment):
+    """Two processes that were started here already."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+
+
+def _one_of_two(rank: int, port: int, chosen: list[Cell], results: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0")
+    _quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = [try_cell(cell, Path(folder) / str(i), parallel=True) for i, cell in enumerate(chosen)]
+    if rank == 0:
+        results.put([(reason, weights.numpy()) for reason, weights in outcomes])
+
+
+def outcomes(chosen: Iterable[Cell], processes: tuple[int, ...] = PROCESSES) -> dict[Cell, str]:
+    """Try combinations, in one process and in two, which must agree.
+
+    Returns:
+        For each cell "" (it trains), or why it is refused.
+
+    Raises:
+        AssertionError: A combination is neither refused nor works.
+    """
+    chosen = list(chosen)
+    _quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        alone = [try_cell(cell, Path(folder) / str(i)) for i, cell in enumerate(chosen)]
+    if 2 in processes:
+        # A refusal in one of two processes would leave the other one waiting: what one process refuses is left out.
+        accepted = [i for i, (reason, _) in enumerate(alone) if not reason]
+        for i, (reason, weights) in zip(accepted, _in_two([chosen[i] for i in accepted]), strict=True):
+            if reason or not torch.allclose(alone[i][1], torch.from_numpy(weights), rtol=1e-3, atol=1e-4):
+                raise AssertionError(f"{chosen[i]}: two processes differ from one {reason}")
+    return {cell: reason for cell, (reason, _) in zip(chosen, alone, strict=True)}
+
+
+def _in_two(chosen: list[Cell]) -> list[tuple[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    # mp.spawn stops both where one fails
+    spawned = mp.start_processes(  # type: ignore[attr-defined, no-untyped-call]
+        _one_of_two, (port, chosen, results), nprocs=2, join=False, start_method="spawn"
+    )
+    while results.empty():
+        if spawned.join(timeout=0.2):
+            break
+    found: list[tuple[str, Any]] = results.get()
+    while not spawned.join(timeout=5):
+        pass
+    return found
+
+
+def table(found: dict[Cell, str]) -> str:
+    """The page: a line for each way to release, a column for each way to draw; refusals as footnotes."""
+    columns = list(itertools.product(SAMPLERS, UNITS))
+    reasons = list(dict.fromkeys(reason for reason in found.values() if reason))
+    head = ["clipping", "transform", "denoiser", *(f"{sampler}, {unit}" for sampler, unit in columns)]
+    lines = [head]
+    for clipping, transform, denoiser in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
+        row = [clipping, transform, denoiser]
+        for sampler, unit in columns:
+            own = [found[Cell(clipping, transform, denoiser, sampler, unit, name)] for name in OPTIMIZERS]
+            marks = {"✓" if not reason else f"[{reasons.index(reason) + 1}]" for reason in own}
+            row.append(" ".join(sorted(marks)))
+        lines.append(row)
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
+    counts = Counter(cell.optimizer for cell, reason in found.items() if not reason)
+    sums = [["optimizer", "combinations that train, with one process and with two"]]
+    sums += [[name, f"{counts[name]} of {len(found) // len(OPTIMIZERS)}"] for name in OPTIMIZERS]
+    tables = [markdown_rows(lines, text=len(head)), "", markdown_rows(sums, text=2)]
+    return "\n".join(
+        [_HEAD.format(optimizers=", ".join(OPTIMIZERS)), *tables, "", "Refused because:", "", *notes, _TAIL]
+    )
+
+
+_HEAD = """\
+# What goes together
+
+Written by `make combinations`, which trains every combination for two steps on the digits, with one process and with
+two, and checks that the ledger gives an epsilon and that both end with the same weights. ✓: works with each of the
+optimizers {optimizers}, in one process and in two; a number: refused, for the reason below.
+Columns: how lots are drawn, and what a record is (an example, or a microbatch of four).
+"""
+
+
+_TAIL = """
+What cannot be asked for, because there is no option for it:
+
+- automatic with an adaptive bound: a normalized gradient always has norm C, there is nothing to adapt to.
+- joint clipping with an adaptive bound: S lies in [1, √k] by its definition, the scales are given.
+- adaptive bounds for groups named by patterns: the papers adapt the whole gradient or layers (`clipping=per_layer`).
+- `target_epsilon` and private metrics for the references: they are not private.
+- diagnostics with several processes: each would see its own records only.
+"""
+
+
+def main() -> int:
+    """Print the page."""
+    print(table(outcomes(cells())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

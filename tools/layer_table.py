@@ -1,0 +1,249 @@
+"""Which layers can be trained privately: each is tried, here and now, and the outcome tabulated.
+
+`python -m tools.layer_table` prints the page `docs/layers.md` (`make layers` writes it).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from dpbench.errors import DPBenchError
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.layers import INTERCEPTED, rule_of
+from dpbench.privacy.gradients.samplers import Sampled
+from dpbench.reports.markdown import markdown_rows
+
+_RECORDS = 4
+RULE, PARTS, SAMPLER, VMAP, CHILDREN, NOTHING = (
+    "rule",
+    "rule, computed from its parts",
+    "Opacus' sampler",
+    "`vmap`",
+    "its layers",
+    "refused",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, how to call it, and what else there is to say."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (3,)
+    remark: str = ""
+    tokens: bool = False
+    times: int = 1  # how often it takes its input
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: by what it has per-record gradients, or why it is refused."""
+
+    case: Case
+    route: str
+    reason: str = ""
+
+
+class _Alone(nn.Module):
+    """A network of one layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.layer(*inputs)
+
+
+_SEQUENCE = (5, 4)
+_RECURRENT = "any option; `PackedSequence`; records in dimension 1 with `batch_first=False`"
+_ATTENTION = "any option, mask, dropout; records in dimension 1 with `batch_first=False`"
+_RUNNING = "as in a pretrained network: `.eval()` before `fit`, which Lightning keeps"
+_PIXELS = ((3, 7), (3, 7, 7), (3, 7, 7, 7))
+_OPTIONS: dict[str, Any] = {"batch_first": True, "dropout": 0.1}
+
+
+def _opacus(name: str) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import opacus.layers as theirs
+    made: nn.Module = getattr(theirs, name)(4, 2, batch_first=True)
+    return made
+
+
+def _in_every_dimension(
+    name: str, *arguments: Any, evaluation: bool = False, remark: str = "", **options: Any
+) -> list[Case]:
+    def make(kind: type[nn.Module]) -> nn.Module:
+        return kind(*arguments, **options).train(not evaluation)
+
+    names = [name.format(d) for d in (1, 2, 3)]
+    suffix = ", evaluation mode" * evaluation
+    return [
+        Case(f"{one}{suffix}", partial(make, getattr(nn, one)), shape, remark)
+        for one, shape in zip(names, _PIXELS, strict=True)
+    ]
+
+
+def cases() -> list[Case]:
+    """All layers of torch that have parameters, and some of other packages."""
+    return [*_maps(), *_norms(), *_sequences(), *_others()]
+
+
+def _maps() -> list[Case]:
+    return [
+        Case("Linear", lambda: nn.Linear(3, 2), remark="any number of positions"),
+        Case("Bilinear", lambda: nn.Bilinear(3, 3, 2), times=2),
+        *_in_every_dimension("Conv{}d", 3, 2, 3, remark="any option"),
+        *_in_every_dimension("ConvTranspose{}d", 3, 2, 3),
+        Case("Embedding", lambda: nn.Embedding(9, 3), (5,), "also of positions (1, T) or (T,) for all records", True),
+        Case("EmbeddingBag", lambda: nn.EmbeddingBag(9, 3), (5,), "also with offsets", True),
+        Case("EmbeddingBag, mode='max'", lambda: nn.EmbeddingBag(9, 3, mode="max"), (5,), tokens=True),
+        Case("Embedding, max_norm", lambda: nn.Embedding(9, 3, max_norm=1.0), (5,), tokens=True),
+    ]
+
+
+def _norms() -> list[Case]:
+    return [
+        Case("GroupNorm", lambda: nn.GroupNorm(1, 3), _PIXELS[1]),
+        Case("LayerNorm", lambda: nn.LayerNorm(3)),
+        Case("RMSNorm", lambda: nn.RMSNorm(3)),
+        *_in_every_dimension("InstanceNorm{}d", 3, affine=True),
+        Case("InstanceNorm2d, track_running_stats", lambda: nn.InstanceNorm2d(3, track_running_stats=True), _PIXELS[1]),
+        *_in_every_dimension("BatchNorm{}d", 3, evaluation=True, remark=_RUNNING),
+        Case("SyncBatchNorm, evaluation mode", lambda: nn.SyncBatchNorm(3).eval(), _PIXELS[1], _RUNNING),
+        Case("BatchNorm2d, training mode", lambda: nn.BatchNorm2d(3), _PIXELS[1]),
+    ]
+
+
+def _sequences() -> list[Case]:
+    encoder, decoder = nn.TransformerEncoderLayer(4, 2, 6, **_OPTIONS), nn.TransformerDecoderLayer(4, 2, 6, **_OPTIONS)
+    recurrent = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+    cells = {"LSTMCell": nn.LSTMCell, "GRUCell": nn.GRUCell, "RNNCell": nn.RNNCell}
+    either = "also with `batch_first=False`"
+    return [
+        *(Case(name, partial(kind, 4, 3, 2, **_OPTIONS), _SEQUENCE, _RECURRENT) for name, kind in recurrent.items()),
+        *(Case(name, partial(kind, 4, 3), (4,), "any number of steps") for name, kind in cells.items()),
+        Case("MultiheadAttention", lambda: nn.MultiheadAttention(4, 2, **_OPTIONS), _SEQUENCE, _ATTENTION, times=3),
+        Case("TransformerEncoderLayer", lambda: encoder, _SEQUENCE, either),
+        Case("TransformerDecoderLayer", lambda: decoder, _SEQUENCE, either, times=2),
+        Case("TransformerEncoder", lambda: nn.TransformerEncoder(encoder, 2), _SEQUENCE, either),
+        Case("TransformerDecoder", lambda: nn.TransformerDecoder(decoder, 2), _SEQUENCE, either, times=2),
+        Case("Transformer", lambda: nn.Transformer(4, 2, 1, 1, 6, **_OPTIONS), _SEQUENCE, either, times=2),
+    ]
+
+
+def _others() -> list[Case]:
+    slower = "slower than torch's; no `PackedSequence`"
+    return [
+        Case("PReLU", nn.PReLU),
+        Case("LazyLinear", lambda: nn.LazyLinear(2)),
+        Case("weight_norm", lambda: parametrizations.weight_norm(nn.Linear(3, 2))),
+        Case("spectral_norm", lambda: parametrizations.spectral_norm(nn.Linear(3, 2))),
+        *(Case(f"opacus {name}", partial(_opacus, name), _SEQUENCE, slower) for name in ("DPLSTM", "DPGRU", "DPRNN")),
+        Case("opacus DPMultiheadAttention", partial(_opacus, "DPMultiheadAttention"), _SEQUENCE, times=3),
+    ]
+
+
+def attempt(case: Case) -> Outcome:
+    """Per-record gradients of a lot, compared with the ordinary gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(_RECORDS, *case.shape)
+    inputs = [torch.randint(0, 9, x.shape) if case.tokens else x] * case.times
+    engine = None
+    try:
+        model = _Alone(case.make())
+        engine = PerRecordEngine(model)
+        engine.expect(_RECORDS)
+        output = model(*inputs)
+        engine.backward((output[0] if isinstance(output, tuple) else output).sin().mean(), _RECORDS, verify=True)
+    except DPBenchError as error:
+        return Outcome(case, NOTHING, str(error))
+    finally:
+        if engine is not None:
+            engine.close()
+    return Outcome(case, _route(model.layer))
+
+
+def _route(layer: nn.Module) -> str:
+    if type(layer) in INTERCEPTED:
+        return PARTS
+    if any(True for _ in layer.children()):
+        return CHILDREN
+    rule = rule_of(layer)
+    return VMAP if rule is None else SAMPLER if isinstance(rule, Sampled) else RULE
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """The page: supported layers, then refused ones with the reason."""
+    rows = [["layer", "per-record gradients by", "remarks"]]
+    rows += [[_name(o.case), o.route, o.case.remark] for o in outcomes if o.route != NOTHING]
+    lost = [["layer", "why, and what to do"]]
+    lost += [
+        [_name(o.case), o.reason.removeprefix(_UNTRAINABLE).replace("layer (", "(")]
+        for o in outcomes
+        if o.route == NOTHING
+    ]
+    return "\n".join([_HEAD, markdown_rows(rows, text=3), "", _REFUSED, markdown_rows(lost, text=2), _TAIL])
+
+
+def _name(case: Case) -> str:
+    package = "" if case.name.startswith("opacus") else "nn."
+    return f"{'' if case.name.islower() else package}{case.name}"
+
+
+_HEAD = """\
+# Layers
+
+Written by `make layers`, which tries each. What owns no parameters (activations, dropout, pooling, reshapes) needs
+nothing, as long as it treats records independently.
+How a layer gets its per-record gradients:
+
+* **rule**: exact formulas in `privacy/gradients/layers.py`; see [the engine](engine.md) for their cost.
+* **rule, computed from its parts**: torch computes the layer in one call; while it trains privately, we compute it from
+  linear maps and what is between them (`recurrent.py` and `attention.py` beside it).
+* **Opacus' sampler**: a function in Opacus' registry, also yours, if you called
+  `opacus.grad_sample.register_grad_sampler` for your layer. On the first lot it is compared with `vmap` for a few
+  records.
+* **`vmap`**: any other layer, also of your own: `torch.func.vmap` of its backward pass, exact, but with a second
+  forward pass and memory for the gradients of all records. It must return one tensor and use no randomness.
+* **its layers**: those that it is made of.
+
+Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first lot of every run the sum over
+records is compared with the ordinary gradient; what cannot be exact is refused by name.
+"""
+
+_UNTRAINABLE = "this model cannot be trained privately: "
+
+_REFUSED = """\
+Refused:
+"""
+
+_TAIL = """
+Hugging Face's BERT, DistilBERT, GPT-2 and networks like them work as they are. Several learning rates (backbone and
+head) are one optimizer with parameter groups:
+`torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": self.head.parameters(), "lr": 0.1}])`.
+`torch.compile` works on the network or the module (compiled anew for a few sizes of lots, a minute in all), gradient
+checkpointing with `use_reentrant=False`.\
+"""
+
+
+def main() -> int:
+    """Print the page."""
+    warnings.simplefilter("ignore")
+    print(page([attempt(case) for case in cases()]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
