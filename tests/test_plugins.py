@@ -55,6 +55,7 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
     assert "test/error" in out and "RadiusDPSGD" in out and "NonPrivate" in out
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]
     command = [str(int(signal.SIGTERM)), "13", *words]
@@ -85,6 +86,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_its_options_are_checked(runs: Path, site: str) -> None:
     """All by one process: most of the time of each would be spent on imports."""
     program = f"from dpbench.cli import main\nfor word in {list(REFUSED)}: assert main(['train', *{WAVES}, word]) == 1"

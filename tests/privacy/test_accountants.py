@@ -301,6 +301,7 @@ def test_relations_do_not_compose() -> None:
         epsilon({fixed(4.0, 10, 1000): 50, poisson(1.0, 0.1, 1000): 1}, DELTA, "rdp")
 
 
+@pytest.mark.slow
 def test_many_distinct_releases_are_merged_to_the_costly_side() -> None:
     rng = np.random.default_rng(0)
     run = {poisson(float(z), 0.01): 1 for z in rng.uniform(1, 3, 150)}

@@ -230,6 +230,7 @@ if __name__ == "__main__":
     assert all(ends[0][name].shape == ends[1][name].shape for name in ends[0])
 
 
+@pytest.mark.slow
 def test_neither_package_is_imported_for_the_other() -> None:
     assert classes("Trainer") == (pytorch_lightning.Trainer, lightning.pytorch.Trainer)
     assert classes("DDPStrategy", "strategies")[1] is lightning.pytorch.strategies.DDPStrategy
