@@ -2,5 +2,6 @@
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.users import UserDataset
 
-__all__ = ["ImageDataModule", "InMemoryImages", "LotLoader", "Lots", "make_sampling"]
+__all__ = ["ImageDataModule", "InMemoryImages", "LotLoader", "Lots", "UserDataset", "make_sampling"]

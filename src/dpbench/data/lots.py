@@ -170,6 +170,11 @@ class LotLoader(DataLoader[Any]):
             )
         if size != lots.sampling.population:
             raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
+        if getattr(dataset, "unit", lots.sampling.unit) != lots.sampling.unit:
+            raise ConfigurationError(
+                f"an item of the {type(dataset).__name__} is a {dataset.unit}, but the lots say {lots.sampling.unit}: "  # type: ignore[attr-defined]
+                f"make_sampling(kind, len(dataset), size, unit={dataset.unit!r})."  # type: ignore[attr-defined]
+            )
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
@@ -190,7 +195,7 @@ class LotLoader(DataLoader[Any]):
         dataset: Dataset[Any],
         expected_batch_size: float,
         seed: int | None = None,
-        unit: str = "example",
+        unit: str | None = None,
         **options: Any,
     ) -> LotLoader:
         """Poisson sampling: each record is in each lot with probability `expected_batch_size` / len(dataset).
@@ -199,11 +204,13 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set.
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces the lots; None takes the operating system's entropy.
-            unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy.
+            unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy. None:
+                what the data set says in its attribute `unit` ("user"), or an example.
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
-        population = count_of(dataset)
-        return cls(dataset, Lots(make_sampling("poisson", population, expected_batch_size, unit), seed), **options)
+        unit = unit or str(getattr(dataset, "unit", "example"))
+        sampling = make_sampling("poisson", count_of(dataset), expected_batch_size, unit)
+        return cls(dataset, Lots(sampling, seed), **options)
 
     @classmethod
     def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:

@@ -1,0 +1,180 @@
+"""Examples by the user whom they come from: what lots are drawn from where a record is a user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset
+
+from dpbench.data.records import Collated, Collation, count_of
+from dpbench.errors import ConfigurationError, DataError
+
+USER = "user"
+"""Unit of privacy of lots that are drawn from a `UserDataset`."""
+
+
+class Cohort(NamedTuple):
+    """A lot of users: who takes part in a round. Their examples stay in the `UserDataset` until each one's turn.
+
+    Attributes:
+        users: Positions in the data set, (R,), int64.
+    """
+
+    users: Tensor
+
+
+class UserDataset(Dataset[Cohort]):
+    """Users, each with examples of its own; an item is a user.
+
+    Args:
+        examples: Map-style data set of all users' examples.
+        users: The user of each example: names or numbers, as many as there are examples.
+        names: All users, also those without an example; None: those of the examples, sorted.
+        collate_fn: Makes a batch of a list of examples, as for `torch.utils.data.DataLoader`.
+
+    Attributes:
+        names: Of the users, in the order of their positions.
+
+    Raises:
+        ConfigurationError: Users and examples differ in number, or a user is not among the names.
+    """
+
+    unit = USER
+
+    def __init__(
+        self,
+        examples: Dataset[Any],
+        users: Sequence[Hashable] | NDArray[Any] | Tensor,
+        names: Sequence[Hashable] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        column = np.asarray(users)
+        if column.shape != (count_of(examples),):
+            raise ConfigurationError(
+                f"there are {count_of(examples)} examples and {column.size if column.ndim < 2 else column.shape} "
+                "users: give the user of each example, one by one."
+            )
+        if column.dtype.kind == "f" and np.isnan(column).any():
+            raise ConfigurationError("some examples have no user (NaN): leave these examples out, or name their user.")
+        found, numbers = np.unique(column, return_inverse=True)
+        if names is not None:
+            places = {name: place for place, name in enumerate(names)}
+            if len(places) != len(names):
+                raise ConfigurationError("a name stands twice among the names of users.")
+            strange = [name for name in found.tolist() if name not in places]
+            if strange:
+                raise ConfigurationError(f"{strange[0]!r} has examples, but is not among the names of users.")
+            numbers = np.array([places[name] for name in found.tolist()], dtype=np.int64)[numbers]
+        self.names: list[Hashable] = found.tolist() if names is None else list(names)
+        self._examples = examples
+        self._order = np.argsort(numbers, kind="stable")
+        self._ends = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(self.names)))])
+        self._collate = Collation(examples, collate_fn)
+
+    @classmethod
+    def from_datasets(cls, datasets: Mapping[Hashable, Dataset[Any]], **options: Any) -> Self:
+        """Users whose examples are data sets of their own.
+
+        Args:
+            datasets: By the user's name; may be empty.
+            **options: `collate_fn`.
+        """
+        sizes = [count_of(dataset) for dataset in datasets.values()]
+        some = [dataset for dataset, size in zip(datasets.values(), sizes, strict=True) if size]
+        if not some:
+            raise ConfigurationError("no user has an example.")
+        users = np.repeat(np.arange(len(sizes)), sizes)
+        made = cls(ConcatDataset(some), users, range(len(sizes)), **options)
+        made.names = list(datasets)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"UserDataset({len(self)} users, {len(self._order)} examples)"
+
+    def __getitem__(self, position: int) -> Cohort:
+        return Cohort(torch.tensor(range(len(self))[position]))
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        return Collated(Cohort(torch.as_tensor(positions, dtype=torch.long)))
+
+    @property
+    def examples(self) -> Dataset[Any]:
+        """What `rows` are positions in: the examples of all users (of a subset: of others, too)."""
+        return self._examples
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of examples of each user, (users,)."""
+        return np.diff(self._ends)
+
+    def rows(self, user: int) -> NDArray[np.int64]:
+        """Positions of a user's examples in `examples`."""
+        return self._order[self._ends[user] : self._ends[user + 1]]
+
+    def batch(self, user: int, chosen: Sequence[int] | NDArray[np.int64] | Tensor) -> Any:
+        """Batch of some of a user's examples.
+
+        Args:
+            user: Position of the user.
+            chosen: Positions among the user's examples.
+
+        Raises:
+            DataError: An example cannot be read.
+        """
+        positions = self.rows(user)[np.asarray(chosen)].tolist()
+        examples: Any = self._examples
+        try:
+            several = hasattr(examples, "__getitems__")
+            return self._collate(examples.__getitems__(positions) if several else [examples[i] for i in positions])
+        except (ConfigurationError, DataError):
+            raise
+        except Exception as error:  # of a user's own data set, of shapes that differ
+            raise DataError(
+                f"examples of user {self.names[user]!r} make no batch: {' '.join(str(error).split())[:300]} All users' "
+                "examples must have the same shapes, or the UserDataset a collate_fn that pads them."
+            ) from error
+
+    def subset(self, users: Sequence[int] | NDArray[np.int64]) -> UserDataset:
+        """Some users with all of their examples, such as those who are held out.
+
+        Args:
+            users: Positions, each once.
+        """
+        rows = [self.rows(user) for user in users]
+        made = copy.copy(self)
+        made.names = [self.names[user] for user in users]
+        made._order = np.concatenate([np.zeros(0, np.int64), *rows])
+        made._ends = np.concatenate([[0], np.cumsum([len(one) for one in rows], dtype=np.int64)])
+        return made
+
+
+class Rows(Dataset[Any]):
+    """Tensors in memory whose dimension 0 is the examples; whole batches are one indexed copy.
+
+    Args:
+        *tensors: All of one length.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        if len({len(tensor) for tensor in tensors}) != 1:
+            raise ConfigurationError(f"tensors of examples differ in length: {[len(tensor) for tensor in tensors]}.")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, position: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[position] for tensor in self.tensors)
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return Collated(tuple(tensor.index_select(0, index) for tensor in self.tensors))
