@@ -130,7 +130,7 @@ class UserDataset(Dataset[Cohort]):
         Raises:
             DataError: An example cannot be read.
         """
-        positions = self.rows(user)[np.asarray(chosen)].tolist()
+        positions = self.rows(user)[np.asarray(chosen, dtype=np.int64)].tolist()
         examples: Any = self._examples
         try:
             several = hasattr(examples, "__getitems__")
