@@ -2,6 +2,15 @@
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.user_module import UserDataModule
 from dpbench.data.users import UserDataset
 
-__all__ = ["ImageDataModule", "InMemoryImages", "LotLoader", "Lots", "UserDataset", "make_sampling"]
+__all__ = [
+    "ImageDataModule",
+    "InMemoryImages",
+    "LotLoader",
+    "Lots",
+    "UserDataModule",
+    "UserDataset",
+    "make_sampling",
+]

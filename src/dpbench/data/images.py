@@ -60,13 +60,13 @@ class InMemoryImages(Dataset[Batch]):
         return InMemoryImages(self.pixels[index], self.labels[index])
 
 
-SCALES, FEATURES = ("standard", "symmetric"), (None, "scattering")
+SCALES, FEATURES = ("standard", "symmetric", "unit"), (None, "scattering")
 
 
 def normalize(
     images: Images, spec: Source, image_size: int | None, scale: str = "standard", features: str | None = None
 ) -> InMemoryImages:
-    """Scale to [0, 1], resize, and then to mean 0 and deviation 1, to [−1, 1], or to features: once for all."""
+    """Scale to [0, 1], resize, and then to mean 0 and deviation 1, to [−1, 1], [0, 1] or features: once."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
@@ -82,6 +82,8 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
         return scattering(pixels)
     if scale == "symmetric":
         return pixels.mul_(2).sub_(1)
+    if scale == "unit":
+        return pixels
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
@@ -99,7 +101,7 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: Side to which images are resized; None keeps the data set's own choice.
         download: Whether torchvision may download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
-        scale: "standard" (mean 0, deviation 1) or "symmetric" ([−1, 1], for generators).
+        scale: "standard" (mean 0, deviation 1), "symmetric" ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering" replaces pixels by wavelet features that know no data, see `data.scattering`.
     """
 
@@ -132,7 +134,7 @@ class ImageDataModule(pl.LightningDataModule):
         if features not in FEATURES:
             raise ConfigurationError(f"data.features must be null or scattering, not {features!r}.")
         if scale not in SCALES:
-            raise ConfigurationError(f"data.scale must be {' or '.join(SCALES)}, not {scale!r}.")
+            raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.data import Dataset
 
 from dpbench.data.users import UserDataset
@@ -19,7 +21,8 @@ class UserData:
     """Training users and test examples, ready to be trained on.
 
     Attributes:
-        train: Users that cohorts are drawn from.
+        train: Users that cohorts are drawn from. Examples that are augmented have an attribute `plain`: the same ones
+            as they are for an evaluation.
         test: Test examples, of `held_out`.
         held_out: Whether these are of other "users", or other "rows" of the training users.
         model_options: What the data say of themselves to a model and a module: `input_shape` and `num_classes` of
@@ -55,6 +58,21 @@ USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""
 
 
+def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
+    """Decorator: make a function `load(root, download, option=default, ...)` the data set of a name.
+
+    Its parameters with defaults are the options of the data set. An annotation `Annotated[int, Field(ge=1), "a whole
+    number from 1 on"]` says what an option takes, and how that is said to people.
+    """
+
+    def register(load: Callable[..., UserData]) -> Callable[..., UserData]:
+        parameters = list(inspect.signature(load).parameters.values())[2:]
+        USER_SOURCES[name] = UserSource(load, {option.name: option.default for option in parameters})
+        return load
+
+    return register
+
+
 def user_source(name: str) -> UserSource:
     """The data set of a name.
 
@@ -64,6 +82,34 @@ def user_source(name: str) -> UserSource:
     if name not in USER_SOURCES:
         raise ConfigurationError(f"unknown data set by users {name!r}; known are {', '.join(USER_SOURCES)}.")
     return USER_SOURCES[name]
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a data set, all of them: those that are given, and the defaults of the others and of None.
+
+    Raises:
+        ConfigurationError: There is no such data set, it has no such option, or the option does not take the value.
+    """
+    source = user_source(name)
+    if strange := [option for option in options if option not in source.options]:
+        raise ConfigurationError(
+            f"data set {name} has no option {strange[0]!r}; it has {', '.join(source.options) or 'none'}."
+        )
+    hints = get_type_hints(source.load, include_extras=True)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        _refuse_value(option, value, hints.get(option, Any))
+    return {**source.options, **given}
+
+
+def _refuse_value(option: str, value: Any, hint: Any) -> None:
+    config = None if get_origin(hint) is Literal else ConfigDict(strict=True, allow_inf_nan=False)
+    try:
+        TypeAdapter(hint, config=config).validate_python(value)
+    except ValidationError as error:
+        notes = [note for note in get_args(hint)[1:] if isinstance(note, str)] if get_origin(hint) is Annotated else []
+        words = notes[0] if notes else " or ".join(map(str, get_args(hint))) or getattr(hint, "__name__", str(hint))
+        raise ConfigurationError(f"data.options.{option} must be {words}, not {value!r}.") from error
 
 
 def load_user_data(name: str, root: Path, download: bool, options: Mapping[str, Any]) -> UserData:
@@ -79,10 +125,5 @@ def load_user_data(name: str, root: Path, download: bool, options: Mapping[str, 
         ConfigurationError: There is no such data set, or it has no such option.
         DataError: It is absent or damaged.
     """
-    source = user_source(name)
-    if strange := [option for option in options if option not in source.options]:
-        raise ConfigurationError(
-            f"data set {name} has no option {strange[0]!r}; it has {', '.join(source.options) or 'none'}."
-        )
-    given = {option: value for option, value in options.items() if value is not None}
-    return source.load(root, download, **{**source.options, **given})
+    every = checked_options(name, options)
+    return user_source(name).load(root, download, **every)

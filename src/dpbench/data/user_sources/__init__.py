@@ -1,0 +1,5 @@
+"""Data sets by users that have a name: one file a family, each of which registers what it loads."""
+
+from dpbench.data.user_sources import digits
+
+__all__ = ["digits"]
