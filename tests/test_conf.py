@@ -67,7 +67,7 @@ def test_groups() -> None:
         *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
         *("callbacks", "diagnostics", "logger", "launcher", "experiment"),
     }
-    assert GROUPS["data"] == ["cifar10", "digits", "fashion_mnist", "mnist", "random_noise"]
+    assert {"cifar10", "digits", "digits_users", "fashion_mnist", "mnist", "random_noise"} <= set(GROUPS["data"])
     assert GROUPS["model"] == ["conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "small_alexnet"]
     assert GROUPS["module"] == ["classifier", "gan"]
 
