@@ -26,9 +26,9 @@ PLUGINS = {
     "ray": "hydra_plugins.hydra_ray_launcher",
 }
 GIVEN = {  # what the harness passes beside the file
-    "model": {"input_shape", "num_classes"},
+    "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags"},
     "data": {"seed"},
-    "module": {"model", "optimizer", "num_classes"},
+    "module": {"model", "optimizer", "num_classes", "vocabulary_size", "num_tags"},
     "strategy": {"seed", "ledger", "fingerprint", "records"},
     "optimizer": {"params"},
     "schedule": {"optimizer"},
@@ -59,6 +59,8 @@ def test_composes_and_targets_bind(choice: str) -> None:
         if group == "strategy":
             options.pop("secure")
             given = given if issubclass(target, PrivateStrategy) else set()
+        if group in ("model", "module"):
+            given = given & options_of(target).keys()
         inspect.signature(target).bind(**dict.fromkeys(options), **dict.fromkeys(given - options.keys()))
 
 
@@ -68,8 +70,11 @@ def test_groups() -> None:
         *("callbacks", "diagnostics", "logger", "launcher", "experiment"),
     }
     assert {"cifar10", "digits", "digits_users", "fashion_mnist", "mnist", "random_noise"} <= set(GROUPS["data"])
-    assert GROUPS["model"] == ["conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "small_alexnet"]
-    assert GROUPS["module"] == ["classifier", "gan"]
+    assert set(GROUPS["model"]) == {
+        *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "small_alexnet", "two_nn"),
+        *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
+    }
+    assert GROUPS["module"] == ["classifier", "gan", "next_token", "reconstruction", "tags"]
 
 
 STRATEGIES: dict[str, type[PrivateStrategy]] = {

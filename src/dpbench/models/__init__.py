@@ -1,9 +1,28 @@
-"""Networks: plain `torch.nn` modules that adapt to a data set's channels, size and classes."""
+"""Networks: plain `torch.nn` modules that adapt to what the data say of themselves."""
 
+from dpbench.models.autoencoder import Autoencoder
+from dpbench.models.char_lstm import CharLSTM
 from dpbench.models.densenet import DenseNet
+from dpbench.models.emnist_cnn import EMNISTCNN
 from dpbench.models.gan import MLPGAN, ConvGAN
 from dpbench.models.mlp import MLP
 from dpbench.models.mnist_cnn import MNISTCNN
+from dpbench.models.resnet18_gn import ResNet18GN
 from dpbench.models.small_alexnet import SmallAlexNet
+from dpbench.models.tag_regression import TagRegression
+from dpbench.models.word_lstm import WordLSTM
 
-__all__ = ["MLP", "MLPGAN", "MNISTCNN", "ConvGAN", "DenseNet", "SmallAlexNet"]
+__all__ = [
+    "EMNISTCNN",
+    "MLP",
+    "MLPGAN",
+    "MNISTCNN",
+    "Autoencoder",
+    "CharLSTM",
+    "ConvGAN",
+    "DenseNet",
+    "ResNet18GN",
+    "SmallAlexNet",
+    "TagRegression",
+    "WordLSTM",
+]

@@ -1,4 +1,4 @@
-"""Arithmetic of image sizes, shared by the networks."""
+"""Arithmetic and checks of sizes, shared by the networks."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def require(condition: bool, model: str, input_shape: tuple[int, int, int], need
     if not condition:
         size = "×".join(str(n) for n in input_shape)
         raise ValueError(f"{model} needs {needs}, not {size}: choose another model or set data.image_size.")
+
+
+def check_sizes(model: str, **sizes: int) -> None:
+    """Raise ValueError with the model's name unless all of its sizes are whole numbers from 1 on."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{model} needs {name} from 1 on, not {size}.")

@@ -149,7 +149,8 @@ def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitor
     for group in ("model", "module"):
         if given := [name for name in model_options if name in config[group]]:
             raise ConfigurationError(f"{group}.{given[0]} cannot be set: the data say it themselves.")
-    model = _if_chosen("model", config, lambda cls, **own: _call(cls, own | _taken(cls, model_options), "model"))
+    made = partial(_made_for, model_options)
+    model = _if_chosen("model", config, lambda cls, **own: made("model", cls, own | _taken(cls, model_options)))
     optimizer = _if_chosen("optimizer", config, partial)
     schedule = _if_chosen("schedule", config, partial)
     cls, own = class_of(config["module"], "module"), _without_marks(config["module"])
@@ -159,8 +160,20 @@ def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitor
             _try_optimizer(own[name], None)
     _try_optimizer(optimizer, schedule)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "monitored": monitored}
-    module: pl.LightningModule = _call(cls, own | _taken(cls, {**model_options, **parts}), "module")
+    module: pl.LightningModule = made("module", cls, own | _taken(cls, {**model_options, **parts}))
     return module
+
+
+def _made_for(model_options: Mapping[str, Any], group: str, cls: type, options: Mapping[str, Any]) -> Any:
+    """Make a model or module, and say what the data say of themselves where that is not what it needs."""
+    try:
+        inspect.signature(cls).bind(**options)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{group}: {brief(error)} of {cls.__name__}; the data say {', '.join(model_options) or 'nothing'} of "
+            f"themselves: choose another {group}."
+        ) from error
+    return _call(cls, options, group)
 
 
 def _if_chosen(group: str, config: Mapping[str, Any], make: Callable[..., Any]) -> Any:

@@ -1,0 +1,129 @@
+"""Prediction of the next character or word of a sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from dpbench.errors import DataError
+from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
+
+
+class NextToken(Supervised):
+    """Cross-entropy training of a network on sequences that are padded behind; knows nothing of privacy.
+
+    A sequence's loss is the mean over those of its targets that are no padding (zero without any), and a batch's loss
+    the mean over its sequences. A mean over all targets of a batch, as `cross_entropy(ignore_index=...)` gives it,
+    would let the length of one sequence change the weight of the others.
+
+    Args:
+        model: Tokens (N, T) → logits (N, T, vocabulary_size).
+        optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
+        vocabulary_size: Number of tokens, with padding and the like; ids go from 0 to one less.
+        padding: Id of the targets that do not count.
+        ignored: Ids of targets that count in the loss, but not in the accuracy, such as those of unknown words and of
+            the end of a sentence.
+        monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
+        schedule: Called with the optimizer; it moves after every step. None: a constant learning rate.
+
+    Raises:
+        ValueError: `padding` or `ignored` are no tokens of the vocabulary.
+    """
+
+    objective = "val/accuracy"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerMaker,
+        vocabulary_size: int,
+        padding: int = 0,
+        ignored: list[int] | tuple[int, ...] = (),
+        monitored: str = "val",
+        schedule: ScheduleMaker | None = None,
+    ) -> None:
+        for name, ids in (("padding", [padding]), ("ignored", ignored)):
+            if strange := [token for token in ids if not 0 <= token < vocabulary_size]:
+                raise ValueError(f"module.{name} must lie from 0 to {vocabulary_size - 1}, not at {strange[0]}.")
+        super().__init__(model, optimizer, MulticlassAccuracy(vocabulary_size, average="micro"), monitored, schedule)
+        self._size, self._padding = vocabulary_size, padding
+        self.register_buffer("_uncounted", torch.tensor(sorted({padding, *ignored})), persistent=False)
+        self.record_metrics = {"accuracy": 1, "loss": 1}
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        """Mean over sequences of the mean cross-entropy of their targets; the budget does not cover the logged value.
+
+        Args:
+            batch: Tokens (N, T) and targets (N, T), int64.
+            batch_idx: Unused.
+        """
+        targets = batch[1]
+        logits = self._logits(batch)
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        losses = _mean_of_counted(each, targets != self._padding)
+        return self._result(
+            losses,
+            {
+                "accuracy": lambda: _mean_of_counted(
+                    (logits.argmax(2) == targets).to(losses.dtype), self._counted(targets)
+                )
+            },
+        )
+
+    def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
+        """Count targets that are predicted correctly, of all sequences together."""
+        counted = self._counted(batch[1])
+        metric(self._logits(batch).argmax(2)[counted], batch[1][counted])
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        """Whether a target counts in the accuracy, (N, T)."""
+        uncounted: Any = self._uncounted
+        return torch.isin(targets, uncounted, invert=True)
+
+    def _logits(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Logits (N, T, V).
+
+        Raises:
+            DataError: Tokens and targets differ in shape, or a token is outside of the vocabulary, or the model has
+                logits for another one.
+        """
+        tokens, targets = batch
+        if tokens.shape != targets.shape or tokens.dim() != 2:
+            raise DataError(
+                f"tokens are {_by(tokens)} and targets {_by(targets)}: both must be (sequences, length), with the "
+                "token that follows as a target."
+            )
+        if tokens.device.type == "cpu" or not self.training:  # elsewhere a look at values would stop the device
+            for name, ids in (("token", tokens), ("target", targets)):
+                self._check_ids(name, ids)
+        logits: Tensor = self(tokens)
+        if logits.shape != (*tokens.shape, self._size):
+            raise DataError(
+                f"the model makes {_by(logits)} of tokens {_by(tokens)}: logits (sequences, length, {self._size}) are "
+                "needed, as model=char_lstm and word_lstm give."
+            )
+        return logits
+
+    def _check_ids(self, name: str, ids: Tensor) -> None:
+        if not ids.numel():
+            return
+        least, most = (int(end) for end in ids.aminmax())
+        if least < 0 or most >= self._size:
+            raise DataError(
+                f"there is a {name} {least if least < 0 else most}, and the vocabulary has {self._size} tokens: ids go "
+                f"from 0 to {self._size - 1}; padding is {self._padding}."
+            )
+
+
+def _mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean of the counted values of each row (N, T) → (N,), zero where none counts."""
+    return (values * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def _by(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"

@@ -1,0 +1,102 @@
+"""What modules have in common that train one network by a loss of each record."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from dpbench.errors import ConfigurationError
+
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
+ScheduleMaker = Callable[[Optimizer], LRScheduler]
+
+
+class Supervised(pl.LightningModule):
+    """Training of a network by the mean of its records' losses; knows nothing of privacy.
+
+    A subclass says what the losses are (`training_step`, by `_result`), and how the metric of its `objective` is
+    brought up to date (`measure`).
+
+    Args:
+        model: The network.
+        optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
+        metric: Of data that are not trained on; its copies are the attributes `val_<name>` and `test_<name>`, where
+            `objective` is "val/<name>".
+        monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
+        schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
+            every step. None: a constant learning rate.
+
+    Raises:
+        ConfigurationError: The model is that of a GAN.
+    """
+
+    objective: str
+    """The metric by which a sweeper chooses, where records are held out and the user names none."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerMaker,
+        metric: Metric,
+        monitored: str = "val",
+        schedule: ScheduleMaker | None = None,
+    ) -> None:
+        super().__init__()
+        if hasattr(model, "generator"):
+            raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
+        self._monitored = monitored
+        self.model = model
+        self._make_optimizer, self._make_schedule = optimizer, schedule
+        self._metric = self.objective.partition("/")[2]
+        for data in ("val", "test"):
+            self.add_module(f"{data}_{self._metric}", metric.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of the network."""
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    @abstractmethod
+    def measure(self, metric: Metric, batch: Any) -> None:
+        """Bring a metric up to date with a batch that is not trained on."""
+
+    def _result(self, losses: Tensor, record_metrics: Mapping[str, Callable[[], Tensor]]) -> dict[str, Any]:
+        """What a training step returns; the budget does not cover the logged value.
+
+        Args:
+            losses: Of each record, (R,).
+            record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
+        """
+        loss = losses.mean()
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if len(losses) and (self.trainer.global_step + 1) % max(every, 1) == 0:
+            self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(losses))
+        return {"loss": loss, "record_metrics": {"loss": lambda: losses, **record_metrics}}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """The metric on the monitored data."""
+        self._measured("val", self._monitored, batch, prog_bar=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """The metric on test data."""
+        self._measured("test", "test", batch)
+
+    def _measured(self, copy: str, data: str, batch: Any, prog_bar: bool = False) -> None:
+        metric: Metric = getattr(self, f"{copy}_{self._metric}")
+        self.measure(metric, batch)
+        rows = len(batch if isinstance(batch, Tensor) else batch[0])
+        self.log(f"{data}/{self._metric}", metric, prog_bar=prog_bar, batch_size=rows)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all trainable parameters, and its schedule."""
+        optimizer = self._make_optimizer(p for p in self.parameters() if p.requires_grad)
+        if self._make_schedule is None:
+            return optimizer
+        return [optimizer], [{"scheduler": self._make_schedule(optimizer), "interval": "step"}]
