@@ -50,7 +50,8 @@ class NextToken(Supervised):
         for name, ids in (("padding", [padding]), ("ignored", ignored)):
             if strange := [token for token in ids if not 0 <= token < vocabulary_size]:
                 raise ValueError(f"module.{name} must lie from 0 to {vocabulary_size - 1}, not at {strange[0]}.")
-        super().__init__(model, optimizer, MulticlassAccuracy(vocabulary_size, average="micro"), monitored, schedule)
+        accuracy = MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
+        super().__init__(model, optimizer, accuracy, monitored, schedule)
         self._size, self._padding = vocabulary_size, padding
         self.register_buffer("_uncounted", torch.tensor(sorted({padding, *ignored})), persistent=False)
         self.record_metrics = {"accuracy": 1, "loss": 1}
@@ -77,8 +78,8 @@ class NextToken(Supervised):
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count targets that are predicted correctly, of all sequences together."""
-        counted = self._counted(batch[1])
-        metric(self._logits(batch).argmax(2)[counted], batch[1][counted])
+        targets = batch[1].where(self._counted(batch[1]), self._padding)
+        metric(self._logits(batch).argmax(2), targets)
 
     def _counted(self, targets: Tensor) -> Tensor:
         """Whether a target counts in the accuracy, (N, T)."""

@@ -1,0 +1,154 @@
+"""The networks of the federated tasks: published sizes, first weights, per-record gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpbench.models import EMNISTCNN, MLP, Autoencoder, CharLSTM, ResNet18GN, TagRegression, WordLSTM
+from dpbench.models.initialization import glorot_normal_, he_normal_
+from dpbench.models.recurrent import lstm_with_one_bias
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from tests.reference import reference_gradients, relative_error
+
+IMAGE = (1, 28, 28)
+
+
+def trained(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("make", "published"),
+    [
+        (lambda: ResNet18GN((3, 24, 24), 100), 11_227_812),
+        (lambda: ResNet18GN((3, 24, 24), 100, downsample=False), 11_227_812),
+        (lambda: EMNISTCNN(IMAGE, 62), 1_206_590),
+        (lambda: EMNISTCNN(IMAGE, 10), 1_199_882),
+        (lambda: Autoencoder(IMAGE), 2_837_314),
+        (lambda: CharLSTM(90), 820_522),
+        (lambda: WordLSTM(10_004), 4_050_748),
+        (lambda: TagRegression(10_000, 500), 5_000_500),
+        (lambda: MLP(IMAGE, 10, [200, 200]), 199_210),
+    ],
+)
+def test_published_sizes(make: Callable[[], nn.Module], published: int) -> None:
+    assert trained(make()) == published
+
+
+@pytest.mark.parametrize("records", [0, 1, 3])
+def test_shapes(records: int) -> None:
+    tokens = torch.randint(7, (records, 5))
+    for model in (CharLSTM(7, hidden=6), WordLSTM(7, hidden=6)):
+        assert model(tokens).shape == (records, 5, 7)
+    assert TagRegression(9, 4)(torch.rand(records, 9)).shape == (records, 4)
+    made = Autoencoder((2, 5, 4), [6, 3])(torch.rand(records, 2, 5, 4))
+    assert made.shape == (records, 40) and ((made > 0) & (made < 1)).all()
+    for shape in ((1, 8, 8), (3, 24, 24), (2, 17, 9)):
+        images = torch.rand(records, *shape)
+        assert EMNISTCNN(shape, 7)(images).shape == (records, 7)
+        assert ResNet18GN(shape, 7)(images).shape == (records, 7)
+
+
+@pytest.mark.parametrize(("downsample", "sides"), [(True, [6, 6, 3, 3, 2, 2, 1, 1]), (False, [6] * 8)])
+def test_resnet_halves_the_sides_as_it_is_told(downsample: bool, sides: list[int]) -> None:
+    net = ResNet18GN((3, 24, 24), 10, downsample=downsample)
+    x, found = net.stem(torch.rand(1, 3, 24, 24)), []
+    for block in net.blocks[:8]:
+        x = block(x)
+        found.append(x.shape[2])
+    assert found == sides
+
+
+def test_a_code_is_linear_and_all_else_is_not() -> None:
+    kinds = [type(layer).__name__ for layer in Autoencoder(IMAGE)][1:]
+    widths = [layer.out_features for layer in Autoencoder(IMAGE) if isinstance(layer, nn.Linear)]
+    assert widths == [1000, 500, 250, 30, 250, 500, 1000, 784]
+    assert kinds.count("Sigmoid") == 7 and kinds[6:8] == ["Linear", "Linear"]
+
+
+def test_records_do_not_mix() -> None:
+    images, tokens = torch.rand(4, 3, 24, 24), torch.randint(9, (4, 6))
+    for model, x in (
+        (ResNet18GN((3, 24, 24), 5), images),
+        (EMNISTCNN((3, 24, 24), 5).eval(), images),
+        (CharLSTM(9), tokens),
+        (WordLSTM(9), tokens),
+    ):
+        torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-5)
+
+
+def test_the_second_bias_is_zero_and_frozen() -> None:
+    """Then the LSTM is the textbook's, which has one."""
+    for initialization in ("published", "torch"):
+        for model in (CharLSTM(9, initialization=initialization), WordLSTM(9, initialization=initialization)):
+            second = {name: p for name, p in model.named_parameters() if "bias_hh" in name}
+            assert len(second) == model.lstm.num_layers
+            assert all(not p.requires_grad and not p.any() for p in second.values())
+    lstm = lstm_with_one_bias(3, 4)
+    x, h, c = torch.rand(2, 1, 3), torch.zeros(2, 4), torch.zeros(2, 4)
+    gates = x[:, 0] @ lstm.weight_ih_l0.T + h @ lstm.weight_hh_l0.T + lstm.bias_ih_l0
+    i, f, g, o = gates.chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    torch.testing.assert_close(lstm(x)[0][:, 0], o.sigmoid() * c.tanh())
+
+
+def test_published_first_weights() -> None:
+    torch.manual_seed(0)
+    for draw, variance in ((glorot_normal_, 2 / (300 * 9 + 200 * 9)), (he_normal_, 2 / (300 * 9))):
+        weight = torch.empty(200, 300, 3, 3)
+        draw(weight)
+        assert float(weight.var()) == pytest.approx(variance, rel=0.02)
+        assert float(weight.abs().max()) <= 2 * math.sqrt(variance) / 0.8796
+    model = WordLSTM(50)
+    lstm, size = model.lstm, 670
+    assert float(model.embedding.weight.detach().abs().max()) <= 0.05 and not model.embedding.weight[0].any()
+    assert torch.equal(lstm.bias_ih_l0, torch.cat([torch.zeros(size), torch.ones(size), torch.zeros(2 * size)]))
+    torch.testing.assert_close(lstm.weight_hh_l0.T @ lstm.weight_hh_l0, torch.eye(size), rtol=0, atol=1e-4)
+    assert float(lstm.weight_ih_l0.detach().var()) == pytest.approx(2 / 96, rel=0.05)
+    assert not model.output.bias.any() and not model.projection.bias.any()
+    net = ResNet18GN((3, 24, 24), 100)
+    assert float(net.output.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
+    assert float(net.stem[0].weight.detach().var()) == pytest.approx(2 / (3 * 49), rel=0.1)
+    assert EMNISTCNN(IMAGE, 62, "torch")[0].bias.any() and not EMNISTCNN(IMAGE, 62)[0].bias.any()
+
+
+def spoken(model: nn.Module, tokens: Tensor) -> Tensor:
+    """A loss of sequences without padding: its target is the next token, of the same row."""
+    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("model", [CharLSTM(11, hidden=5), WordLSTM(11, 6, 5)], ids=["char", "word"])
+def test_per_record_gradients_with_a_frozen_bias(model: nn.Module) -> None:
+    tokens = torch.randint(11, (3, 7))
+    tokens[1, 3:] = 0
+    expected = reference_gradients(model, tokens, spoken)
+    assert not any("bias_hh" in name for name in expected)
+    engine = PerRecordEngine(model)
+    gradients = dict(zip(engine.names, engine.backward(spoken(model, tokens), len(tokens), verify=True), strict=True))
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert relative_error(gradient.per_record(), expected[name]) < 1e-4, name
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EMNISTCNN((1, 5, 5), 10), r"emnist_cnn needs images of at least 6×6 pixels, not 1×5×5"),
+        (lambda: ResNet18GN((3, 7, 24), 10), r"resnet18_gn needs images of at least 8×8 pixels, not 3×7×24"),
+        (lambda: Autoencoder(IMAGE, []), "model.hidden must hold widths from 1 on, at least that of the code, not"),
+        (lambda: Autoencoder(IMAGE, [3, 0]), r"not \[3, 0\]"),
+        (lambda: CharLSTM(90, hidden=0), "char_lstm needs hidden from 1 on, not 0"),
+        (lambda: CharLSTM(90, layers=101), "char_lstm needs at most 100 layers, not 101"),
+        (lambda: WordLSTM(0), "word_lstm needs vocabulary_size from 1 on, not 0"),
+        (lambda: TagRegression(5, -1), "tag_regression needs num_tags from 1 on, not -1"),
+        (lambda: CharLSTM(90, initialization="zeros"), "model.initialization must be published or torch, not 'zeros'"),
+    ],
+)
+def test_bad_options(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,227 @@
+"""Modules of sequences, tags and reconstructions: losses are means over records, metrics are as by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpbench.errors import ConfigurationError, DataError
+from dpbench.models import MLP, MLPGAN, Autoencoder, CharLSTM, TagRegression
+from dpbench.modules import ImageClassifier, NextToken, Reconstruction, TagPredictor
+from dpbench.strategies import DPSGD, NonPrivate
+from tests.strategies.worlds import loader_of, trainer_for, weights_of
+
+SGD = partial(torch.optim.SGD, lr=0.5)
+PAD, TOKENS = 0, 8
+
+
+class Given(nn.Module):
+    """Outputs that a test has written down; its parameter is there to be trained."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs, self.shift = outputs, nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.outputs[: len(inputs)] + self.shift
+
+
+def sequences(rows: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of unlike length; the last holds nothing but padding."""
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.randint(1, TOKENS, (rows, 7), generator=generator)
+    for row in range(rows):
+        both[row, 7 - row :] = PAD
+    both[-1] = PAD
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def texts(rows: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(rows, 9, generator=generator), (torch.rand(rows, 7, generator=generator) < 0.3).float()
+
+
+def images(rows: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.rand(rows, 1, 4, 4, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+MODULES: dict[str, tuple[Callable[[], pl.LightningModule], Callable[..., tuple[Tensor, Tensor]]]] = {
+    "next_token": (lambda: NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS), sequences),
+    "tags": (lambda: TagPredictor(TagRegression(9, 7), SGD, 7), texts),
+    "reconstruction": (lambda: Reconstruction(Autoencoder((1, 4, 4), [5, 2]), SGD), images),
+    "classifier": (lambda: ImageClassifier(MLP((1, 4, 4), 3, [5]), SGD, 3), images),
+}
+
+
+def stepping(module: pl.LightningModule) -> Any:
+    """A module whose training step can be called by itself."""
+    module.trainer = pl.Trainer(logger=False, enable_checkpointing=False, log_every_n_steps=10**9, accelerator="cpu")
+    return module
+
+
+def measured(module: Any, batch: tuple[Tensor, Tensor]) -> float:
+    """The metric of the batch's rows, one by one and all together."""
+    metric = getattr(module, f"test_{module.objective.partition('/')[2]}")
+    for row in range(len(batch[0])):
+        module.measure(metric, (batch[0][row : row + 1], batch[1][row : row + 1]))
+    value = float(metric.compute())
+    metric.reset()
+    module.measure(metric, batch)
+    assert float(metric.compute()) == pytest.approx(value)
+    return value
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_loss_is_the_mean_of_the_losses_of_single_records(name: str) -> None:
+    make, data = MODULES[name]
+    torch.manual_seed(0)
+    module, batch = stepping(make()), data()
+    whole = module.training_step(batch, 0)
+    single = [module.training_step((batch[0][i : i + 1], batch[1][i : i + 1]), 0) for i in range(len(batch[0]))]
+    losses = torch.stack([one["loss"] for one in single])
+    torch.testing.assert_close(whole["loss"], losses.mean())
+    assert whole["record_metrics"].keys() == module.record_metrics.keys()
+    for metric, size in module.record_metrics.items():
+        values = whole["record_metrics"][metric]()
+        assert values.shape == ((len(losses),) if size == 1 else (len(losses), size))
+        alone = torch.cat([one["record_metrics"][metric]() for one in single])
+        torch.testing.assert_close(values, alone)
+    torch.testing.assert_close(whole["record_metrics"]["loss"](), losses)
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_trains_and_logs(name: str, private: bool, tmp_path: Path) -> None:
+    make, data = MODULES[name]
+    torch.manual_seed(0)
+    module, rows = make(), TensorDataset(*data(40))
+    before = weights_of(module)
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0) if private else NonPrivate()
+    trainer = trainer_for(tmp_path, strategy, 4, log_every_n_steps=2)
+    trainer.fit(module, loader_of(rows), DataLoader(rows, 10))
+    assert (weights_of(module) != before).any()
+    found = {key for key in trainer.callback_metrics if not key.startswith(("privacy/", "private/"))}
+    assert found == {"nonprivate/train_loss", module.objective}
+    (result,) = trainer.test(module, DataLoader(rows, 10), verbose=False)
+    assert set(result) == {f"test/{module.objective.partition('/')[2]}"}
+
+
+def test_padding_does_not_count() -> None:
+    torch.manual_seed(0)
+    module = stepping(NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS))
+    tokens, targets = sequences()
+    losses = module.training_step((tokens, targets), 0)["record_metrics"]["loss"]()
+    logits = module(tokens)
+    for row in range(len(tokens)):
+        length = int((targets[row] != PAD).sum())
+        expected = F.cross_entropy(logits[row, :length], targets[row, :length]) if length else torch.tensor(0.0)
+        torch.testing.assert_close(losses[row], expected)
+    longer = tuple(F.pad(x, (0, 4), value=PAD) for x in (tokens, targets))
+    torch.testing.assert_close(module.training_step(longer, 0)["record_metrics"]["loss"](), losses)
+
+
+def test_a_batch_of_nothing_but_padding() -> None:
+    module = stepping(NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS))
+    empty = torch.zeros(3, 4, dtype=torch.long)
+    result = module.training_step((empty, empty), 0)
+    result["loss"].backward()
+    assert float(result["loss"]) == 0 and not result["record_metrics"]["accuracy"]().any()
+    assert not any(p.grad is not None and p.grad.any() for p in module.parameters())
+    assert measured(module, (empty, empty)) == 0
+
+
+def test_accuracy_of_tokens_by_hand() -> None:
+    targets = torch.tensor([[1, 2, 3, 7], [4, 7, 0, 0], [0, 0, 0, 0]])
+    said = torch.tensor([[1, 2, 5, 7], [4, 2, 0, 0], [1, 0, 2, 0]])
+    batch = torch.ones_like(targets), targets
+    every = stepping(NextToken(Given(F.one_hot(said, TOKENS).float()), SGD, TOKENS))
+    rows = every.training_step(batch, 0)["record_metrics"]["accuracy"]()
+    assert rows.tolist() == [3 / 4, 1 / 2, 0]
+    metric = every.test_accuracy
+    every.measure(metric, batch)
+    assert float(metric.compute()) == pytest.approx(4 / 6)
+    some = stepping(NextToken(Given(F.one_hot(said, TOKENS).float()), SGD, TOKENS, ignored=[7]))
+    step = some.training_step(batch, 0)
+    torch.testing.assert_close(step["record_metrics"]["accuracy"](), torch.tensor([2 / 3, 1, 0]))
+    torch.testing.assert_close(step["loss"], every.training_step(batch, 0)["loss"])  # ignored in the accuracy only
+    some.measure(some.test_accuracy, batch)
+    assert float(some.test_accuracy.compute()) == pytest.approx(3 / 4)
+
+
+def test_recall_of_tags_by_hand() -> None:
+    logits = torch.tensor([[9.0, 8, 7, 6, 5, 4, 3], [1.0, 2, 3, 4, 5, 6, 7], [9.0, 8, 7, 6, 5, 4, 3]])
+    tags = torch.tensor([[1.0, 0, 0, 0, 1, 1, 0], [1.0, 1, 0, 0, 0, 0, 1], [0.0, 0, 0, 0, 0, 0, 0]])
+    module = stepping(TagPredictor(Given(logits), SGD, 7))
+    result = module.training_step((torch.zeros(3, 9), tags), 0)
+    torch.testing.assert_close(result["record_metrics"]["recall_at_5"](), torch.tensor([2 / 3, 1 / 3, 0]))
+    by_hand = (-tags * logits.sigmoid().log() - (1 - tags) * (-logits).sigmoid().log()).mean()
+    torch.testing.assert_close(result["loss"], by_hand)
+    metric = module.test_recall_at_5
+    module.measure(metric, (torch.zeros(3, 9), tags))
+    assert float(metric.compute()) == pytest.approx(3 / 6)  # of all tags together, as Keras' Recall(top_k=5)
+    few = TagPredictor(Given(torch.tensor([[1.0, -1, 0]])), SGD, 3)
+    assert measured(few, (torch.zeros(1, 2), torch.tensor([[0, 1, 0]]))) == 1  # fewer tags than five
+
+
+def test_squared_error_by_hand() -> None:
+    x, labels = images(2)
+    made = torch.full((2, 16), 0.25)
+    for batch in ((x, labels), [x, labels], (x,), x):
+        module = stepping(Reconstruction(Given(made), SGD))
+        expected = float((x - 0.25).square().mean())
+        assert float(module.training_step(batch, 0)["loss"]) == pytest.approx(expected)
+        module.measure(module.test_mean_squared_error, batch)
+        assert float(module.test_mean_squared_error.compute()) == pytest.approx(expected)
+
+
+def test_frozen_parameters_are_not_the_optimizers() -> None:
+    module = NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS)
+    trained = {id(p) for group in module.configure_optimizers().param_groups for p in group["params"]}
+    assert trained == {id(p) for name, p in module.named_parameters() if "bias_hh" not in name}
+
+
+ROW = torch.ones(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "targets", "words"),
+    [
+        (ROW * 8, ROW, r"there is a token 8, and the vocabulary has 8 tokens: ids go from 0 to 7"),
+        (ROW, ROW * 90, r"there is a target 90, and the vocabulary has 8 tokens"),
+        (ROW, -ROW, r"there is a target -1, .*padding is 0"),
+        (ROW, ROW[:, :2], r"tokens are \(2, 3\) and targets \(2, 2\): both must be \(sequences, length\)"),
+        (ROW[0], ROW[0], r"tokens are \(3\) and targets \(3\)"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_sequences_that_do_not_fit(tokens: Tensor, targets: Tensor, words: str, training: bool) -> None:
+    module = stepping(NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS)).train(training)
+    with pytest.raises(DataError, match=words):
+        module.training_step((tokens, targets), 0) if training else module.measure(
+            module.val_accuracy, (tokens, targets)
+        )
+
+
+def test_models_and_options_that_do_not_fit() -> None:
+    with pytest.raises(DataError, match=r"the model makes \(2, 3, 9\) of tokens \(2, 3\): logits .* 8\) are needed"):
+        stepping(NextToken(CharLSTM(9, hidden=5), SGD, TOKENS)).training_step((ROW, ROW), 0)
+    with pytest.raises(ConfigurationError, match="makes 3 numbers of images with 16 pixels: .*model=autoencoder"):
+        stepping(Reconstruction(MLP((1, 4, 4), 3), SGD)).training_step(images(), 0)
+    with pytest.raises(DataError, match=r"tags are \(6, 7\), and the model's logits \(6, 5\)"):
+        stepping(TagPredictor(TagRegression(9, 5), SGD, 5)).training_step(texts(), 0)
+    for options in ({"padding": 8}, {"ignored": [3, -1]}):
+        with pytest.raises(ValueError, match=f"module.{next(iter(options))} must lie from 0 to 7"):
+            NextToken(CharLSTM(TOKENS), SGD, TOKENS, **options)
+    for module in (partial(ImageClassifier, num_classes=3), Reconstruction):
+        with pytest.raises(ConfigurationError, match="add module=gan"):
+            module(MLPGAN((1, 8, 8), 3), SGD)
