@@ -135,7 +135,7 @@ def test_a_batch_of_nothing_but_padding() -> None:
     empty = torch.zeros(3, 4, dtype=torch.long)
     result = module.training_step((empty, empty), 0)
     result["loss"].backward()
-    assert float(result["loss"]) == 0 and not result["record_metrics"]["accuracy"]().any()
+    assert float(result["loss"].detach()) == 0 and not result["record_metrics"]["accuracy"]().any()
     assert not any(p.grad is not None and p.grad.any() for p in module.parameters())
     assert measured(module, (empty, empty)) == 0
 
@@ -179,7 +179,7 @@ def test_squared_error_by_hand() -> None:
     for batch in ((x, labels), [x, labels], (x,), x):
         module = stepping(Reconstruction(Given(made), SGD))
         expected = float((x - 0.25).square().mean())
-        assert float(module.training_step(batch, 0)["loss"]) == pytest.approx(expected)
+        assert float(module.training_step(batch, 0)["loss"].detach()) == pytest.approx(expected)
         module.measure(module.test_mean_squared_error, batch)
         assert float(module.test_mean_squared_error.compute()) == pytest.approx(expected)
 
