@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,19 +86,25 @@ def _random_noise(root: Path, split: Split, download: bool) -> Images:
     return Images(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, 10, size)))
 
 
+def load_torchvision(class_name: str, root: Path, split: Split, download: bool) -> Images:
+    """A split of a data set of labeled images that torchvision has a class for.
+
+    Raises:
+        DataError: It is absent and cannot be downloaded, or damaged.
+    """
+    from torchvision import datasets
+
+    data = _open(getattr(datasets, class_name), class_name, root, split == "train", download)
+    pixels = torch.as_tensor(data.data)
+    pixels = pixels.unsqueeze(-1) if pixels.dim() == 3 else pixels
+    labels = torch.as_tensor(data.targets).long()
+    if why := _mismatch(pixels, labels, len(data.classes)):
+        raise _damaged(class_name, _folder_of(data, class_name, root), f"{split} data: {why}")
+    return Images(pixels, labels)
+
+
 def _torchvision(class_name: str) -> Callable[[Path, Split, bool], Images]:
-    def load(root: Path, split: Split, download: bool) -> Images:
-        from torchvision import datasets
-
-        data = _open(getattr(datasets, class_name), class_name, root, split == "train", download)
-        pixels = torch.as_tensor(data.data)
-        pixels = pixels.unsqueeze(-1) if pixels.dim() == 3 else pixels
-        labels = torch.as_tensor(data.targets).long()
-        if why := _mismatch(pixels, labels, len(data.classes)):
-            raise _damaged(class_name, _folder_of(data, class_name, root), f"{split} data: {why}")
-        return Images(pixels, labels)
-
-    return load
+    return partial(load_torchvision, class_name)
 
 
 def _mismatch(pixels: Tensor, labels: Tensor, num_classes: int) -> str:

@@ -27,6 +27,7 @@ class UserData:
         held_out: Whether these are of other "users", or other "rows" of the training users.
         model_options: What the data say of themselves to a model and a module: `input_shape` and `num_classes` of
             labeled images; `vocabulary_size` of sequences; `num_features` and `num_tags` of tagged texts.
+        val: Examples that the validation loop sees where no training users are held out; None: the test examples.
         test_users: The test examples by user, where they have one: for metrics of each user; None: they have none.
         noise_batch: Called with (size, generator): a batch that no private data went into.
         attribution: What a license wants to be said with the data; "": nothing.
@@ -36,6 +37,7 @@ class UserData:
     test: Dataset[Any]
     held_out: Literal["users", "rows"]
     model_options: Mapping[str, Any]
+    val: Dataset[Any] | None = None
     test_users: UserDataset | None = None
     noise_batch: Callable[[int, torch.Generator], Any] | None = None
     attribution: str = ""

@@ -84,7 +84,7 @@ class UserDataModule(pl.LightningDataModule):
         if self._data is not None:
             return
         data = load_user_data(self.name, self.root, self._download, self.options)
-        users = data.train
+        users, self._val = data.train, data.val
         if self._val_users >= len(users):
             raise ConfigurationError(
                 f"data.val_users={self._val_users} leaves nothing of {len(users)} training users to train on."
@@ -120,7 +120,7 @@ class UserDataModule(pl.LightningDataModule):
 
     @property
     def val_set(self) -> Dataset[Any] | None:
-        """The examples of the users held out of the training data, if any were."""
+        """The examples of users held out of the training data; else what the source gives for validation, if any."""
         self.setup()
         return self._val
 
@@ -141,7 +141,7 @@ class UserDataModule(pl.LightningDataModule):
     @property
     def monitored(self) -> str:
         """Which data `val_dataloader` gives: "val" or "test"."""
-        return "val" if self._val_users else "test"
+        return "test" if self.val_set is None else "val"
 
     @property
     def sampling(self) -> Sampling:

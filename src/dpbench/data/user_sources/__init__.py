@@ -1,11 +1,17 @@
 """Data sets by users that have a name: one file a family, each of which registers what it loads."""
 
 from dpbench.data.user_sources import (
+    cifar,
     digits,
+    mnist_writers,
+    noise,
     shakespeare_tasks,
 )
 
 __all__ = [
+    "cifar",
     "digits",
+    "mnist_writers",
+    "noise",
     "shakespeare_tasks",
 ]

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import torch
-from pydantic import Field
-from torch import Tensor
 
-from dpbench.data.images import normalize
+from dpbench.data.images import Side, normalize
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.user_sources.allocation import Concentration, Seed, Users, allocate, uneven_sizes
+from dpbench.data.user_sources.labeled import image_options
 from dpbench.data.users import UserDataset
-
-Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
-
-
-def noise_images(
-    size: int, generator: torch.Generator, shape: tuple[int, ...], mean: Tensor, std: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor]:
-    """Uniform noise, scaled as images (C, H, W) are, with random labels: what no private data went into."""
-    pixels = (torch.rand(size, *shape, generator=generator) - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
-    return pixels, torch.randint(num_classes, (size,), generator=generator)
 
 
 @by_users("digits_users")
@@ -46,19 +32,8 @@ def load_digits(
         image_size: Side to which the 8×8 images are resized.
     """
     spec = SOURCES["digits"]
-    train, test = (normalize(spec.load(root, split, download), spec, image_size) for split in ("train", "test"))
+    train = normalize(spec.load(root, "train", download), spec, image_size)
+    test = normalize(spec.load(root, "test", download), spec, image_size)
     rng = np.random.default_rng([1797, seed])
     user_of = allocate(train.labels.numpy(), uneven_sizes(len(train), users, rng), alpha, rng)
-    return UserData(
-        train=UserDataset(train, user_of, range(users)),
-        test=test,
-        held_out="rows",
-        model_options={"input_shape": (1, image_size, image_size), "num_classes": spec.num_classes},
-        noise_batch=partial(
-            noise_images,
-            shape=(1, image_size, image_size),
-            mean=torch.tensor(spec.mean),
-            std=torch.tensor(spec.std),
-            num_classes=spec.num_classes,
-        ),
-    )
+    return UserData(UserDataset(train, user_of, range(users)), test, "rows", **image_options(train, spec))

@@ -1,0 +1,102 @@
+"""`mnist_writers`: MNIST by who wrote each digit, from the labels of QMNIST."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbench.data.images import normalize
+from dpbench.data.sources import SOURCES, Split
+from dpbench.data.user_data import UserData, by_users
+from dpbench.data.user_sources.labeled import image_options
+from dpbench.data.users import UserDataset
+from dpbench.errors import DataError, brief
+
+_MAGIC = bytes([0, 0, 0x0C, 2])  # of the idx format: 32-bit integers, two dimensions
+_CLASS, _WRITER = 0, 2  # columns of a label
+
+
+@by_users("mnist_writers")
+def load_mnist_writers(root: Path, download: bool, scale: Literal["unit", "standard"] = "unit") -> UserData:
+    """MNIST's 60,000 digits by their 539 writers; its 10,000 test digits are of 297 other writers.
+
+    MNIST itself does not say who wrote a digit; Yadav and Bottou 2019 (Cold Case: The Lost MNIST Digits) found them
+    again, and QMNIST's labels name the writers. A writer has 19 to 131 training digits.
+
+    Args:
+        root: Folder with MNIST/raw and QMNIST/raw, as torchvision names them; of QMNIST the labels only.
+        download: Whether what is absent may be downloaded.
+        scale: "unit" (pixels in [0, 1]) or "standard" (mean 0, deviation 1, as data=mnist).
+
+    Raises:
+        DataError: A file is absent or damaged, or MNIST and QMNIST are not of the same digits.
+    """
+    spec = SOURCES["mnist"]
+    sides = {}
+    for split in ("train", "test"):
+        images = spec.load(root, split, download)
+        labels = qmnist_labels(root, split, download)[: len(images.labels)]  # test: 10,000 of 60,000 are MNIST's
+        if not np.array_equal(labels[:, _CLASS], images.labels.numpy()):
+            raise DataError(
+                f"the {split} labels of MNIST and QMNIST in {root} differ, so that the writers are those of other "
+                "digits: take both as torchvision downloads them."
+            )
+        sides[split] = UserDataset(normalize(images, spec, None, scale), labels[:, _WRITER])
+    train, test = sides["train"], sides["test"]
+    if both := set(train.names) & set(test.names):
+        raise DataError(f"{len(both)} writers of QMNIST have training and test digits: these are not QMNIST's labels.")
+    return UserData(train, test.examples, "users", test_users=test, **image_options(train.examples, spec, scale))  # type: ignore[arg-type]
+
+
+def qmnist_labels(root: Path, split: Split, download: bool) -> NDArray[np.int64]:
+    """The labels of QMNIST: class, series and writer of each digit, and five other numbers.
+
+    Args:
+        root: Folder of the data sets.
+        split: "train" (the digits of MNIST) or "test" (of which the first 10,000 are MNIST's).
+        download: Whether torchvision may download them.
+
+    Returns:
+        (digits, 8).
+
+    Raises:
+        DataError: They are absent and cannot be downloaded, or damaged.
+    """
+    from torchvision.datasets import QMNIST
+    from torchvision.datasets.utils import check_integrity, download_url
+
+    url, md5 = QMNIST.resources[split][1]
+    path = root / "QMNIST" / "raw" / url.rsplit("/", maxsplit=1)[1]
+    if not path.exists():
+        reason = "data.download is false"
+        if download:
+            try:
+                download_url(url, path.parent, md5=md5)
+                reason = ""
+            except Exception as error:
+                reason = f"downloading failed ({brief(error)})"
+        if reason:
+            raise DataError(
+                f"{path.name} is not in {path.parent}, and {reason}. Copy it there, point data.root or $DPBENCH_DATA "
+                "at the folder that holds QMNIST, or use data=digits_users, which needs no files."
+            )
+    if not check_integrity(path, md5):
+        raise DataError(f"{path} is damaged (wrong md5 sum): delete it, and let it be downloaded again.")
+    return _read_idx(path)
+
+
+def _read_idx(path: Path) -> NDArray[np.int64]:
+    """A compressed matrix of whole numbers in the idx format."""
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {brief(error)}") from error
+    shape = tuple(np.frombuffer(content[4:12], dtype=">i4").tolist())
+    if content[:4] != _MAGIC or len(shape) != 2 or len(content) != 12 + 4 * shape[0] * shape[1] or shape[1] <= _WRITER:
+        raise DataError(f"{path} holds no labels of QMNIST: it is not a whole idx file of rows of 8 numbers.")
+    return np.frombuffer(content, dtype=">i4", offset=12).reshape(shape).astype(np.int64)

@@ -1,0 +1,167 @@
+"""MNIST by writer: the real counts, and files that are absent, damaged, or of other digits."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import QMNIST
+
+from dpbench.data import UserDataModule
+from dpbench.errors import ConfigurationError, DataError
+
+_NAMES = {"train": "qmnist-train-labels-idx2-int.gz", "test": "qmnist-test-labels-idx2-int.gz"}
+
+
+def idx(values: np.ndarray, kind: int) -> bytes:
+    """The idx format: 0x08 bytes, 0x0C 32-bit integers, big-endian."""
+    header = bytes([0, 0, kind, values.ndim]) + np.array(values.shape, dtype=">i4").tobytes()
+    return header + values.astype({0x08: ">u1", 0x0C: ">i4"}[kind]).tobytes()
+
+
+def labels_of(classes: np.ndarray, writers: Any) -> np.ndarray:
+    """QMNIST's eight columns."""
+    rows = np.zeros((len(classes), 8), dtype=np.int64)
+    rows[:, 0], rows[:, 2] = classes, writers
+    return rows
+
+
+class Digits:
+    """A small MNIST with QMNIST's labels, of which a test breaks what it wants."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self._patch = root, monkeypatch
+        rng = np.random.default_rng(0)
+        self.classes = {"train": np.arange(12) % 10, "test": np.arange(6) % 10}
+        (root / "MNIST" / "raw").mkdir(parents=True)
+        (root / "QMNIST" / "raw").mkdir(parents=True)
+        for split, prefix in (("train", "train"), ("test", "t10k")):
+            size = len(self.classes[split])
+            pixels = rng.integers(0, 256, (size, 28, 28))
+            (root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte").write_bytes(idx(pixels, 0x08))
+            (root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(self.classes[split], 0x08))
+        self.write("train", labels_of(self.classes["train"], [7, 7, 9, 9, 9, 9, 7, 7, 8, 8, 8, 8]))
+        self.write("test", labels_of(np.r_[self.classes["test"], [3, 3]], [1, 1, 1, 2, 2, 2, 3, 3]))
+
+    def path(self, split: str) -> Path:
+        return self.root / "QMNIST" / "raw" / _NAMES[split]
+
+    def write(self, split: str, labels: np.ndarray | bytes) -> None:
+        """Write labels, and have torchvision expect their md5 sum."""
+        content = labels if isinstance(labels, bytes) else gzip.compress(idx(labels, 0x0C))
+        self.path(split).write_bytes(content)
+        resources = {
+            key: [pair, (url, hashlib.md5(content).hexdigest() if key == split else md5)]
+            for key, (pair, (url, md5)) in QMNIST.resources.items()
+        }
+        self._patch.setattr(QMNIST, "resources", resources)
+
+    def load(self, **options: Any) -> UserDataModule:
+        data = UserDataModule(
+            "mnist_writers", root=str(self.root), expected_batch_size=2, download=False, options=options
+        )
+        data.setup()
+        return data
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Digits:
+    return Digits(tmp_path, monkeypatch)
+
+
+def test_real_writers(data_folder: Path) -> None:
+    data = UserDataModule("mnist_writers", root=str(data_folder), expected_batch_size=50, download=False)
+    train, test = data.users, data.test_users
+    assert test is not None
+    assert (len(train), train.sizes.sum(), train.sizes.min(), train.sizes.max()) == (539, 60_000, 19, 131)
+    assert (len(test), test.sizes.sum(), test.sizes.min(), test.sizes.max()) == (297, 10_000, 8, 130)
+    assert not set(train.names) & set(test.names)
+    assert data.data.held_out == "users" and data.sampling.population == 539
+    images, labels = train.batch(0, [0, 1])
+    assert images.shape == (2, 1, 28, 28) and labels.dtype == torch.int64
+    assert float(images.min()) == 0 and float(images.max()) == 1
+    assert sum(len(y) for _, y in data.test_dataloader()) == 10_000
+
+
+def test_writers_of_a_small_file(digits: Digits) -> None:
+    data = digits.load()
+    assert data.users.names == [7, 8, 9] and data.users.sizes.tolist() == [4, 4, 4]
+    assert data.users.batch(0, [0, 3])[1].tolist() == [0, 7]
+    assert data.test_users is not None and data.test_users.names == [1, 2]  # not those beyond MNIST's test digits
+    assert data.model_options() == {"input_shape": (1, 28, 28), "num_classes": 10}
+
+
+def test_scale(digits: Digits) -> None:
+    unit, standard = (digits.load(scale=scale).users.batch(0, [0])[0] for scale in ("unit", "standard"))
+    assert torch.allclose((unit - 0.1307) / 0.3081, standard, atol=1e-5)
+    noise = (digits.load(scale=scale).noise_batch(2, torch.Generator())[0] for scale in ("unit", "standard"))
+    assert [round(float(one.min())) for one in noise] == [0, 0] and float(standard.min()) < -0.3
+    with pytest.raises(ConfigurationError, match="data.options.scale must be unit or standard, not 'bytes'"):
+        digits.load(scale="bytes")
+
+
+def _absent(digits: Digits) -> None:
+    digits.path("test").unlink()
+
+
+def _truncated(digits: Digits) -> None:
+    digits.path("train").write_bytes(digits.path("train").read_bytes()[:-20])
+
+
+def _truncated_but_known(digits: Digits) -> None:
+    digits.write("train", digits.path("train").read_bytes()[:-20])
+
+
+def _no_archive(digits: Digits) -> None:
+    digits.write("train", b"<html>not found</html>")
+
+
+def _of_bytes(digits: Digits) -> None:
+    digits.write("train", gzip.compress(idx(np.zeros((12, 8), dtype=int), 0x08)))
+
+
+def _too_short(digits: Digits) -> None:
+    digits.write("train", labels_of(digits.classes["train"][:-1], 7))
+
+
+def _other_classes(digits: Digits) -> None:
+    digits.write("train", labels_of(digits.classes["train"][::-1], 7))
+
+
+def _same_writer(digits: Digits) -> None:
+    digits.write("test", labels_of(digits.classes["test"], 8))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (_absent, "qmnist-test-labels-idx2-int.gz is not in .*QMNIST/raw, and data.download is false. Copy it there"),
+        (_truncated, "qmnist-train-labels-idx2-int.gz is damaged .wrong md5 sum.: delete it"),
+        (_truncated_but_known, "qmnist-train-labels-idx2-int.gz cannot be read: "),
+        (_no_archive, "qmnist-train-labels-idx2-int.gz cannot be read: Not a gzipped file"),
+        (_of_bytes, "qmnist-train-labels-idx2-int.gz holds no labels of QMNIST"),
+        (_too_short, "the train labels of MNIST and QMNIST in .* differ"),
+        (_other_classes, "the train labels of MNIST and QMNIST in .* differ"),
+        (_same_writer, "1 writers of QMNIST have training and test digits"),
+    ],
+)
+def test_bad_files_are_one_clear_line(digits: Digits, breaks: Any, message: str) -> None:
+    breaks(digits)
+    with pytest.raises(DataError, match=message) as caught:
+        digits.load()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_download_that_fails_says_so(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError("no network\nat all")
+
+    digits.path("train").unlink()
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", fails)
+    with pytest.raises(DataError, match=r"and downloading failed \(no network\). Copy it there"):
+        UserDataModule("mnist_writers", root=str(digits.root), expected_batch_size=2).setup()
