@@ -13,6 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
+from dpbench.data import UserDataModule
+from dpbench.data.sources import SOURCES
+from dpbench.data.user_data import USER_SOURCES
 from dpbench.strategies import PrivateStrategy
 from dpbench.training.checks import _KINDS
 from dpbench.training.options import options_of
@@ -69,7 +72,7 @@ def test_groups() -> None:
         *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
         *("callbacks", "diagnostics", "logger", "launcher", "experiment"),
     }
-    assert {"cifar10", "digits", "digits_users", "fashion_mnist", "mnist", "random_noise"} <= set(GROUPS["data"])
+    assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
     assert set(GROUPS["model"]) == {
         *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
@@ -101,12 +104,20 @@ def test_a_strategy_has_every_option_of_its_class_with_the_default_of_its_class(
 
 @pytest.mark.parametrize("group", ["strategy", "data"])
 def test_a_file_says_nothing_that_the_common_one_says(group: str) -> None:
-    common = {"strategy": "strategy", "data": "images"}[group]
-    base = OmegaConf.load(conf_dir() / "base" / f"{common}.yaml")
     for name in GROUPS[group]:
         own = OmegaConf.load(conf_dir() / group / f"{name}.yaml")
+        common = "strategy" if group == "strategy" else own.defaults[0].partition("@")[0].removeprefix("/base/")
+        base = OmegaConf.load(conf_dir() / "base" / f"{common}.yaml")
         repeated = {key for key, value in own.items() if key in base and base[key] == value}
         assert not repeated - ({"secure"} if name == "none" else set()), (name, repeated)
+
+
+@pytest.mark.parametrize("name", USER_SOURCES)
+def test_a_data_set_by_users_has_every_option_with_its_default(name: str) -> None:
+    cfg = composed(f"data={name}").data
+    assert cfg.name == name
+    assert OmegaConf.to_container(cfg.options) == USER_SOURCES[name].options
+    assert set(cfg) - {"_target_"} == set(options_in(UserDataModule, "data"))
 
 
 def test_a_sweep_over_all_strategies_finds_the_files_only() -> None:
