@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpbench.data.lots import LotLoader
+    from dpbench.data.users import UserDataset
+    from dpbench.records.local_training import LocalTraining
+    from dpbench.records.users import Users
     from dpbench.strategies.dpsgd import DPSGD
 
 __version__ = "0.1.0"
-__all__ = ["DPSGD", "LotLoader", "__version__"]
+__all__ = ["DPSGD", "LocalTraining", "LotLoader", "UserDataset", "Users", "__version__"]
 
-_LAZY = {"DPSGD": "dpbench.strategies.dpsgd", "LotLoader": "dpbench.data.lots"}
+_LAZY = {
+    "DPSGD": "dpbench.strategies.dpsgd",
+    "LocalTraining": "dpbench.records.local_training",
+    "LotLoader": "dpbench.data.lots",
+    "UserDataset": "dpbench.data.users",
+    "Users": "dpbench.records.users",
+}
 
 
 def __getattr__(name: str) -> Any:

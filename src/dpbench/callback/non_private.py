@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytorch_lightning as pl
 
 from dpbench.data.lots import LotLoader
+from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError
 
 
@@ -27,6 +28,7 @@ class NonPrivate(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take lots over, if the data come in lots."""
         if isinstance(trainer.train_dataloader, LotLoader):
+            refuse_users(trainer.train_dataloader.dataset)
             trainer.train_dataloader.lots.attended = True
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

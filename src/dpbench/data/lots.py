@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
@@ -46,6 +47,8 @@ class Lots(TorchSampler[list[int]]):
         microbatches: Number of microbatches of a lot; set by the strategy, 0 without them. Each record of a lot is put
             into one of them independently of all others, so that no record can move another one.
         attended: Whether a strategy has taken them over for a training.
+        work: What each record costs, by its position, so that processes get equal shares of a lot's work; set by the
+            strategy. None: the same.
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
@@ -61,6 +64,7 @@ class Lots(TorchSampler[list[int]]):
         self._sampling = sampling
         self.position = self.phase = self.microbatches = 0
         self.attended = False
+        self.work: NDArray[Any] | None = None
         self.seed = seed
         self._key = seed
         self._drawn: tuple[tuple[int, int], Sequence[Positions]] | None = None
@@ -97,7 +101,7 @@ class Lots(TorchSampler[list[int]]):
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
             microbatch lies on one rank as a whole), else None.
         """
-        key = (step, rank, world, self.phase, self.microbatches)
+        key = (step, rank, world, self.phase, self.microbatches, id(self.work))
         if key not in self._shares:
             if len(self._shares) >= _REMEMBERED:
                 self._shares.pop(next(iter(self._shares)))
@@ -106,6 +110,8 @@ class Lots(TorchSampler[list[int]]):
 
     def _share(self, step: int, rank: int, world: int) -> Share:
         lot = self.lot(step)
+        if self.work is not None and world > 1:
+            return dealt(lot, self.work[lot], rank, world), None
         if not self.microbatches:
             return lot[rank::world], None
         drawn = self._rng(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
@@ -187,7 +193,8 @@ class LotLoader(DataLoader[Any]):
         self.before_lot: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"LotLoader({type(self.dataset).__name__} of {self.lots.sampling.population} records, {self.lots})"
+        sampling = self.lots.sampling
+        return f"LotLoader({type(self.dataset).__name__} of {sampling.population} {sampling.unit}s, {self.lots})"
 
     @classmethod
     def poisson(
@@ -251,6 +258,29 @@ class LotLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the lots that were handed out."""
         self.lots.position = int(state["lots"])
+
+
+def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Positions:
+    """Deal a lot to processes by work: the largest first, each to whoever has least.
+
+    Args:
+        lot: Positions of all records.
+        work: What each of them costs.
+        rank: Whose share it is.
+        world: Number of processes.
+
+    Returns:
+        Positions of the share, in the order of the lot.
+
+    >>> dealt(np.array([3, 5, 8, 9]), np.array([1, 9, 4, 5]), 0, 2), dealt(np.array([3, 5]), np.array([1, 9]), 1, 2)
+    (array([5, 3]), array([3]))
+    """
+    owner, totals = np.empty(len(lot), dtype=np.int64), np.zeros(world)
+    for place in np.argsort(-work, kind="stable"):
+        owner[place] = totals.argmin()
+        totals[owner[place]] += work[place] + 1  # what every record costs
+    share: Positions = lot[owner == rank]
+    return share
 
 
 def _refuse_options(options: Mapping[str, Any]) -> None:

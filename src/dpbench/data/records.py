@@ -58,8 +58,13 @@ class Collation:
         self._dataset, self._collate = dataset, collate_fn or default_collate
         self._rows, self._calls = rows, 0
 
+    @property
+    def given(self) -> bool:
+        """Whether it is another one than torch's."""
+        return self._collate is not default_collate
+
     def __call__(self, records: Any) -> Any:
-        if self._collate is default_collate:
+        if not self.given:
             if isinstance(records, Collated):
                 return records.batch
             if not isinstance(records, list):
@@ -71,7 +76,7 @@ class Collation:
         if isinstance(records, list) and not records:
             record = self._dataset[0]
             return _emptied(self._collate([record]), self._collate([record, record]))
-        if self._rows is not None and self._collate is not default_collate and len(records) > _FEW:
+        if self._rows is not None and self.given and len(records) > _FEW:
             self._calls += 1
             if is_checked(self._calls):
                 refuse_mixing(self._collate, records, self._calls, self._rows)

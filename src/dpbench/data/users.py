@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from dpbench.data.records import Collated, Collation, count_of
 from dpbench.errors import ConfigurationError, DataError
@@ -155,6 +155,19 @@ class UserDataset(Dataset[Cohort]):
         made._order = np.concatenate([np.zeros(0, np.int64), *rows])
         made._ends = np.concatenate([[0], np.cumsum([len(one) for one in rows], dtype=np.int64)])
         return made
+
+
+def refuse_users(dataset: Dataset[Any]) -> None:
+    """Raise ConfigurationError where the items of a data set are users, and examples are wanted."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if isinstance(dataset, UserDataset):
+        raise ConfigurationError(
+            "the items of the data set are users: train them by user, with records=Users(LocalTraining(lr=...)) among "
+            "the options of the strategy (records=users on the command line), or train on dataset.examples (data.unit="
+            "example), which protects an example instead of a user. Without privacy, users train under "
+            "dpbench.strategies.FederatedAveraging."
+        )
 
 
 class Rows(Dataset[Any]):

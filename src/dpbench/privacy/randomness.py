@@ -29,6 +29,8 @@ class Stream(IntEnum):
     """Which microbatch a record is put into."""
     NOISE_BATCH = 5
     """Random inputs from which first bounds are found."""
+    LOCAL_TRAINING = 6
+    """The local training of a user: order of its examples, dropout and the like."""
 
 
 def fresh_key() -> int:

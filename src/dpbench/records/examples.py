@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpbench.data.lots import LotLoader
+from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
@@ -17,6 +18,7 @@ from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.count import count_records
 from dpbench.records.coupling import CouplingProbe, Lot
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
+from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.scope import Scope
@@ -96,6 +98,7 @@ class Examples:
     def begin(self, loader: LotLoader) -> None:
         """Have microbatches drawn where they are the records."""
         assert self._engine is not None
+        refuse_users(loader.dataset)
         self._loader = loader
         self._scope.follow(loader)
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
@@ -104,16 +107,8 @@ class Examples:
     def on_noise(self, generator: torch.Generator) -> Piece:
         """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
         assert self._engine is not None
-        makers = (self._trainer.datamodule, self._module)  # type: ignore[attr-defined]
-        maker: Any = next((x for x in makers if hasattr(x, "noise_batch")), None)
-        if maker is None or not self._module.automatic_optimization:
-            raise ConfigurationError(
-                "adaptive mean clipping starts from a step on random noise: give the data module (or the module) a "
-                "method noise_batch(size, generator), or set initial_max_grad_norm (the only way in manual "
-                "optimization, and so for a GAN)."
-            )
         size = self._microbatch_size
-        batch = maker.noise_batch(_ON_NOISE * size, generator)
+        batch = noise_batch(self._trainer, self._module, _ON_NOISE * size, generator)
         self._engine.recording = True
         try:
             gradients, rows = record_gradients(self._trainer, self._engine, batch, seed=0)

@@ -7,7 +7,7 @@ from dpbench.strategies.adaptive_quantile import AdaptiveQuantileClipping
 from dpbench.strategies.automatic import AutomaticClipping
 from dpbench.strategies.discretized import DiscretizedDPSGD
 from dpbench.strategies.dpsgd import DPSGD
-from dpbench.strategies.references import ClipOnly, NoiseOnly
+from dpbench.strategies.references import ClipOnly, FederatedAveraging, NoiseOnly
 from dpbench.strategies.vector_groups import VectorGroups
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AutomaticClipping",
     "ClipOnly",
     "DiscretizedDPSGD",
+    "FederatedAveraging",
     "NoiseOnly",
     "NonPrivate",
     "PrivateStrategy",

@@ -1,12 +1,13 @@
-"""Error-free references: clipping without noise, and noise without clipping. Neither is private.
+"""References that are not private: clipping without noise, noise without clipping, and plain averages of users.
 
-They show what each half of DP-SGD costs: bias by clipping, variance by noise.
+The first two show what each half of DP-SGD costs: bias by clipping, variance by noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.clipping import unclipped_weights
 from dpbench.privacy.mechanism.recipe import Recipe
@@ -50,3 +51,21 @@ class NoiseOnly(_Reference):
     def design(self) -> Recipe:
         """Recipe of `DPSGD` in which every record has the factor 1."""
         return replace(super().design(), weights_of=unclipped_weights)
+
+
+class FederatedAveraging(PrivateStrategy):
+    """Federated averaging without privacy (McMahan et al. 2017): what a private training by user is compared with.
+
+    Guarantee: none; there is no ledger, epsilon is infinite. Cohorts, local training and the server's step are those of
+    a private strategy with the same `records`; the mean is over the expected number of users, as there.
+    """
+
+    noise_multiplier: float | None = 1.0  # of no use
+
+    def design(self) -> Recipe:
+        """Recipe in which every record has the factor 1, without noise."""
+        if self.target_epsilon is not None or self.metrics is not None:
+            raise ConfigurationError(
+                "FederatedAveraging is no private training: leave out target_epsilon and private metrics."
+            )
+        return Recipe(weights_of=unclipped_weights, noise=False, private=False)

@@ -1,0 +1,145 @@
+"""Local training of one user's copy of the model, and what it leaves: server minus client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a user trains: plain SGD on its own examples, from the server's weights (FedAvg, McMahan et al. 2017).
+
+    Whatever is chosen, a user's update is clipped as a whole: none of this enters the guarantee.
+
+    Attributes:
+        lr: Client learning rate.
+        batch_size: Examples in a local step; None: all of a user's at once, which with one epoch is FedSGD.
+        epochs: Passes over a user's examples, each in a new order.
+        max_steps: Most local steps of a user in a round; None: no limit.
+        prox_mu: μ of FedProx (Li et al. 2020), which adds μ/2·‖client − server‖² to the local loss; 0: FedAvg.
+        max_examples: Most examples of a user in a round, drawn at random; bounds time, not privacy. None: all.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    lr: float = 0.1
+    batch_size: int | None = 20
+    epochs: int = 1
+    max_steps: int | None = None
+    prox_mu: float = 0.0
+    max_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "prox_mu"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or (name == "lr" and value == 0):
+                least = "positive" if name == "lr" else "from 0 on"
+                raise ConfigurationError(f"{name} of the local training must be a number {least}, not {value!r}.")
+        for name in ("batch_size", "epochs", "max_steps", "max_examples"):
+            value = getattr(self, name)
+            if value is None and name != "epochs":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(
+                    f"{name} of the local training must be a whole number from 1 on, not {value!r}."
+                )
+        if self.prox_mu * self.lr > 1:
+            raise ConfigurationError(
+                f"lr={self.lr} times prox_mu={self.prox_mu} is more than 1: each local step would overshoot the "
+                "server's weights. Lower one of them."
+            )
+
+    def examples_of(self, size: int) -> int:
+        """Number of examples that a user with `size` of them goes through in a round.
+
+        >>> LocalTraining(batch_size=20, epochs=2, max_steps=3).examples_of(50)
+        60
+        """
+        size = size if self.max_examples is None else min(size, self.max_examples)
+        total = size * self.epochs
+        if self.max_steps is None:
+            return total
+        return min(total, self.max_steps * (size if self.batch_size is None else self.batch_size))
+
+    def steps(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Positions of the examples of each local step.
+
+        Args:
+            size: Number of examples that the user has.
+            generator: Of the user in this round.
+        """
+        chosen, made = torch.randperm(size, generator=generator)[: self.max_examples], 0
+        for _ in range(self.epochs):
+            order = chosen[torch.randperm(len(chosen), generator=generator)]
+            for positions in torch.split(order, self.batch_size or max(len(order), 1)):
+                if not len(positions) or made == self.max_steps:
+                    return
+                made += 1
+                yield positions
+
+
+class Client:
+    """Weights of a client beside those of the server, on which one user after the other trains.
+
+    The module is the same object for both: within `weights()` its parameters show the client's.
+
+    Args:
+        parameters: Of the server, trainable.
+        training: How clients train.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], training: LocalTraining) -> None:
+        self._parameters, self._training = list(parameters), training
+        self._client = [p.detach().clone() for p in self._parameters]
+        self._server: list[Tensor] = []
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """Show the client's weights in the module; the server's come back untouched, also after an error."""
+        self._server = [p.data for p in self._parameters]  # an optimizer may have replaced them
+        try:
+            for p, own in zip(self._parameters, self._client, strict=True):
+                p.data = own
+            yield
+        finally:
+            for p, own in zip(self._parameters, self._server, strict=True):
+                p.data = own
+            self._server = []
+
+    def update(self, loss_of: Callable[[Any], Tensor], batches: Iterable[Any]) -> list[Tensor]:
+        """Train from the server's weights, within `weights()`.
+
+        Args:
+            loss_of: A batch → its loss.
+            batches: Of the local steps, one after the other.
+
+        Returns:
+            Server minus client for each parameter, in its shape: the gradient that the server's optimizer descends.
+        """
+        client, server, training = self._client, self._server, self._training
+        with torch.no_grad():
+            torch._foreach_copy_(client, server)
+        for batch in batches:
+            with torch.enable_grad():
+                loss = loss_of(batch)
+                gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            with torch.no_grad():
+                if training.prox_mu:  # w − ημ(w − w_server), before the gradient at the same w
+                    torch._foreach_lerp_(client, server, training.lr * training.prox_mu)
+                moved = [(own, g) for own, g in zip(client, gradients, strict=True) if g is not None]
+                if moved:
+                    own, dense = zip(*((own, g.to_dense() if g.is_sparse else g) for own, g in moved), strict=True)
+                    torch._foreach_add_(own, dense, alpha=-training.lr)
+        with torch.no_grad():
+            return list(torch._foreach_sub(server, client))

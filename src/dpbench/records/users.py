@@ -1,0 +1,337 @@
+"""Records that are users: a lot is a cohort, and a record's vector is what local training makes of the weights."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import Subset
+
+from dpbench.data.lots import LotLoader
+from dpbench.data.octaves import is_checked
+from dpbench.data.users import USER, Cohort, UserDataset
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.events import UNITS
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.randomness import Stream
+from dpbench.privacy.releases import Releases, Trained
+from dpbench.records.examples import SECOND_RELEASE
+from dpbench.records.local_logs import LocalLogs
+from dpbench.records.local_training import Client, LocalTraining
+from dpbench.records.noise_step import noise_batch
+from dpbench.records.scope import Scope
+from dpbench.records.source import Attached, Piece
+from dpbench.records.step_state import StepState
+
+_ON_NOISE = 8  # made-up users of the step that first bounds are found by
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
+_NOT_FINITE = (
+    "updates of some users are not finite (their local training diverged) and count as zero; "
+    "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
+)
+
+
+class Users:
+    """Each user of the lot is a record: DP-FedAvg (McMahan et al. 2018), DP-FedSGD with one local step on all examples.
+
+    A user's vector is server − client, the weights before minus those after its local training. It is clipped, summed,
+    noised and divided like any record's; `p.grad` is the mean of server − client, and the module's optimizer is the
+    server's: SGD(lr=1) is FedAvg, with momentum FedAvgM, Adam is FedAdam. Local steps are plain SGD on `training_step`,
+    which knows nothing of it. One user is trained at a time, in as much memory as one more copy of the weights.
+
+    Guarantee: the unit of privacy is the user, with all of its examples; users count alike, whatever they hold. The
+    neighboring relation is that of the sampling; the sensitivity is the bound that a user's update is clipped to.
+
+    Args:
+        local: How users train.
+
+    Raises:
+        ConfigurationError: `local` is out of range.
+    """
+
+    unit: str | None = USER
+    summands = UNITS
+
+    def __init__(self, local: LocalTraining) -> None:
+        if isinstance(local, Mapping):
+            local = LocalTraining(**local)
+        if not isinstance(local, LocalTraining):
+            raise ConfigurationError(f"local must be a LocalTraining, such as LocalTraining(lr=0.1), not {local!r}.")
+        self.local = local
+        self._scope: Scope | None = None
+        self._dataset: UserDataset | None = None
+        self._lots_seen = 0
+        self._warned, self._diverged = False, 0
+
+    def __repr__(self) -> str:
+        return f"Users({self.local})"
+
+    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Local training makes the steps itself, of one network."""
+        if not pl_module.automatic_optimization or getattr(pl_module, "private_module", None) is not None:
+            raise ConfigurationError(
+                f"{type(pl_module).__name__} makes its own updates (manual optimization, or a private_module as a GAN "
+                "has): local training of users needs a training_step(batch) that returns the loss of one network."
+            )
+
+    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
+        """Put local training in the place of `training_step`, and nothing in that of `backward`."""
+        self._trainer, self._module, self._releases = trainer, pl_module, releases
+        scope = self._scope = Scope(pl_module, trainer.optimizers)
+        named = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ConfigurationError("the model has no trainable parameters.")
+        trained = Trained([p for _, p in named], [name for name, _ in named])
+        self._client = Client(trained.parameters, self.local)
+        self._logs = LocalLogs(pl_module)
+        optimizer = scope.optimizer(trained.parameters)
+        scope.watch()
+        self._own_step = pl_module.training_step
+        pl_module.__dict__["backward"] = _nothing
+        pl_module.__dict__["training_step"] = scope.forward(self._round(self._own_step))
+        self._passing = [_CohortsPass(x) for x in (pl_module, trainer.datamodule) if x is not None]  # type: ignore[attr-defined]
+        return Attached(trained, optimizer)
+
+    def begin(self, loader: LotLoader) -> None:
+        """Find the users' examples, and have the users of a lot dealt to the processes by their work."""
+        self._dataset = users_of(loader)
+        assert self._scope is not None
+        self._scope.follow(loader)
+        self._lots = loader.lots
+        self._lots.work = np.array([self.local.examples_of(int(size)) for size in self._dataset.sizes])
+
+    def on_noise(self, generator: torch.Generator) -> Piece:
+        """Local training of made-up users, whose examples are what `noise_batch(size, generator)` makes."""
+        size = self.local.batch_size or 20
+        rows: list[list[Tensor]] = []
+        with self._kept_randomness(), self._logs.silent():
+            for number in range(_ON_NOISE):
+                batch = self._on_device(noise_batch(self._trainer, self._module, size, generator))
+                self._seed(torch.Generator().manual_seed(number))
+                steps = self.local.steps(size, torch.Generator().manual_seed(number))
+                with self._precision(), self._client.weights():
+                    rows.append(self._client.update(self._loss_of(self._own_step, (0,), {}), (batch for _ in steps)))
+        parts = [torch.stack(one) for one in zip(*rows, strict=True)]
+        return Piece([InstantiatedGradients(lambda one=one: one) for one in parts], _ON_NOISE, None)  # type: ignore[misc]
+
+    # ------------------------------------------------------------------------------------- one lot
+
+    def open_lot(self, batch: Any) -> None:
+        """Check that the cohort is the lot that was drawn."""
+        assert self._scope is not None
+        drawn, _ = self._lots.share(self._releases.made, self._trainer.global_rank, self._trainer.world_size)
+        if not isinstance(batch, Cohort) or not np.array_equal(batch.users.cpu().numpy(), drawn):
+            raise ConfigurationError(
+                "the batch is not the cohort of users that was drawn: a collate_fn, hook or wrapper has changed it. "
+                "What becomes of a user's examples belongs into the UserDataset(examples, users, collate_fn=...)."
+            )
+        self._users, self._done, self._released = drawn.tolist(), False, False
+        self._lots_seen += 1
+        self._scope.open_lot(batch)
+
+    def close_lot(self) -> None:
+        """Put the cohort out of reach; its sums are complete."""
+        assert self._scope is not None
+        if not self._done:
+            raise ConfigurationError("the cohort was not trained: something has replaced training_step.")
+        self._scope.release_lot()
+        self._released = True
+
+    def finish_epoch(self) -> None:
+        """Refuse an epoch of which a lot was not released."""
+        assert self._scope is not None
+        self._scope.refuse_skipped_lot()
+
+    def detach(self) -> None:
+        """Give `training_step` and `backward` back."""
+        if self._scope is not None:
+            for name in ("training_step", "backward"):
+                self._module.__dict__.pop(name, None)
+            for passing in self._passing:
+                passing.remove()
+            self._scope.close()
+            self._scope = None
+        if self._dataset is not None:
+            self._lots.work, self._dataset = None, None
+
+    # ------------------------------------------------------------------------------------- one round
+
+    def _round(self, own_step: Any) -> Any:
+        """Stand in for `training_step`: local training of each user in turn; Lightning sees one step."""
+
+        @functools.wraps(own_step)
+        def step(cohort: Cohort, *args: Any, **kwargs: Any) -> Tensor:
+            if self._done or self._released:
+                raise ConfigurationError(SECOND_RELEASE)
+            self._first_values: Mapping[str, Any] = {}
+            loss_of = self._loss_of(own_step, args, kwargs)
+            with self._kept_randomness(), self._logs.collected(), self._client.weights():
+                self._train(loss_of)
+            self._done = True
+            if self._diverged:
+                self._module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
+                if not self._warned:
+                    self._warned = True
+                    pl.utilities.rank_zero_warn(_NOT_FINITE)
+            return torch.zeros((), device=self._module.device, requires_grad=True)
+
+        return step
+
+    def _train(self, loss_of: Callable[[Any], Tensor]) -> None:
+        """Hand the update of each user of the cohort to the release."""
+        checked = is_checked(self._lots_seen) and len(self._users) > 0
+        state = StepState(self._trainer, self._module) if checked else None
+        first: list[Tensor] | None = None
+        diverged = torch.zeros((), dtype=torch.long, device=self._module.device)
+        for user in self._users:
+            update = self._update(user, loss_of)
+            first = update if first is None and checked else first
+            diverged += ~torch.stack([one.sum() for one in update]).sum().isfinite()
+            self._releases.accumulate(_as_row(update), 1, None, self._values())
+        self._diverged = int(diverged)
+        if state is not None and first is not None:
+            state.rewind()
+            self._refuse_memory(first, self._update(self._users[0], loss_of))
+
+    def _update(self, user: int, loss_of: Callable[[Any], Tensor]) -> list[Tensor]:
+        assert self._dataset is not None
+        generator = self._releases.generator(Stream.LOCAL_TRAINING, user)
+        self._seed(generator)
+        self._first_values = {}
+        return self._client.update(loss_of, self._batches(user, generator))
+
+    def _batches(self, user: int, generator: torch.Generator) -> Iterable[Any]:
+        assert self._dataset is not None
+        size = int(self._dataset.sizes[user])
+        for positions in self.local.steps(size, generator):
+            yield self._on_device(self._dataset.batch(user, positions))
+
+    def _loss_of(self, own_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Tensor]:
+        def loss_of(batch: Any) -> Tensor:
+            output = own_step(batch, *args, **kwargs)
+            loss = output.get("loss") if isinstance(output, dict) else output
+            if not isinstance(loss, Tensor):
+                raise ConfigurationError(_NO_LOSS)
+            if not self._first_values and isinstance(output, dict) and self._releases.recipe.metrics is not None:
+                self._first_values = output.get("record_metrics", {})
+                self._first_values = {name: _mean(value) for name, value in self._first_values.items()}
+            return loss
+
+        return loss_of
+
+    def _values(self) -> Mapping[str, Tensor]:
+        """Private metrics of a user: means over the examples of its first local step, before its training."""
+        metrics = self._releases.recipe.metrics
+        if metrics is None or self._first_values:
+            return self._first_values
+        sizes = getattr(self._module, "record_metrics", {})  # a user without examples
+        zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}
+        return {name: value[:, 0] if sizes[name] == 1 else value for name, value in zeros.items()}
+
+    def _refuse_memory(self, first: list[Tensor], again: list[Tensor]) -> None:
+        """Raise UnsupportedModuleError where a user's update depends on the users before it."""
+        exact = self._module.device.type == "cpu"  # elsewhere sums come in any order, and local steps amplify it
+        gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
+        size = sum(float(a.square().sum()) for a in first) ** 0.5
+        if gap > (1e-4 if exact else 1e-1) * size:
+            raise UnsupportedModuleError(
+                "the same user's local training came out otherwise after that of other users: the module keeps "
+                "something from one training_step to the next (a running average, a memory of batches, a counter), so "
+                "that clipping does not bound what one user does. Keep nothing, or derive it from the weights alone."
+            )
+
+    def _on_device(self, batch: Any) -> Any:
+        batch = self._module._on_before_batch_transfer(batch)
+        return self._trainer.strategy.batch_to_device(batch)
+
+    def _precision(self) -> Any:
+        return self._trainer.precision_plugin.train_step_context()
+
+    def _seed(self, generator: torch.Generator) -> None:
+        """Seed whatever random numbers the module, or the data set of its examples, may take."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        torch.default_generator.manual_seed(seed)
+        if self._module.device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+
+    @contextmanager
+    def _kept_randomness(self) -> Iterator[None]:
+        numbers = np.random.get_state(), random.getstate()
+        try:
+            yield
+        finally:
+            np.random.set_state(numbers[0])
+            random.setstate(numbers[1])
+
+
+class _CohortsPass:
+    """Hooks that move a batch of examples to a device, which a cohort has no use for.
+
+    Args:
+        owner: A LightningModule or LightningDataModule; its hooks are replaced on this object alone.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._names = [name for name in _TRANSFERS if is_overridden(name, owner) and name not in owner.__dict__]
+        for name in self._names:
+            owner.__dict__[name] = _unless_cohort(getattr(owner, name))
+
+    def remove(self) -> None:
+        """Give the hooks back."""
+        for name in self._names:
+            self._owner.__dict__.pop(name, None)
+
+
+def _unless_cohort(hook: Any) -> Any:
+    @functools.wraps(hook)
+    def wrapped(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return batch if isinstance(batch, Cohort) else hook(batch, *args, **kwargs)
+
+    return wrapped
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _mean(value: Any) -> Tensor:
+    value = value() if callable(value) else value
+    mean: Tensor = value.detach().mean(0, keepdim=True)
+    return mean
+
+
+def _as_row(update: list[Tensor]) -> list[ParameterGradients]:
+    return [InstantiatedGradients(lambda one=one: one.unsqueeze(0)) for one in update]  # type: ignore[misc]
+
+
+def users_of(loader: LotLoader) -> UserDataset:
+    """The users that a loader draws.
+
+    Raises:
+        ConfigurationError: Its data set is not of users.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, UserDataset):
+        if loader.record_of_row is not None or loader.collate_fn.given:  # type: ignore[union-attr]
+            raise ConfigurationError(
+                "LotLoader's collate_fn and record_of_row are for examples; how a user's examples become a batch says "
+                "UserDataset(examples, users, collate_fn=...)."
+            )
+        return dataset
+    if isinstance(dataset, Subset) and isinstance(dataset.dataset, UserDataset):
+        raise ConfigurationError("a Subset of users has lost their examples: use UserDataset.subset(positions).")
+    raise ConfigurationError(
+        f"a record is a user, and {type(dataset).__name__} says nothing of users: "
+        "LotLoader.poisson(UserDataset(examples, users), expected_batch_size), with the user of each example in users."
+    )
