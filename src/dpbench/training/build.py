@@ -15,9 +15,10 @@ from torch import nn
 from dpbench.callback.guards import refuse_precision, refuse_uncovered
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
+from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint, run_key
-from dpbench.strategies import PrivateStrategy
+from dpbench.strategies import FederatedAveraging, PrivateStrategy
 from dpbench.training import processes
 from dpbench.training.averaging import moving_average
 from dpbench.training.checks import CALLBACK, Kind, class_of, parts_made_later, several
@@ -45,17 +46,37 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     cls = class_of(options, "strategy")
     del options["_target_"]
     secure = options.pop("secure", False)
+    records = build_records(config)
+    if records is not None and not issubclass(cls, PrivateStrategy):
+        cls, options = FederatedAveraging, {}  # the same path, without clipping and noise
     if issubclass(cls, PrivateStrategy):
         refuse_precision(config["trainer"].get("precision"))
         options |= {
             "seed": None if secure else run_key(config),
             "ledger": str(folder.ledger),
             "fingerprint": fingerprint(config),
+            "records": records,
         }
     else:  # of an experiment, perhaps: the baseline of a private run is that run with strategy=none
         options = {name: value for name, value in options.items() if name in options_of(cls)}
     strategy: pl.Callback = _call(cls, options, "strategy")
     return strategy
+
+
+def build_records(config: dict[str, Any]) -> RecordSource | None:
+    """What a record is, where it is no example; checks every option.
+
+    Raises:
+        ConfigurationError: An option is out of range, or the class is no source of records.
+    """
+    if "records" not in config:  # of an older run
+        return None
+    source = _if_chosen("records", config, lambda cls, **own: _call(cls, own, "records"))
+    if source is not None and not isinstance(source, RecordSource):
+        raise ConfigurationError(
+            f"records._target_={config['records']['_target_']} is no dpbench.records.source.RecordSource."
+        )
+    return source
 
 
 def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:

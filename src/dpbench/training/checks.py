@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytorch_lightning as pl
@@ -85,11 +85,13 @@ class Kind:
         bases: One of these, or a subclass.
         ours: Options that the harness passes.
         narrower: Annotations that say more than those of the class.
+        protocol: Which it must follow, where that is no base class.
     """
 
     bases: tuple[type, ...]
     ours: frozenset[str] = frozenset()
     narrower: Mapping[str, Any] | None = None
+    protocol: str = ""
 
 
 OPTIMIZER = Kind((Optimizer,), frozenset({"params"}))
@@ -100,6 +102,7 @@ _KINDS = {
     "model": Kind((nn.Module,)),
     "module": Kind((pl.LightningModule,), frozenset({"model", "optimizer", "monitored", "schedule"})),
     "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records"})),
+    "records": Kind((object,), protocol="dpbench.records.source.RecordSource"),
     "optimizer": OPTIMIZER,
     "schedule": SCHEDULE,
     "trainer": Kind(
@@ -118,7 +121,8 @@ _PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "d
 _SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
 _PARTS = {"model": "none", "optimizer": "none", "schedule": "constant"}  # of a module, and the choice without
 _MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
-_NEEDED = (*_KINDS, "run", "logger", "diagnostics", "seed", "callbacks")
+_OPTIONAL = {*_PARTS, "records"}  # groups that may name no class
+_NEEDED = (*(group for group in _KINDS if group != "records"), "run", "logger", "diagnostics", "seed", "callbacks")
 _OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
 
 
@@ -148,6 +152,8 @@ def check_config(config: Mapping[str, Any]) -> None:
             check_options(cls, options, group)
             _refuse_gaps(cls, options, group)
     for group, kind in _KINDS.items():
+        if group == "records" and group not in config:
+            continue  # of an older run
         _check_group(group, _mapping(config[group], group), kind)
     for name, options in _mapping(config["callbacks"], "callbacks").items():
         if options is not None:
@@ -170,7 +176,7 @@ def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -
         ConfigurationError: There is none, it cannot be imported, or is no class of the right kind.
     """
     kind, path = kind or _KINDS[group], options.get("_target_")
-    wanted = " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in kind.bases)
+    wanted = kind.protocol or " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in kind.bases)
     if not isinstance(path, str) or not path.strip():
         raise ConfigurationError(f"{group}._target_ must name a class ({wanted}, or a subclass), not {shown(path)}.")
     try:
@@ -199,7 +205,7 @@ def _refuse_gaps(cls: type, options: Mapping[str, Any], group: str) -> None:
 
 
 def _check_group(group: str, options: Mapping[str, Any], kind: Kind) -> None:
-    if group in _PARTS and not options.keys() - {"_partial_", "_target_"} and options.get("_target_", "") is None:
+    if group in _OPTIONAL and not options.keys() - {"_partial_", "_target_"} and options.get("_target_", "") is None:
         return  # a module that does without
     cls = class_of(options, group, kind)
     inner = {name: value for name, value in options.items() if name not in _MARKS}
@@ -226,6 +232,9 @@ def _check_group(group: str, options: Mapping[str, Any], kind: Kind) -> None:
         raise ConfigurationError(f"{group}.{huge[0]} must be at most {_MOST:,}, not {shown(inner[huge[0]])}.")
     _refuse_calls(inner, group)
     _refuse_other_choices(group, cls, inner)
+    for name, option in options_of(cls).items():
+        if is_dataclass(option.annotation) and isinstance(inner.get(name), Mapping):
+            check_options(option.annotation, inner.pop(name), f"{group}.{name}")  # type: ignore[arg-type]
     check_options(cls, inner, group, kind.ours, kind.narrower)
 
 
