@@ -2,6 +2,13 @@
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.readers import (
+    read_leaf_json,
+    read_stackexchange,
+    read_tff_hdf5,
+    read_tff_sqlite,
+    read_user_table,
+)
 from dpbench.data.user_module import UserDataModule
 from dpbench.data.users import UserDataset
 
@@ -13,4 +20,9 @@ __all__ = [
     "UserDataModule",
     "UserDataset",
     "make_sampling",
+    "read_leaf_json",
+    "read_stackexchange",
+    "read_tff_hdf5",
+    "read_tff_sqlite",
+    "read_user_table",
 ]

@@ -5,7 +5,9 @@ from dpbench.data.user_sources import (
     digits,
     mnist_writers,
     noise,
+    files,
     shakespeare_tasks,
+    stackexchange,
 )
 
 __all__ = [
@@ -13,5 +15,7 @@ __all__ = [
     "digits",
     "mnist_writers",
     "noise",
+    "files",
     "shakespeare_tasks",
+    "stackexchange",
 ]

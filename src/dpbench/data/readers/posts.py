@@ -1,0 +1,214 @@
+"""Questions of a Stack Exchange site by who asks them: `Posts.xml` of its public dump, as bags of words with tags."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dpbench.data.records import Collated
+from dpbench.data.sequences import words
+from dpbench.data.users import UserDataset
+from dpbench.errors import ConfigurationError, DataError, brief
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_MARKUP = re.compile(r"<[^>]*>")
+_TAG = re.compile(r"<([^<>]+)>|([^|<>]+)")  # <a><b>, or |a|b| of newer dumps
+_QUESTION = "1"
+
+
+class Post(NamedTuple):
+    """A post of a site.
+
+    Attributes:
+        user: Number of who wrote it; None: an account that was deleted.
+        words: Of title and body, without markup.
+        tags: Of a question; an answer has none.
+    """
+
+    user: str | None
+    words: list[str]
+    tags: list[str]
+
+
+def read_posts(path: str | Path) -> Iterator[Post]:
+    """Questions and answers of `Posts.xml`, one after the other; of any length.
+
+    Raises:
+        DataError: The file is absent or damaged.
+    """
+    path, number = Path(path), 0
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: it is in the site's archive of the Stack Exchange data dump.")
+    try:
+        with path.open("rb") as file:
+            events = ElementTree.iterparse(file, events=("start", "end"))
+            _, root = next(events)
+            if root.tag != "posts":
+                raise DataError(f"{path} is no Posts.xml: it begins with <{root.tag}>, not with <posts>.")
+            for event, row in events:
+                if event == "end" and row.tag == "row":
+                    yield _post(row, number, path)
+                    number += 1
+                    root.clear()  # or the rows that were read stay in memory
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path} is damaged after row {number} ({brief(error)}): get an intact copy.") from error
+
+
+def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
+    kind, body = row.get("PostTypeId"), row.get("Body")
+    if kind is None or body is None:
+        absent = "PostTypeId" if kind is None else "Body"
+        raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {absent}: get an intact copy.")
+    text = html.unescape(_MARKUP.sub(" ", f"{row.get('Title', '')} {body}"))
+    tags = _TAG.findall(row.get("Tags", "")) if kind == _QUESTION else []
+    return Post(row.get("OwnerUserId"), words(text), [one or other for one, other in tags])
+
+
+class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):
+    """Texts as the share of each word of a vocabulary, with their tags; in memory only what is not zero.
+
+    Args:
+        features: (N, words), of float32.
+        targets: (N, tags), of ones.
+    """
+
+    def __init__(self, features: csr_matrix, targets: csr_matrix) -> None:
+        if features.shape[0] != targets.shape[0]:
+            raise ConfigurationError(f"{features.shape[0]} texts have the tags of {targets.shape[0]}.")
+        self.features, self.targets = features, targets
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        """Shares (words,) and tags (tags,), 0 or 1, float32."""
+        features, targets = self.__getitems__([range(len(self))[position]]).batch
+        return features[0], targets[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        """Shares (R, words) and tags (R, tags), 0 or 1, float32."""
+        index = np.asarray(positions, dtype=np.int64)
+        return Collated((_dense(self.features, index), _dense(self.targets, index)))
+
+
+def _dense(rows: csr_matrix, index: Any) -> Tensor:
+    return torch.from_numpy(rows[index].toarray())
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Tagged questions of a site.
+
+    Attributes:
+        posts: Questions with a tag and an owner.
+        tags: How many questions have each tag of the site.
+    """
+
+    posts: list[Post]
+    tags: Counter[str]
+
+
+def questions_of(path: str | Path) -> Questions:
+    """Read the tagged questions of a site. Of questions of deleted accounts, only the tags are counted.
+
+    Raises:
+        DataError: The file is absent or damaged, or holds no tagged question.
+    """
+    asked: list[Post] = []
+    tags: Counter[str] = Counter()
+    for post in read_posts(path):
+        tags.update(post.tags)
+        if post.tags and post.user is not None:
+            asked.append(post)
+    if not asked:
+        raise DataError(f"{path} holds no tagged question of a user.")
+    return Questions(asked, tags)
+
+
+def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[str]:
+    """How often each word stands in the posts of a site that are of none of these users, nor of a deleted account."""
+    counts: Counter[str] = Counter()
+    for post in read_posts(path):
+        if post.user is not None and post.user not in users:
+            counts.update(post.words)
+    return counts
+
+
+def bags(posts: Sequence[Post], vocabulary: Sequence[str], tags: Sequence[str], width: int, height: int) -> BagsOfWords:
+    """Posts as bags of words: of each word the share that it has of all words of the text, unknown ones counted too.
+
+    Args:
+        posts: Questions.
+        vocabulary: Words, at most `width`.
+        tags: At most `height`; others are left out.
+        width: Number of features.
+        height: Number of targets.
+    """
+    word_numbers = {word: number for number, word in enumerate(vocabulary)}
+    tag_numbers = {tag: number for number, tag in enumerate(tags)}
+    shares = [
+        {
+            word_numbers[word]: count / len(post.words)
+            for word, count in Counter(post.words).items()
+            if word in word_numbers
+        }
+        for post in posts
+    ]
+    marks = [dict.fromkeys((tag_numbers[tag] for tag in post.tags if tag in tag_numbers), 1.0) for post in posts]
+    return BagsOfWords(_sparse(shares, width), _sparse(marks, height))
+
+
+def _sparse(rows: Sequence[dict[int, float]], width: int) -> csr_matrix:
+    from scipy.sparse import csr_matrix
+
+    ends = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    places = np.array([place for row in rows for place in row], dtype=np.int32)
+    values = np.array([value for row in rows for value in row.values()], dtype=np.float32)
+    return csr_matrix((values, places, ends), shape=(len(rows), width))
+
+
+def read_stackexchange(
+    path: str | Path, vocabulary: Sequence[str] | None = None, num_features: int = 10_000, num_tags: int | None = 500
+) -> UserDataset:
+    """Askers of a site with their tagged questions, as bags of words with tags.
+
+    Args:
+        path: `Posts.xml`.
+        vocabulary: Words; None: the most frequent ones of the site's people who never asked a tagged question, which
+            say nothing of those who did.
+        num_features: Size of the vocabulary; a shorter one leaves features zero.
+        num_tags: Size of the targets, which are in the order of the alphabet; a site with fewer tags leaves targets
+            zero, of one with more the most frequent are taken. None: as many as the site has. A site publishes its
+            tags and how often each is used.
+
+    Returns:
+        Users by number of account, as text; an example is (features (num_features,), targets (num_tags,)).
+
+    Raises:
+        DataError: See `questions_of`.
+    """
+    found = questions_of(path)
+    if vocabulary is None:
+        vocabulary = _by_frequency(words_of_others(path, {post.user for post in found.posts}))
+    height = len(found.tags) if num_tags is None else num_tags
+    tags = sorted(_by_frequency(found.tags)[:height])
+    examples = bags(found.posts, vocabulary[:num_features], tags, num_features, height)
+    return UserDataset(examples, [str(post.user) for post in found.posts])
+
+
+def _by_frequency(counts: Counter[str]) -> list[str]:
+    """The most frequent first; those of equal counts in the order of the alphabet."""
+    return sorted(counts, key=lambda word: (-counts[word], word))

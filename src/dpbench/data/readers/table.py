@@ -1,0 +1,95 @@
+"""Tables with a column that says whose a row is: CSV, and Parquet as Hugging Face's data sets are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpbench.data.readers.columns import Column, Reading, assemble, column_of
+from dpbench.data.users import UserDataset
+from dpbench.errors import ConfigurationError, DataError, brief
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PARQUET = (".parquet", ".pq")
+
+
+def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> UserDataset:
+    """Users of a table, of which a row is an example.
+
+    A Hugging Face data set that is open already needs no reader: `UserDataset(ds, ds["user"])`.
+
+    Args:
+        path: A `.csv` or `.parquet` file, or a folder of `.parquet` files.
+        user: Column with the user of each row. In a CSV users are texts: 007 is not 7.
+        **reading: See `Reading`; without `features` these are all other columns, in the order of the table.
+
+    Raises:
+        ConfigurationError: Parquet without pyarrow.
+        DataError: The file is absent, damaged or empty, or has no such column; a row has no user, or another shape than
+            the first; see also `assemble`.
+    """
+    frame, where = _frame(Path(path), user), str(path)
+    if user not in frame.columns:
+        raise DataError(f"{where} has no column {user!r} for the user; it has {', '.join(map(str, frame.columns))}.")
+    if not len(frame):
+        raise DataError(f"{where} holds no row.")
+    nameless = np.flatnonzero(frame[user].isna())
+    if len(nameless):
+        raise DataError(f"{where}: row {nameless[0]} has no {user!r}: leave such rows out, or name their user.")
+    features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
+    made = Reading(features=features, **reading)
+    missing = [name for name in features if name not in frame.columns]
+    if missing:
+        raise DataError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(str, frame.columns))}.")
+    columns = {name: _column(frame[name], name, where) for name in features}
+    names, numbers = np.unique(frame[user].to_numpy(), return_inverse=True)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
+    blocks = ((name, _rows(columns, order[ends[i] : ends[i + 1]])) for i, name in enumerate(names.tolist()))
+    return assemble(blocks, made, where)
+
+
+def _frame(path: Path, user: str) -> pd.DataFrame:
+    import pandas as pd
+
+    if not path.exists():
+        raise DataError(f"there is no file {path}.")
+    try:
+        if path.suffix == ".csv":
+            return pd.read_csv(path, dtype={user: str}, keep_default_na=True)
+        if path.suffix in _PARQUET or path.is_dir():
+            return pd.read_parquet(path)
+    except ImportError as error:
+        raise ConfigurationError('Parquet needs pyarrow: pip install "dpbench-lightning[parquet]".') from error
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's own are kinds of these
+        raise DataError(f"{path} cannot be read as a table ({brief(error)}): get an intact copy.") from error
+    raise ConfigurationError(f"{path} is neither .csv nor .parquet, nor a folder of .parquet files.")
+
+
+def _column(series: Any, name: str, where: str) -> Column:
+    """A column of numbers, texts, or lists of numbers."""
+    absent = np.flatnonzero(series.isna())
+    if len(absent):
+        raise DataError(f"{where}: row {absent[0]} has no {name!r}: leave such rows out, or fill it in.")
+    values = series.to_numpy()
+    if values.dtype.kind in "iufb":
+        return np.asarray(values)
+    return column_of([_plain(value) for value in values], name, lambda i: f"row {i}", where)
+
+
+def _plain(value: Any) -> Any:
+    """Lists in lists, which Parquet gives as arrays of arrays, as one array."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [_plain(part) for part in value]
+    return value
+
+
+def _rows(columns: dict[str, Column], rows: Any) -> dict[str, Column]:
+    return {
+        name: [column[row] for row in rows] if isinstance(column, list) else column[rows]
+        for name, column in columns.items()
+    }

@@ -1,0 +1,450 @@
+"""Files that hold examples by user: each format written here and read back, and clear errors for what is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import lzma
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpbench.data import UserDataset, read_leaf_json, read_tff_hdf5, read_tff_sqlite, read_user_table
+from dpbench.data.readers.protobuf import parse_example
+from dpbench.data.sequences import Sequences
+from dpbench.data.user_data import UserData, load_user_data
+from dpbench.errors import ConfigurationError, DataError
+
+
+def example_class(packed: bool) -> Any:
+    """tf.train.Example as Google's protobuf writes it."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name=f"example{packed}.proto", package=f"p{packed}", syntax="proto3")
+
+    def message(name: str, *fields: tuple[str, int, int, str]) -> Any:
+        made = file.message_type.add(name=name)
+        for label, number, kind, type_name in fields:
+            added = made.field.add(name=label, number=number, type=kind, label=field.LABEL_REPEATED)
+            if type_name:
+                added.type_name = f".p{packed}.{type_name}"
+            elif kind != field.TYPE_BYTES:
+                added.options.packed = packed
+        return made
+
+    message("Bytes", ("value", 1, field.TYPE_BYTES, ""))
+    message("Floats", ("value", 1, field.TYPE_FLOAT, ""))
+    message("Ints", ("value", 1, field.TYPE_INT64, ""))
+    feature = message("Feature")
+    for number, (name, of) in enumerate([("bytes", "Bytes"), ("floats", "Floats"), ("ints", "Ints")], 1):
+        feature.field.add(
+            name=name, number=number, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.{of}"
+        )
+    entry = message("Entry")
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    entry.field.add(
+        name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.Feature"
+    )
+    message("Features", ("feature", 1, field.TYPE_MESSAGE, "Entry"))
+    example = message("Example")
+    example.field.add(
+        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.Features"
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"p{packed}.Example"))
+
+
+EXAMPLES = {packed: example_class(packed) for packed in (True, False)}
+
+
+def serialized(features: dict[str, list[Any]], packed: bool = True) -> bytes:
+    made = EXAMPLES[packed]()
+    for name, values in features.items():
+        entry = made.features.feature.add(key=name)
+        kind = "bytes" if isinstance(values[0], bytes) else "floats" if isinstance(values[0], float) else "ints"
+        getattr(entry.value, kind).value.extend(values)
+    return bytes(made.SerializeToString())
+
+
+FLOATS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40)
+INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40)
+BYTES = st.lists(st.binary(max_size=300), min_size=1, max_size=4)
+
+
+@given(st.dictionaries(st.text(max_size=200), st.one_of(FLOATS, INTS, BYTES), max_size=4), st.booleans())
+def test_examples_are_read_as_protobuf_wrote_them(features: dict[str, list[Any]], packed: bool) -> None:
+    found = parse_example(serialized(features, packed))
+    assert {name: list(value) for name, value in found.items()} == features
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_example_is_a_value_error(message: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_example(message)
+
+
+def test_a_message_cut_short_is_noticed() -> None:
+    message = serialized({"pixels": [0.5] * 50, "label": [300]})
+    for end in range(1, len(message)):
+        with pytest.raises(ValueError):  # noqa: PT011  whichever part ends early
+            parse_example(message[:end])
+
+
+PIXELS = np.arange(7 * 4, dtype=np.float32).reshape(7, 2, 2) / 28
+OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]
+
+
+def write_sqlite(path: Path, rows: list[tuple[str, str, bytes]], counts: dict[tuple[str, str], int]) -> Path:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
+        database.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)")
+        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
+        database.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", [(*key, n) for key, n in counts.items()])
+    database.close()
+    return path
+
+
+def digits_sqlite(path: Path) -> Path:
+    rows = [
+        ("train", owner, serialized({"pixels": PIXELS[i].ravel().tolist(), "label": [i]}))
+        for i, owner in enumerate(OWNERS)
+    ]
+    rows.append(("test", "dan", serialized({"pixels": [1.0] * 4, "label": [9]})))
+    counts = {("ann", "train"): 3, ("bob", "train"): 3, ("cat", "train"): 1, ("eve", "train"): 0, ("dan", "test"): 1}
+    return write_sqlite(path, rows, counts)
+
+
+PLAIN = {"pixels": [1, 2, 2], "label": []}
+
+
+def same_users(users: UserDataset) -> None:
+    for name in ("ann", "bob", "cat"):
+        pixels, labels = users.batch(users.names.index(name), range(OWNERS.count(name)))
+        own = [i for i, owner in enumerate(OWNERS) if owner == name]
+        assert labels.tolist() == own and labels.dtype == torch.int64
+        np.testing.assert_allclose(pixels.reshape(-1, 2, 2), PIXELS[own], rtol=1e-6)
+
+
+def test_tff_sqlite(tmp_path: Path) -> None:
+    path = digits_sqlite(tmp_path / "emnist.sqlite")
+    users = read_tff_sqlite(path, features=PLAIN)
+    assert users.names == ["ann", "bob", "cat", "eve"] and users.sizes.tolist() == [3, 3, 1, 0]
+    same_users(users)
+    assert users.batch(1, [0])[0].shape == (1, 1, 2, 2)
+    (tmp_path / "emnist.sqlite.lzma").write_bytes(lzma.compress(path.read_bytes()))
+    same_users(read_tff_sqlite(tmp_path / "emnist.sqlite.lzma", features=["pixels", "label"]))
+    assert read_tff_sqlite(path, "test", features=PLAIN).names == ["dan"]
+    assert [tuple(part.shape) for part in read_tff_sqlite(path).batch(0, [0])] == [(1,), (1, 4)]  # label, pixels
+
+
+def test_tff_sqlite_of_texts(tmp_path: Path) -> None:
+    texts = ["To be", "or not", "to be"]
+    rows = [("train", "ham", serialized({"snippets": [text.encode()]})) for text in texts]
+    path = write_sqlite(tmp_path / "s.sqlite", rows, {("ham", "train"): 3})
+    assert read_tff_sqlite(path).batch(0, [0, 2]) == [("To be", "to be")]
+    characters = read_tff_sqlite(path, text="characters", sequence_length=9)
+    assert isinstance(characters.examples, Sequences)
+    assert characters.batch(0, [0])[0].tolist() == [[88, *range_of("To be"), 89, 0, 0]]
+    known = read_tff_sqlite(path, text="words", vocabulary=["be", "to"], sequence_length=3)
+    assert known.batch(0, [0])[1].tolist() == [[2, 1, 10_003]]
+    with pytest.raises(ConfigurationError, match="text=words needs a vocabulary"):
+        read_tff_sqlite(path, text="words")
+
+
+def range_of(text: str) -> list[int]:
+    from dpbench.data.sequences import CHARACTERS
+
+    return [CHARACTERS.index(sign) + 1 for sign in text]
+
+
+def leaf(users: dict[str, dict[str, list[Any]]], counts: list[int] | None = None) -> str:
+    sizes = [len(own["x"]) for own in users.values()] if counts is None else counts
+    return json.dumps({"users": list(users), "num_samples": sizes, "user_data": users})
+
+
+def leaf_digits() -> dict[str, dict[str, list[Any]]]:
+    users: dict[str, dict[str, list[Any]]] = {name: {"x": [], "y": []} for name in ("ann", "bob", "cat", "eve")}
+    for i, owner in enumerate(OWNERS):
+        users[owner]["x"].append(PIXELS[i].ravel().tolist())
+        users[owner]["y"].append(i)
+    return users
+
+
+def test_leaf_json_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
+    every = leaf_digits()
+    (tmp_path / "all.json").write_text(leaf(every))
+    users = read_leaf_json(tmp_path / "all.json", features={"x": [1, 2, 2], "y": None})
+    assert users.names == ["ann", "bob", "cat", "eve"] and users.sizes.tolist() == [3, 3, 1, 0]
+    same_users(users)
+    (tmp_path / "parts").mkdir()
+    for number, name in enumerate(every):
+        (tmp_path / "parts" / f"{number}.json").write_text(leaf({name: every[name]}))
+    same_users(read_leaf_json(tmp_path / "parts"))
+    text = {"ham": {"x": ["To be ", "or no"], "y": ["o", "t"]}}
+    (tmp_path / "text.json").write_text(leaf(text))
+    assert read_leaf_json(tmp_path / "text.json").batch(0, [1]) == [("or no",), ("t",)]
+
+
+def write_hdf5(path: Path, clients: dict[str, dict[str, Any]]) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, features in clients.items():
+            for feature, values in features.items():
+                file[f"examples/{name}/{feature}"] = values
+    return path
+
+
+def own(name: str) -> list[int]:
+    return [i for i, owner in enumerate(OWNERS) if owner == name]
+
+
+def test_tff_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = {
+        name: {"label": np.array(own(name), np.int32), "pixels": PIXELS[own(name)]} for name in ("ann", "bob", "cat")
+    }
+    same_users(read_tff_hdf5(write_hdf5(tmp_path / "d.h5", clients), features=["pixels", "label"]))
+    texts = {"ham": {"snippets": np.array([b"To be", "or nöt".encode()], dtype=object)}}
+    path = write_hdf5(tmp_path / "t.h5", texts)
+    assert read_tff_hdf5(path).batch(0, [1, 0]) == [("or nöt", "To be")]
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigurationError, match=r'HDF5 needs h5py: pip install "dpbench-lightning\[hdf5\]"'):
+        read_tff_hdf5(path)
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame({"writer": OWNERS, "pixels": [row.ravel() for row in PIXELS], "label": range(7)})
+
+
+def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame().to_parquet(tmp_path / "t.parquet")
+    same_users(read_user_table(tmp_path / "t.parquet", user="writer"))
+    nested = frame().assign(pixels=[row.tolist() for row in PIXELS])
+    nested.to_parquet(tmp_path / "n.parquet")
+    users = read_user_table(tmp_path / "n.parquet", user="writer", images="gray")
+    assert users.batch(0, [0])[0].shape == (1, 1, 2, 2)
+    same_users(users)
+    flat = pd.DataFrame({"id": ["007", "7", "007"], "a": [1.5, 2, 3], "b": [4, 5, 6]})
+    flat.to_csv(tmp_path / "t.csv", index=False)
+    users = read_user_table(tmp_path / "t.csv", user="id")
+    assert users.names == ["007", "7"] and users.sizes.tolist() == [2, 1]
+    assert [part.tolist() for part in users.batch(0, [0, 1])] == [[1.5, 3.0], [4, 6]]
+    assert read_user_table(tmp_path / "t.csv", "id", features=["b"]).batch(1, [0])[0].tolist() == [5]
+    monkeypatch.setattr(pd, "read_parquet", without_pyarrow)
+    with pytest.raises(ConfigurationError, match=r'Parquet needs pyarrow: pip install "dpbench-lightning\[parquet\]"'):
+        read_user_table(tmp_path / "t.parquet", user="writer")
+
+
+def without_pyarrow(*_: Any, **__: Any) -> Any:
+    raise ImportError("Unable to find a usable engine; tried using: 'pyarrow', 'fastparquet'.")
+
+
+class HuggingFace:
+    """What `datasets.Dataset` is to us: rows as dictionaries, batches of them, and columns by name."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self._columns = columns
+        self.column_names = list(columns)
+
+    def __len__(self) -> int:
+        return len(self._columns[self.column_names[0]])
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self._columns[key]
+        return {name: values[key] for name, values in self._columns.items()}
+
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        return [self[position] for position in positions]
+
+
+def test_an_open_table_needs_no_reader() -> None:
+    table: Any = HuggingFace({"user": OWNERS, "x": torch.from_numpy(PIXELS), "y": list(range(7))})  # type: ignore[dict-item]
+    users = UserDataset(table, table["user"])
+    assert users.names == ["ann", "bob", "cat"]
+    batch = users.batch(1, [0, 2])
+    assert batch["user"] == ["bob", "bob"] and batch["y"].tolist() == [1, 6] and batch["x"].shape == (2, 2, 2)
+
+
+def load(name: str, root: Path, **options: Any) -> UserData:
+    return load_user_data(name, root, False, options)
+
+
+def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
+    digits_sqlite(tmp_path / "d.sqlite")
+    data = load("tff_sqlite", tmp_path, path="d.sqlite", features=PLAIN)
+    assert data.held_out == "users" and len(data.test) == 1  # type: ignore[arg-type]
+    assert data.model_options == {"input_shape": (1, 2, 2), "num_classes": 10}
+    same_users(data.train)
+    every = leaf_digits()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(leaf(every))
+    (tmp_path / "test.json").write_text(leaf({"bob": {"x": [[0.0] * 4], "y": [1]}}))
+    data = load("leaf_json", tmp_path, path="train", test_path="test.json", num_classes=12)
+    assert data.held_out == "rows" and data.model_options == {"input_shape": (4,), "num_classes": 12}
+    assert data.test_users is not None and data.test_users.names == ["bob"]
+    frame().to_parquet(tmp_path / "t.parquet")
+    data = load("user_table", tmp_path, path=str(tmp_path / "t.parquet"), user="writer", held_out=0.3)
+    assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
+    assert not set(data.train.names) & set(data.test_users.names)
+    assert len(data.test) == data.test_users.sizes.sum() == 7 - data.train.sizes.sum()  # type: ignore[arg-type]
+    write_hdf5(tmp_path / "t.h5", {name: {"text": np.array([b"abc"] * 2, dtype=object)} for name in "abc"})
+    data = load("tff_hdf5", tmp_path, path="t.h5", text="characters")
+    assert data.model_options == {"vocabulary_size": 90} and data.train.batch(0, [0])[0].shape == (1, 80)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("tff_sqlite", {}, "data.options.path must say which file"),
+        ("leaf_json", {"path": "none.json"}, r"there is no file .*none\.json"),
+        ("tff_sqlite", {"path": "none.sqlite"}, r"there is no file .*none\.sqlite"),
+        ("tff_hdf5", {"path": "none.h5"}, r"there is no file .*none\.h5"),
+        ("user_table", {"path": "none.csv"}, r"there is no file .*none\.csv"),
+        ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv nor \.parquet"),
+        ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
+        ("user_table", {"path": "one.csv", "features": ["z"]}, r"has no column 'z'; it has user, a, b\."),
+        ("user_table", {"path": "one.csv", "user": "who"}, r"has no column 'who' for the user; it has user, a, b\."),
+        ("user_table", {"path": "one.csv", "images": "grey"}, "images must be channels_first, channels_last, gray"),
+        ("user_table", {"path": "one.csv", "held_out": 1.0}, "held_out must be a share between 0 and 1"),
+        ("user_table", {"path": "one.csv", "features": 3}, r"features must be names of features, or \{name: shape\}"),
+        ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' of user '1' is no text, but int64"),
+        ("user_table", {"path": "one.csv", "images": "gray"}, r"feature 'a' of user '1' is no image \(gray\)"),
+    ],
+)
+def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("")
+    (tmp_path / "one.csv").write_text("user,a,b\n1,2,3\n")
+    with pytest.raises((ConfigurationError, DataError), match=says):
+        load(name, tmp_path, **options)
+
+
+def test_damaged_sqlite(tmp_path: Path) -> None:
+    good = serialized({"pixels": [0.5] * 4, "label": [1]})
+    ann = {("ann", "train"): 2}
+
+    def reads(
+        rows: list[tuple[str, str, bytes]], counts: dict[tuple[str, str], int], says: str, **reading: Any
+    ) -> None:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite"
+        write_sqlite(path, rows, counts)
+        with pytest.raises(DataError, match=says):
+            read_tff_sqlite(path, **reading)
+
+    reads([("train", "ann", good), ("train", "ann", good[:-3])], ann, "example 1 of user 'ann' is no tf.train.Example")
+    reads([("train", "ann", good)], ann, r"user 'ann' has 1 examples in split 'train', and 2 by client_metadata")
+    reads([("train", "bob", good)], ann, "user 'bob' has examples in split 'train', but no client_metadata")
+    reads([], {("ann", "test"): 0}, "has no split 'train'; it has test")
+    reads([], {("ann", "train"): 0}, "holds no example")
+    reads(
+        [("train", "ann", good)] * 2,
+        ann,
+        "user 'ann' have no feature 'image'; they have label, pixels",
+        features=["image"],
+    )
+    reads(
+        [("train", "ann", good)] * 2,
+        ann,
+        r"'pixels' of user 'ann' has shape \(4,\), which is not \(1, 3\)",
+        features={"pixels": [1, 3]},
+    )
+    other = serialized({"pixels": [0.5] * 5, "label": [1]})
+    reads(
+        [("train", "ann", good), ("train", "ann", other)], ann, r"'pixels' of user 'ann', example 1 is .* shape \(4,\)"
+    )
+    bob = {("ann", "train"): 1, ("bob", "train"): 1}
+    reads(
+        [("train", "ann", good), ("train", "bob", other)],
+        bob,
+        r"user 'bob' have the shapes .*\(5,\), those of user 'ann' .*\(4,\)",
+    )
+    reads(
+        [("train", "ann", good), ("train", "ann", serialized({"label": [1]}))],
+        ann,
+        "'ann', example 1 has no feature 'pixels'",
+    )
+    for name, content in {"a.sqlite": b"no database" * 100, "b.sqlite": b"", "c.sqlite.lzma": b"no archive"}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name} cannot be read as an SQLite file of TensorFlow Federated"):
+            read_tff_sqlite(tmp_path / name)
+    whole = lzma.compress(digits_sqlite(tmp_path / "d.sqlite").read_bytes())
+    (tmp_path / "cut.sqlite.lzma").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be read as an SQLite"):
+        read_tff_sqlite(tmp_path / "cut.sqlite.lzma")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"users": [', r"d\.json is no JSON"),
+        ("[1]", "none of LEAF's: it needs the entries users, num_samples and user_data"),
+        (leaf({"ann": {"x": [[1.0]], "y": [0]}}, [2]), "user 'ann' has 2 num_samples, but 1 of x, 1 of y"),
+        (leaf({"ann": {"x": [[1.0]], "y": [0]}}, [1, 1]), "1 users and 2 num_samples"),
+        (leaf({"ann": {"x": [[1.0]], "z": [0]}}), "user 'ann' have no feature 'y'; they have x, z"),
+        (leaf({"ann": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}), r"'x' of user 'ann', example 1 is \[1\.0, 2\.0\]"),
+        (leaf({"a": {"x": [[1.0]], "y": [0]}, "b": {"x": [[1.0, 2.0]], "y": [0]}}), "of user 'b' have the shapes"),
+        (leaf({"ann": {"x": [{"a": 1}], "y": [0]}}), r"'x' of user 'ann', example 0 is \{'a': 1\}"),
+        (leaf({"ann": {"x": ["a", 3], "y": [0, 1]}}), "'x' of user 'ann', example 1 is no text, but 3"),
+        ('{"users": ["ann"], "user_data": {}}', "user 'ann' has no user_data"),
+        ('{"users": [], "user_data": {}}', "holds no example"),
+    ],
+)  # fmt: skip
+def test_damaged_json(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text(content)
+    with pytest.raises(DataError, match=says):
+        read_leaf_json(tmp_path / "d.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty holds no \.json file"):
+        read_leaf_json(tmp_path / "empty")
+
+
+def test_damaged_hdf5(tmp_path: Path) -> None:
+    (tmp_path / "no.h5").write_bytes(b"none" * 100)
+    with pytest.raises(DataError, match=r"no\.h5 cannot be read as HDF5"):
+        read_tff_hdf5(tmp_path / "no.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["weights"] = [1.0]
+    with pytest.raises(DataError, match="no group examples/<client>"):
+        read_tff_hdf5(tmp_path / "other.h5")
+    uneven = {"ann": {"x": np.zeros((2, 3)), "y": np.zeros(3)}}
+    with pytest.raises(DataError, match="user 'ann' has different numbers of examples by feature: 2 of x, 3 of y"):
+        read_tff_hdf5(write_hdf5(tmp_path / "uneven.h5", uneven))
+    clients = {"ann": {"x": np.zeros((1, 3)), "y": np.zeros(1)}, "bob": {"x": np.zeros((1, 3))}}
+    write_hdf5(tmp_path / "lack.h5", clients)
+    with pytest.raises(DataError, match="examples of user 'bob' have no feature 'y'; they have x"):
+        read_tff_hdf5(tmp_path / "lack.h5", features=["x", "y"])
+    whole = write_hdf5(tmp_path / "big.h5", {"ann": {"x": np.random.default_rng(0).random((100, 100))}}).read_bytes()
+    (tmp_path / "big.h5").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"big\.h5 cannot be read as HDF5"):
+        read_tff_hdf5(tmp_path / "big.h5")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", r"t\.csv cannot be read as a table"),
+        ("user,a\n", "holds no row"),
+        ("user,a\nann,1\n,2\n", "row 1 has no 'user'"),
+        ("user,a\nann,1\nbob,\n", "row 1 has no 'a'"),
+        ("user,a\nann,1\nann,1,2,3\n", "cannot be read as a table"),
+    ],
+)
+def test_damaged_tables(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(DataError, match=says):
+        read_user_table(tmp_path / "t.csv")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"t\.parquet cannot be read as a table"):
+        read_user_table(tmp_path / "t.parquet")
+    uneven = frame().assign(pixels=[np.zeros(4)] * 6 + [np.zeros(5)])
+    uneven.to_parquet(tmp_path / "u.parquet")
+    with pytest.raises(DataError, match=r"'pixels' of row 6 is .*the first one has shape \(4,\)"):
+        read_user_table(tmp_path / "u.parquet", user="writer")
