@@ -3,9 +3,9 @@
 from dpbench.data.user_sources import (
     cifar,
     digits,
+    files,
     mnist_writers,
     noise,
-    files,
     shakespeare_tasks,
     stackexchange,
 )
@@ -13,9 +13,9 @@ from dpbench.data.user_sources import (
 __all__ = [
     "cifar",
     "digits",
+    "files",
     "mnist_writers",
     "noise",
-    "files",
     "shakespeare_tasks",
     "stackexchange",
 ]

@@ -122,7 +122,9 @@ def _paths(root: Path, path: str | None, test_path: str | None) -> tuple[Path, P
     return root / Path(path).expanduser(), root / Path(test_path).expanduser() if test_path else None
 
 
-def _reading(features: Any, images: Any, text: Any, sequence_length: int | None, vocabulary: str | None) -> dict[str, Any]:
+def _reading(
+    features: Any, images: Any, text: Any, sequence_length: int | None, vocabulary: str | None
+) -> dict[str, Any]:
     known = read_vocabulary(Path(vocabulary).expanduser()) if vocabulary else None
     found = {
         "features": features,
