@@ -183,7 +183,7 @@ def test_seeds_that_are_none(seed: Any) -> None:
 def test_they_say_what_they_are() -> None:
     loader = LotLoader.poisson(DATA, 5, seed=3)
     known = "PoissonSampling(population=20, unit='example', sample_rate=0.25)"
-    assert repr(loader) == f"LotLoader(TensorDataset of 20 records, Lots({known}, seed=3, position=0))"
+    assert repr(loader) == f"LotLoader(TensorDataset of 20 examples, Lots({known}, seed=3, position=0))"
     with pytest.raises(AttributeError):
         loader.lots.sampling = PoissonSampling(20, 0.5)
 

@@ -108,6 +108,7 @@ def test_items_are_users_and_lots_are_cohorts() -> None:
     loader = LotLoader(users, Lots(make_sampling("fixed_size", 3, 2, unit="user"), seed=0))
     cohort = next(iter(loader))
     assert cohort.users.shape == (2,) and cohort.users.dtype == torch.int64
+    assert "of 3 users" in repr(loader)
     empty = LotLoader(users, Lots(make_sampling("poisson", 3, 1, unit="user"), seed=0)).collate_fn([])
     assert empty.users.shape == (0,)
 
@@ -117,7 +118,7 @@ def test_lots_say_that_they_draw_users() -> None:
     assert LotLoader.poisson(users, 2).lots.sampling.unit == "user"
     with pytest.raises(ConfigurationError, match="an item of the UserDataset is a user, but the lots say example"):
         LotLoader(users, Lots(make_sampling("poisson", 3, 2), seed=0))
-    with pytest.raises(ConfigurationError, match="must lie between 1 and the 3 training (users|records), not 4"):
+    with pytest.raises(ConfigurationError, match="must lie between 1 and the 3 training users, not 4"):
         LotLoader.poisson(users, 4)
 
 

@@ -317,7 +317,7 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
 
     Args:
         kind: "poisson", "truncated_poisson", "fixed_size" or "shuffled", or the kind of another scheme.
-        population: Number of training records.
+        population: Number of training records, such as users.
         expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
         unit: What an item of the data set is; the ledger states it as the unit of privacy.
 
@@ -326,12 +326,13 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
     """
     size: Any = expected_batch_size
     number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    records = "records" if unit == "example" else f"{unit}s"
     if population == 0:
-        raise ConfigurationError("the data set holds no records: there is nothing to draw lots from.")
+        raise ConfigurationError(f"the data set holds no {records}: there is nothing to draw lots from.")
     if not number or not 1 <= size <= population:
         hint = f" Is it a rate? That is expected_batch_size={size * population:g}." if number and 0 < size < 1 else ""
         raise ConfigurationError(
-            f"expected_batch_size must lie between 1 and the {population} training records, not {size!r}.{hint}"
+            f"expected_batch_size must lie between 1 and the {population} training {records}, not {size!r}.{hint}"
         )
     scheme = find_scheme(kind)
     if scheme.whole_lots and expected_batch_size != int(expected_batch_size):

@@ -150,11 +150,11 @@ class UserDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
-        collate = None if self.unit == "user" else getattr(self.users, "collate_fn", None)
+        collate = None if self.unit == "user" else self.users.collate_fn
         return LotLoader(self.train_set, Lots(self.sampling, self._seed), collate)
 
     def _eval_loader(self, examples: Dataset[Any]) -> DataLoader[Any]:
-        collate = Collation(examples, getattr(self.users, "collate_fn", None))
+        collate = Collation(examples, self.users.collate_fn)
         return DataLoader(examples, batch_size=self._eval_batch_size, collate_fn=collate)
 
     def val_dataloader(self) -> DataLoader[Any]:

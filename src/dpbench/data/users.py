@@ -40,6 +40,7 @@ class UserDataset(Dataset[Cohort]):
 
     Attributes:
         names: Of the users, in the order of their positions.
+        collate_fn: As it was given.
 
     Raises:
         ConfigurationError: Users and examples differ in number, or a user is not among the names.
@@ -75,7 +76,7 @@ class UserDataset(Dataset[Cohort]):
         self._examples = examples
         self._order = np.argsort(numbers, kind="stable")
         self._ends = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(self.names)))])
-        self._collate = Collation(examples, collate_fn)
+        self.collate_fn, self._collate = collate_fn, Collation(examples, collate_fn)
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[Hashable, Dataset[Any]], **options: Any) -> Self:
