@@ -44,8 +44,8 @@ class LocalTraining:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or (name == "lr" and value == 0):
-                least = "positive" if name == "lr" else "from 0 on"
-                raise ConfigurationError(f"{name} of the local training must be a number {least}, not {value!r}.")
+                kind = "a positive number" if name == "lr" else "a number from 0 on"
+                raise ConfigurationError(f"{name} of the local training must be {kind}, not {value!r}.")
         for name in ("batch_size", "epochs", "max_steps", "max_examples"):
             value = getattr(self, name)
             if value is None and name != "epochs":
