@@ -161,6 +161,31 @@ def test_tff_sqlite_of_texts(tmp_path: Path) -> None:
         read_tff_sqlite(path, text="words")
 
 
+def test_tff_sqlite_of_texts_with_tags(tmp_path: Path) -> None:
+    said = [("why hops hops", "Beer ?", "beer|hops"), ("malt", "x", "odd")]
+    rows = [
+        ("train", "ann", serialized({"tokens": [a.encode()], "title": [b.encode()], "tags": [c.encode()]}))
+        for a, b, c in said
+    ]
+    path = write_sqlite(
+        tmp_path / "so.sqlite", [*rows, ("train", "bob", rows[0][2])], {("ann", "train"): 2, ("bob", "train"): 1}
+    )
+    words = {"vocabulary": ["hops", "beer"], "tags": ["hops", "malt", "beer"]}
+    users = read_tff_sqlite(path, text="tags", features=["tokens", "title", "tags"], **words)
+    features, targets = users.batch(0, [0, 1])
+    assert torch.allclose(features, torch.tensor([[2 / 5, 1 / 5], [0, 0]])) and targets.tolist() == [
+        [1, 0, 1],
+        [0, 0, 0],
+    ]
+    files = {name: str(tmp_path / name) for name in words}
+    for name, known in words.items():
+        (tmp_path / name).write_text("\n".join(known))
+    data = load("tff_sqlite", tmp_path, path="so.sqlite", text="tags", features=["tokens", "title", "tags"], **files)
+    assert data.model_options == {"num_features": 2, "num_tags": 3} and data.held_out == "users"
+    with pytest.raises(ConfigurationError, match="text=tags needs a vocabulary, all tags, and features"):
+        read_tff_sqlite(path, text="tags", vocabulary=["hops"])
+
+
 def range_of(text: str) -> list[int]:
     from dpbench.data.sequences import CHARACTERS
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from dpbench.data.readers.bags import bags
 from dpbench.data.records import Collated
 from dpbench.data.sequences import Sequences, character_sequences, word_sequences
 from dpbench.data.users import Rows, UserDataset
@@ -59,21 +60,28 @@ class Reading:
         images: The first feature is images, with the channels in dimension "channels_first" or "channels_last", or
             without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
         text: The first feature is texts, of which "characters" or "words" make sequences with their targets
-            (`dpbench.data.sequences`); other features are left out. Words are parted by blanks.
+            (`dpbench.data.sequences`); other features are left out. Words are parted by blanks. With "tags" the last
+            feature holds tags that are parted by "|", those before it texts: bags of words (`readers.bags`).
         sequence_length: Tokens of a sequence; None: 80 characters, 20 words.
-        vocabulary: Of words, the most frequent first.
+        vocabulary: Of words, the most frequent first; a bag has as many features.
+        tags: All tags; a bag has as many targets.
     """
 
     features: Features = None
     images: Literal["channels_first", "channels_last", "gray"] | None = None
-    text: Literal["characters", "words"] | None = None
+    text: Literal["characters", "words", "tags"] | None = None
     sequence_length: int | None = None
     vocabulary: Sequence[str] | None = None
+    tags: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.text == "words" and self.vocabulary is None:
             raise ConfigurationError(
                 "text=words needs a vocabulary: words that have a number, the most frequent first."
+            )
+        if self.text == "tags" and (not self.vocabulary or not self.tags or len(self.features or ()) < 2):
+            raise ConfigurationError(
+                "text=tags needs a vocabulary, all tags, and features: those that are texts, then the one with tags."
             )
         if self.text and self.images:
             raise ConfigurationError("the first feature is either images or text.")
@@ -121,6 +129,11 @@ def assemble(
 
 def _joined(parts: list[list[Column]], users: NDArray[Any], names: Sequence[Hashable], reading: Reading) -> UserDataset:
     columns = [_concatenated(own) for own in zip(*parts, strict=True)]
+    if reading.text == "tags":
+        assert reading.vocabulary is not None and reading.tags is not None
+        texts = [" ".join(texts).lower().split() for texts in zip(*columns[:-1], strict=True)]
+        tags = [[tag for tag in str(own).split("|") if tag] for own in columns[-1]]
+        return UserDataset(bags(texts, tags, reading.vocabulary, reading.tags), users, names)
     if reading.text and isinstance(columns[0], Tensor):
         return UserDataset(Sequences(columns[0]), users, names)
     tensors = [column for column in columns if isinstance(column, Tensor)]
@@ -143,7 +156,10 @@ def _chosen(columns: Mapping[str, Column], reading: Reading, user: str, where: s
     chosen = [_shaped(columns[name], shape, name, user, where) for name, shape in shapes.items()]
     if reading.images:
         chosen[0] = _as_images(chosen[0], reading.images, next(iter(shapes)), user, where)
-    if reading.text:
+    if reading.text == "tags":
+        for name, column in zip(shapes, chosen, strict=True):
+            _refuse_numbers(column, name, user, where)
+    elif reading.text:
         chosen = [_as_sequences(chosen[0], reading, next(iter(shapes)), user, where)]
     return chosen
 
@@ -182,15 +198,18 @@ def _as_images(column: Column, layout: str, name: str, user: str, where: str) ->
     return column[:, None] if layout == "gray" else column
 
 
+def _refuse_numbers(column: Column, name: str, user: str, where: str) -> list[str]:
+    if isinstance(column, list):
+        return column
+    raise DataError(f"{where}: feature {name!r} of user {user!r} is no text, but {_said([_kind(column)])}.")
+
+
 def _as_sequences(column: Column, reading: Reading, name: str, user: str, where: str) -> Column:
-    if not isinstance(column, list):
-        raise DataError(
-            f"{where}: feature {name!r} of user {user!r} is no text, but {column.dtype} {column.shape[1:]}."
-        )
+    texts = _refuse_numbers(column, name, user, where)
     if reading.text == "characters":
-        return character_sequences(column, reading.sequence_length or 80)[0]
+        return character_sequences(texts, reading.sequence_length or 80)[0]
     assert reading.vocabulary is not None
-    return word_sequences([text.lower().split() for text in column], reading.vocabulary, reading.sequence_length or 20)
+    return word_sequences([text.lower().split() for text in texts], reading.vocabulary, reading.sequence_length or 20)
 
 
 def _kind(column: Column) -> Any:

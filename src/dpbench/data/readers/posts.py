@@ -8,21 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from dpbench.data.records import Collated
+from dpbench.data.readers.bags import bags
 from dpbench.data.sequences import words
 from dpbench.data.users import UserDataset
-from dpbench.errors import ConfigurationError, DataError, brief
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
+from dpbench.errors import DataError, brief
 
 _MARKUP = re.compile(r"<[^>]*>")
 _TAG = re.compile(r"<([^<>]+)>|([^|<>]+)")  # <a><b>, or |a|b| of newer dumps
@@ -77,37 +69,6 @@ def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
     return Post(row.get("OwnerUserId"), words(text), [one or other for one, other in tags])
 
 
-class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):
-    """Texts as the share of each word of a vocabulary, with their tags; in memory only what is not zero.
-
-    Args:
-        features: (N, words), of float32.
-        targets: (N, tags), of ones.
-    """
-
-    def __init__(self, features: csr_matrix, targets: csr_matrix) -> None:
-        if features.shape[0] != targets.shape[0]:
-            raise ConfigurationError(f"{features.shape[0]} texts have the tags of {targets.shape[0]}.")
-        self.features, self.targets = features, targets
-
-    def __len__(self) -> int:
-        return int(self.features.shape[0])
-
-    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        """Shares (words,) and tags (tags,), 0 or 1, float32."""
-        features, targets = self.__getitems__([range(len(self))[position]]).batch
-        return features[0], targets[0]
-
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
-        """Shares (R, words) and tags (R, tags), 0 or 1, float32."""
-        index = np.asarray(positions, dtype=np.int64)
-        return Collated((_dense(self.features, index), _dense(self.targets, index)))
-
-
-def _dense(rows: csr_matrix, index: Any) -> Tensor:
-    return torch.from_numpy(rows[index].toarray())
-
-
 @dataclass(frozen=True)
 class Questions:
     """Tagged questions of a site.
@@ -147,39 +108,6 @@ def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[
     return counts
 
 
-def bags(posts: Sequence[Post], vocabulary: Sequence[str], tags: Sequence[str], width: int, height: int) -> BagsOfWords:
-    """Posts as bags of words: of each word the share that it has of all words of the text, unknown ones counted too.
-
-    Args:
-        posts: Questions.
-        vocabulary: Words, at most `width`.
-        tags: At most `height`; others are left out.
-        width: Number of features.
-        height: Number of targets.
-    """
-    word_numbers = {word: number for number, word in enumerate(vocabulary)}
-    tag_numbers = {tag: number for number, tag in enumerate(tags)}
-    shares = [
-        {
-            word_numbers[word]: count / len(post.words)
-            for word, count in Counter(post.words).items()
-            if word in word_numbers
-        }
-        for post in posts
-    ]
-    marks = [dict.fromkeys((tag_numbers[tag] for tag in post.tags if tag in tag_numbers), 1.0) for post in posts]
-    return BagsOfWords(_sparse(shares, width), _sparse(marks, height))
-
-
-def _sparse(rows: Sequence[dict[int, float]], width: int) -> csr_matrix:
-    from scipy.sparse import csr_matrix
-
-    ends = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    places = np.array([place for row in rows for place in row], dtype=np.int32)
-    values = np.array([value for row in rows for value in row.values()], dtype=np.float32)
-    return csr_matrix((values, places, ends), shape=(len(rows), width))
-
-
 def read_stackexchange(
     path: str | Path, vocabulary: Sequence[str] | None = None, num_features: int = 10_000, num_tags: int | None = 500
 ) -> UserDataset:
@@ -205,7 +133,8 @@ def read_stackexchange(
         vocabulary = _by_frequency(words_of_others(path, {post.user for post in found.posts}))
     height = len(found.tags) if num_tags is None else num_tags
     tags = sorted(_by_frequency(found.tags)[:height])
-    examples = bags(found.posts, vocabulary[:num_features], tags, num_features, height)
+    texts, marks = [post.words for post in found.posts], [post.tags for post in found.posts]
+    examples = bags(texts, marks, vocabulary[:num_features], tags, num_features, height)
     return UserDataset(examples, [str(post.user) for post in found.posts])
 
 

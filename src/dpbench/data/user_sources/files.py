@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
+from dpbench.data.readers.bags import BagsOfWords
 from dpbench.data.readers.leaf import read_leaf_json
 from dpbench.data.readers.table import read_user_table
 from dpbench.data.readers.tff_hdf5 import read_tff_hdf5
@@ -28,7 +29,7 @@ FeatureNames = Annotated[
 Layout = Annotated[
     Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
 ]
-Text = Annotated[Literal["characters", "words"] | None, "characters, words or null"]
+Text = Annotated[Literal["characters", "words", "tags"] | None, "characters, words, tags or null"]
 Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
 Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
@@ -56,11 +57,12 @@ def _register(name: str, train: Reader, test: Callable[[Path, Path | None], Read
         text: Text = None,
         sequence_length: Length = None,
         vocabulary: FilePath = None,
+        tags: FilePath = None,
         num_classes: Classes = None,
         held_out: Share = 0.1,
     ) -> UserData:
         file, test_file = _paths(root, path, test_path)
-        reading = _reading(features, images, text, sequence_length, vocabulary)
+        reading = _reading(features, images, text, sequence_length, vocabulary, tags)
         users, read_test = train(file, **reading), test(file, test_file)
         return _data(users, read_test(**reading) if read_test else None, held_out, num_classes, str(file))
 
@@ -91,6 +93,7 @@ def load_table(
     text: Text = None,
     sequence_length: Length = None,
     vocabulary: FilePath = None,
+    tags: FilePath = None,
     num_classes: Classes = None,
     held_out: Share = 0.1,
 ) -> UserData:
@@ -107,11 +110,12 @@ def load_table(
         text: What the first feature is split into.
         sequence_length: Tokens of a sequence.
         vocabulary: Of words: the path of a file of words.
+        tags: With text=tags: the path of a file of all tags.
         num_classes: Of labels; None: one more than the largest label in the data, which is then public.
         held_out: Share of users that are held out where there are no test data.
     """
     file, test_file = _paths(root, path, test_path)
-    reading = _reading(features, images, text, sequence_length, vocabulary)
+    reading = _reading(features, images, text, sequence_length, vocabulary, tags)
     test = read_user_table(test_file, user, **reading) if test_file else None
     return _data(read_user_table(file, user, **reading), test, held_out, num_classes, str(file))
 
@@ -123,15 +127,16 @@ def _paths(root: Path, path: str | None, test_path: str | None) -> tuple[Path, P
 
 
 def _reading(
-    features: Any, images: Any, text: Any, sequence_length: int | None, vocabulary: str | None
+    features: Any, images: Any, text: Any, sequence_length: int | None, vocabulary: str | None, tags: str | None
 ) -> dict[str, Any]:
-    known = read_vocabulary(Path(vocabulary).expanduser()) if vocabulary else None
+    words, marks = (read_vocabulary(Path(path).expanduser()) if path else None for path in (vocabulary, tags))
     found = {
         "features": features,
         "images": images,
         "text": text,
         "sequence_length": sequence_length,
-        "vocabulary": known,
+        "vocabulary": words,
+        "tags": marks,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -172,6 +177,8 @@ def _model_options(parts: list[Dataset[Any]], num_classes: int | None) -> dict[s
     first = parts[0]
     if isinstance(first, Sequences):
         return {"vocabulary_size": CHARACTER_TOKENS if first.tokens.dtype == torch.uint8 else WORDS + 4}
+    if isinstance(first, BagsOfWords):
+        return {"num_features": first.features.shape[1], "num_tags": first.targets.shape[1]}
     if not isinstance(first, Rows):
         return {}
     options: dict[str, Any] = {"input_shape": tuple(first.tensors[0].shape[1:])}
