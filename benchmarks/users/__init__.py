@@ -1,0 +1,1 @@
+"""A round of DP-FedAvg against the limit, a first version, pfl-research and Flower: `python -m benchmarks users`."""

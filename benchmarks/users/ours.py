@@ -1,0 +1,82 @@
+"""Our round: a Lightning Trainer with the source of users, ledger, noise and all, whatever the task's network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from benchmarks.users.clocks import Rounds
+from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.users import Rows, UserDataset
+from dpbench.records.users import LocalTraining, Users
+from dpbench.strategies import DPSGD
+
+_POPULATION = 4  # times the cohort
+
+
+class Network(pl.LightningModule):
+    """Trains a network, and knows nothing of users."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        """Loss of rows."""
+        return loss(self.model(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The server's."""
+        return torch.optim.SGD(self.parameters(), lr=1.0, momentum=MOMENTUM)
+
+
+class _Conductor(pl.Callback):
+    """Makes a round of the trainer's loop when one is ordered."""
+
+    def __init__(self, rounds: Rounds, facts: Mapping[str, Any]) -> None:
+        self._rounds, self._facts = rounds, facts
+
+    def on_train_start(self, *_: Any) -> None:
+        self._rounds.say(ready=True, **self._facts)
+        self._rounds.serve()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._rounds.serve()
+
+
+def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1) -> pl.Trainer:
+    """Train rounds of `users` users, of four times as many; of a fixed number, so that all are equally long."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    population = _POPULATION * users
+    rows = Rows(*(x.flatten(0, 1) for x in task.data(population)))
+    dataset = UserDataset(rows, torch.arange(population).repeat_interleave(task.rows_of_user))
+    lots = Lots(make_sampling("fixed_size", population, users, unit=UserDataset.unit), seed=1)
+    records = Users(LocalTraining(lr=task.lr, batch_size=task.batch))
+    strategy = DPSGD(noise_multiplier=NOISE, max_grad_norm=CLIP, delta=1e-5, records=records)
+    with TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            max_steps=max_steps,
+            max_epochs=-1,
+            callbacks=[strategy, *callbacks],
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=folder,
+        )
+        trainer.fit(Network(task.model()), LotLoader(dataset, lots))
+    return trainer
+
+
+def serve(task: Task, users: int, rounds: Rounds, **facts: Any) -> None:
+    """Train as long as rounds are ordered; `facts` are told when it begins."""
+    fit(task, users, [_Conductor(rounds, facts)])
