@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
+PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations layers rooms strategies adaptive bench bench-growth crash two-processes check format clean
+.PHONY: help demo test test-slow results combinations layers rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +54,9 @@ bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX
 bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (twelve minutes)
 	$(BIN)/python -m benchmarks growth
 
+bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users against pfl-research and Flower (half an hour, quiet machine)
+	$(BIN)/python -m benchmarks users --peers $(PEERS)
+
 results: $(VENV)/.ready ## Tables, figures and README.md again from the committed runs
 	$(BIN)/python -m dpbench.reproduce.refresh
 
@@ -79,7 +83,7 @@ format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")'
@@ -96,4 +100,16 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) --editable ".[dev,bench]"
+	@touch $@
+
+# Peers that ask for other versions than dpbench; PyTorch they take from its environment. One that cannot be installed is missing
+# in the table.
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-peers.txt
+
+$(PEERS)/.ready: $(VENV)/.ready constraints-peers.txt
+	$(BIN)/python -m venv --clear $(PEERS)
+	-$(PEERS_PIP) pfl
+	-$(PEERS_PIP) "flwr[simulation]"
+	$(BIN)/python $(SITE) > "$$($(PEERS)/bin/python $(SITE))/dpbench.pth" # after pip, which must not see it
 	@touch $@

@@ -4,6 +4,7 @@ python -m benchmarks                                      everything (twenty min
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
+python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks report                               tables and pictures again, from what was measured
 """
 
@@ -24,6 +25,9 @@ from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
 from benchmarks.measure import measure
 from benchmarks.methods import METHODS, methods_for
+from benchmarks.users import measure as by_users
+from benchmarks.users import report as users_report
+from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import WORKLOADS
 
 
@@ -33,9 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("benchmarks: error: there is no GPU: leave --device out.", file=sys.stderr)
         return 2
+    by_user = options.what == "users"
+    names = (TASKS, by_users.METHODS) if by_user else (WORKLOADS, METHODS)
     unknown = [
         f"there is no {kind} {name!r}; known: {'; '.join(known)}."
-        for kind, names, known in (("workload", options.workloads, WORKLOADS), ("method", options.methods, METHODS))
+        for kind, names, known in (("workload", options.workloads, names[0]), ("method", options.methods, names[1]))
         for name in names or ()
         if name not in known
     ]
@@ -45,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stem = options.out / rows.hardware(options.device, options.threads)
     if options.what == "busy":
         print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
+        return 0
+    if by_user:
+        print(_users(options, stem.with_name(stem.name + "-users")))
         return 0
     grows = options.what == "growth"
     if grows:
@@ -67,14 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     def names(text: str) -> list[str]:
         return [name.strip() for name in text.split(";" if ";" in text else ",")]
 
-    parser.add_argument("what", nargs="?", choices=["steps", "growth", "busy", "report"], default="steps")
+    parser.add_argument("what", nargs="?", choices=["steps", "growth", "busy", "users", "report"], default="steps")
     parser.add_argument("--workloads", type=names, help="names with commas (with semicolons where a name has a comma)")
     parser.add_argument("--methods", type=names, help="names with commas")
-    parser.add_argument("--repeats", type=int, default=5, help="turns for wall time (default: 5)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns for wall time, and for rounds (default: 5)")
     parser.add_argument("--cpu-repeats", type=int, default=2, help="turns for CPU time on one thread (default: 2)")
     parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
+    parser.add_argument("--users", type=int, default=100, help="in a round (default: 100)")
+    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="environment of pfl and flwr")
     parser.add_argument("--out", type=Path, default=Path("results") / "benchmark", help="default: results/benchmark")
     return parser
 
@@ -103,6 +114,24 @@ def _measure(options: argparse.Namespace, path: Path) -> None:
             print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
         table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
         rows.write(path, rows.with_ratios(table, {w: workload_named(w).batch for w in {r["workload"] for r in table}}))
+
+
+def _users(options: argparse.Namespace, stem: Path) -> Path:
+    """Task by task; what was measured is on disk after each."""
+    path, origin = stem.with_suffix(".json"), rows.origin()
+    for task in options.workloads or list(TASKS):
+        new = by_users.measure(
+            task,
+            options.users,
+            options.repeats,
+            options.methods or by_users.METHODS,
+            options.peers,
+            options.wait,
+            lambda what, task=task: _say(f"{task}: {what}"),  # type: ignore[misc]
+        )
+        rows.write(path, rows.merged(rows.read(path), [{**row, **origin} for row in new]))
+    users_report.report(rows.read(path), stem)
+    return stem.with_suffix(".md")
 
 
 if __name__ == "__main__":

@@ -110,34 +110,35 @@ def goals(rows: list[Row]) -> list[str]:
         for workload, ratio, speed in zip(_KINDS, _RATIOS[tier], _OPACUS[tier], strict=True):
             of = "worst of flat, per-layer, adaptive clipping" if not suffix else "flat clipping"
             lines.append(
-                _goal(f"{tier}: {workload}, {of} ÷ limit", ratio, worst(workload, methods, "ratio_to_limit", max))
+                goal_row(f"{tier}: {workload}, {of} ÷ limit", ratio, worst(workload, methods, "ratio_to_limit", max))
             )
             flat = at(workload, f"ours/flat{suffix}", "speedup_over_opacus")
-            lines.append(_goal(f"{tier}: {workload}, times faster than Opacus", speed, flat, more=True))
+            lines.append(goal_row(f"{tier}: {workload}, times faster than Opacus", speed, flat, more=True))
         for workload in ("mnist_cnn b256", "small_alexnet b128"):
             signs = _over(*(at(workload, f"ours/{kind}{suffix}", "ratio_to_limit") for kind in ("discretized", "flat")))
-            lines.append(_goal(f"{tier}: {workload}, discretized ÷ flat clipping", _DISCRETIZED[tier], signs))
+            lines.append(goal_row(f"{tier}: {workload}, discretized ÷ flat clipping", _DISCRETIZED[tier], signs))
         micro = [
             at(f"densenet40 b64{kind}", f"ours/flat{suffix}", "ratio_to_limit") for kind in (", microbatches of 8", "")
         ]
-        lines.append(_goal(f"{tier}: densenet40, microbatches of 8 ÷ examples", _MICRO[tier], _over(*micro)))
+        lines.append(goal_row(f"{tier}: densenet40, microbatches of 8 ÷ examples", _MICRO[tier], _over(*micro)))
         plain = at("small_alexnet b128", "plain/channels_last", "peak_mb")
         memory = _over(at("small_alexnet b128", f"ours/flat{suffix}", "peak_mb"), plain)
-        lines.append(_goal(f"{tier}: small_alexnet b128, memory ÷ plain", _MEMORY[tier], memory))
+        lines.append(goal_row(f"{tier}: small_alexnet b128, memory ÷ plain", _MEMORY[tier], memory))
     for workload in ("lstm b128", "attention b128"):
         times = at(workload, "ours/flat", "speedup_over_opacus")
-        lines.append(_goal(f"{workload}, times faster than Opacus' layer", 2.0, times, more=True))
+        lines.append(goal_row(f"{workload}, times faster than Opacus' layer", 2.0, times, more=True))
         memory = _over(at(workload, "ours/flat", "peak_mb"), at(workload, f"opacus/hooks {MALLOC}", "peak_mb"))
-        lines.append(_goal(f"{workload}, memory ÷ Opacus' layer", 1.0, memory))
+        lines.append(goal_row(f"{workload}, memory ÷ Opacus' layer", 1.0, memory))
     harness = _over(*(at("mnist_cnn b256", f"{kind}/flat", "ratio_to_limit") for kind in ("harness", "ours")))
-    return [*lines, _goal("mnist_cnn b256, whole harness ÷ bare engine", 1.10, harness)]
+    return [*lines, goal_row("mnist_cnn b256, whole harness ÷ bare engine", 1.10, harness)]
 
 
 def _over(a: float | None, b: float | None) -> float | None:
     return None if not a or not b else a / b
 
 
-def _goal(what: str, asked: float, reached: float | None, more: bool = False) -> str:
+def goal_row(what: str, asked: float, reached: float | None, more: bool = False) -> str:
+    """A line of a goals' table."""
     if reached is None:
         return f"| {what} | {asked:g} | – | not measured |"
     met = round(reached, 2) >= asked if more else round(reached, 2) <= asked

@@ -1,7 +1,7 @@
 """Clocks of a round and the protocol of the processes that make them. Needs the standard library only.
 
 A process reads orders as lines of JSON, {"method": name}, makes one round, and answers {"cpu": seconds, "wall":
-seconds}. Its first line is {"ready": true}, or an error.
+seconds}. Its first line is {"ready": true} with what it has to say of itself, or an error.
 """
 
 from __future__ import annotations
@@ -23,17 +23,24 @@ class Rounds:
         cpu: CPU seconds so far.
 
     Attributes:
-        own: Rounds that are a function, by the name of their method; every other one is the round of the loop that
-            calls `serve`.
+        own: Rounds that are a function, by how the name of their method begins; every other one is the round of the
+            loop that calls `serve`.
+        facts: Said when the process is ready.
     """
 
     def __init__(self, answers: TextIO, cpu: Callable[[], float] = time.process_time) -> None:
         self._answers, self._cpu, self._open = answers, cpu, False
         self.own: dict[str, Callable[[], object]] = {}
+        self.facts: dict[str, Any] = {}
 
     def say(self, **answer: Any) -> None:
         """One line to whoever measures."""
         print(json.dumps(answer), file=self._answers, flush=True)
+
+    def ready(self) -> None:
+        """Say that the first round may be ordered, and wait for it."""
+        self.say(ready=True, **self.facts)
+        self.serve()
 
     def serve(self) -> None:
         """End the loop's round, answer, make rounds that are ordered, and return when the next one is the loop's own.
@@ -42,7 +49,8 @@ class Rounds:
         """
         self._stop()
         for line in sys.stdin:
-            go = self.own.get(json.loads(line)["method"])
+            method = json.loads(line)["method"]
+            go = next((go for name, go in self.own.items() if method.startswith(name)), None)
             self._begin()
             if go is None:
                 return

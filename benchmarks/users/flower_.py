@@ -38,14 +38,14 @@ def _world() -> tuple[Task, nn.Module, Tensor, Tensor]:
 client_app = ClientApp()
 
 
-@client_app.train()  # type: ignore[untyped-decorator]
+@client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Local training of one client."""
     task, model, inputs, targets = _world()
     user = int(context.node_config["partition-id"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr)
-    for rows in torch.randperm(task.rows_of_user).split(task.batch):
+    for rows in torch.split(torch.randperm(task.rows_of_user), task.batch):
         optimizer.zero_grad()
         loss(model(inputs[user, rows]), targets[user, rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -59,11 +59,9 @@ def serve(task: Task, users: int, rounds: Rounds, kind: str) -> None:
     server = ServerApp()
 
     def between(number: int, arrays: ArrayRecord) -> None:
-        if number == 0:
-            rounds.say(ready=True)
-        rounds.serve()
+        (rounds.serve if number else rounds.ready)()
 
-    @server.main()  # type: ignore[untyped-decorator]
+    @server.main()
     def main(grid: Grid, context: Context) -> None:
         strategy: Any = FedAvg(fraction_evaluate=0.0, min_train_nodes=users, min_available_nodes=users)
         if kind == PRIVATE:

@@ -47,7 +47,7 @@ class Crew:
 
 
 CREWS = (
-    Crew("own", "", (LIMIT, NAIVE, OURS), defaults=False),
+    Crew("own", "limit", (LIMIT, NAIVE, OURS), defaults=False),
     Crew("own", "", (f"{NAIVE} {MALLOC}", f"{OURS} {MALLOC}")),
     Crew("pfl", "", (PFL,)),
     Crew("pfl", "", ("pfl",), defaults=False),
@@ -56,6 +56,20 @@ CREWS = (
     Crew("flower", "private", (PRIVATE,)),
 )
 METHODS = tuple(method for crew in CREWS for method in crew.methods)
+
+
+@dataclass
+class _Worker:
+    """A process, if it could be started, and what it said of itself."""
+
+    process: Process | None
+    facts: dict[str, Any]
+
+    @property
+    def error(self) -> str | None:
+        """Why it measures nothing."""
+        error: str | None = self.facts.get("error") if self.process is None else self.process.error
+        return error
 
 
 @dataclass
@@ -96,28 +110,28 @@ def measure(
     results = {method: Measured() for method in wanted}
     with TemporaryDirectory() as folder:
         report("starting")
-        processes = [_start(crew, task, users, peers, folder) for crew in crews]
+        workers = [_start(crew, task, users, peers, folder) for crew in crews]
         try:
             quiet = wait_until_quiet(patience)
             for turn in range(turns + 1):
                 report(f"turn {turn} of {turns}")
-                for crew, process in zip(crews, processes, strict=True):
+                for crew, worker in zip(crews, workers, strict=True):
                     for method in crew.methods:
                         if method in results:
-                            _turn(process, method, results[method], counts=turn > 0)
+                            _turn(worker, method, results[method], counts=turn > 0)
         finally:
-            for process in processes:
-                _end(process)
+            for worker in workers:
+                _end(worker)
     return [_row(task, users, method, results, quiet) for method in wanted]
 
 
-def _start(crew: Crew, task: str, users: int, peers: Path, folder: str) -> Process | str:
+def _start(crew: Crew, task: str, users: int, peers: Path, folder: str) -> _Worker:
     """A process that has made what it needs, or why there is none."""
-    python = Path(sys.executable) if crew.family == "own" else peers / "bin" / "python"
+    python = Path(sys.executable) if crew.family == "own" else peers.absolute() / "bin" / "python"
     if not python.exists():
-        return f"not installed: `make bench-users` installs it into {peers}"
+        return _Worker(None, {"error": f"not installed: `make bench-users` installs it into {peers}"})
     command = [str(python), "-m", "benchmarks.users.worker", crew.family, crew.kind, task, str(users)]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    paths = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_TMPDIR": folder}
     env |= {} if crew.defaults else _KEEP
     pipe = subprocess.Popen(
@@ -130,5 +144,54 @@ def _start(crew: Crew, task: str, users: int, peers: Path, folder: str) -> Proce
         cwd=ROOT,
     )
     process = Process(crew.methods[0], pipe)
-    process.facts = process.ask()
-    return process
+    return _Worker(process, process.ask())
+
+
+def _turn(worker: _Worker, method: str, measured: Measured, counts: bool) -> None:
+    answer = worker.facts if worker.process is None or worker.process.error else worker.process.ask(method=method)
+    measured.facts, measured.error = worker.facts, measured.error or worker.error
+    if counts and measured.error is None:
+        measured.cpu.append(answer["cpu"])
+        measured.wall.append(answer["wall"])
+
+
+def _end(worker: _Worker) -> None:
+    """Let it end by itself, so that Ray's processes end with it."""
+    if worker.process is None:
+        return
+    pipe = worker.process.pipe
+    assert pipe.stdin is not None and pipe.stdout is not None
+    pipe.stdin.close()
+    try:
+        pipe.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:  # in the middle of a round
+        pipe.kill()
+        pipe.wait()
+    pipe.stdout.close()
+
+
+def _row(task: str, users: int, method: str, results: Mapping[str, Measured], quiet: bool) -> Row:
+    measured, ours, limit = (results[name] for name in (method, OURS, LIMIT))
+    cpu = measured.cpu
+    return {
+        "workload": task,
+        "method": method,
+        "device": "cpu",
+        "users": users,
+        "turns": len(cpu),
+        "cpu_s": statistics.median(cpu) if cpu else None,
+        "cpu_s_range": [min(cpu), max(cpu)] if cpu else None,
+        "wall_s": statistics.median(measured.wall) if cpu else None,
+        "ratio_to_limit": _median_ratio(cpu, limit.cpu),
+        "ratio_to_ours": _median_ratio(cpu, ours.cpu),
+        "asked_of_limit": TASKS[task].asked if method == OURS else None,
+        "limit": measured.facts.get("limit") if method == LIMIT else None,
+        "peer": measured.facts.get("peer"),
+        "quiet": quiet,
+        "error": measured.error,
+    }
+
+
+def _median_ratio(cpu: Sequence[float], of: Sequence[float]) -> float | None:
+    """Median over turns of the ratio within each."""
+    return statistics.median(a / b for a, b in zip(cpu, of, strict=True)) if cpu and len(cpu) == len(of) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,7 +14,8 @@ from benchmarks.users.clocks import Rounds
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.users import Rows, UserDataset
-from dpbench.records.users import LocalTraining, Users
+from dpbench.records.local_training import LocalTraining
+from dpbench.records.users import Users
 from dpbench.strategies import DPSGD
 
 _POPULATION = 4  # times the cohort
@@ -40,12 +40,11 @@ class Network(pl.LightningModule):
 class _Conductor(pl.Callback):
     """Makes a round of the trainer's loop when one is ordered."""
 
-    def __init__(self, rounds: Rounds, facts: Mapping[str, Any]) -> None:
-        self._rounds, self._facts = rounds, facts
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
 
     def on_train_start(self, *_: Any) -> None:
-        self._rounds.say(ready=True, **self._facts)
-        self._rounds.serve()
+        self._rounds.ready()
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._rounds.serve()
@@ -77,6 +76,6 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
     return trainer
 
 
-def serve(task: Task, users: int, rounds: Rounds, **facts: Any) -> None:
-    """Train as long as rounds are ordered; `facts` are told when it begins."""
-    fit(task, users, [_Conductor(rounds, facts)])
+def serve(task: Task, users: int, rounds: Rounds) -> None:
+    """Train as long as rounds are ordered."""
+    fit(task, users, [_Conductor(rounds)])

@@ -36,8 +36,7 @@ class _Conductor(TrainingProcessCallback):  # type: ignore[misc]
         self._rounds = rounds
 
     def on_train_begin(self, *, model: Any) -> Any:
-        self._rounds.say(ready=True)
-        self._rounds.serve()
+        self._rounds.ready()
         return Metrics()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:

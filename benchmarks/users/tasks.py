@@ -48,13 +48,13 @@ class Task:
     def data(self, users: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (users, rows, ...), the same in every process."""
         made = self.rows(users * self.rows_of_user, torch.Generator().manual_seed(1))
-        inputs, targets = (x.unflatten(0, (users, self.rows_of_user)) for x in made)
+        inputs, targets = (x.view(users, self.rows_of_user, *x.shape[1:]) for x in made)
         return inputs, targets
 
     def model(self) -> nn.Module:
-        """The network with the same weights in every process; images go through it channels-last, as in `dpbench train`."""
+        """The network with the same weights in every process, in the layout that `dpbench train` gives images."""
         torch.manual_seed(0)
-        return self.build().train().to(memory_format=torch.channels_last)  # type: ignore[no-any-return,call-overload]
+        return self.build().train().to(memory_format=torch.channels_last)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ TASKS = {
     task.name: task
     for task in (
         Task(
-            "EMNIST-CR CNN, 5 x 20 rows",
+            "emnist_cnn 5x20",
             partial(EMNISTCNN, (1, 28, 28), 62),
             _images,
             20,
@@ -86,7 +86,7 @@ TASKS = {
             1.25,
         ),
         Task(
-            "SHAKESPEARE LSTM, 5 x 4 rows of 80 characters",
+            "char_lstm 5x4",
             partial(CharLSTM, 90),
             _speeches,
             4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from importlib.metadata import version
 
 from benchmarks.users.clocks import Rounds, cpu_of_tree
 
@@ -24,21 +25,24 @@ def main(family: str, kind: str, name: str, users: int) -> None:
         if family == "pfl":
             from benchmarks.users.pfl_ import serve as pfl
 
+            rounds.facts["peer"] = f"pfl {version('pfl')}"
             pfl(task, users, rounds, kind)
         elif family == "flower":
             from benchmarks.users.flower_ import serve as flower
 
+            rounds.facts["peer"] = f"flwr {version('flwr')}, ray {version('ray')}"
             flower(task, users, rounds, kind)
         else:
             from benchmarks.users.ours import serve
             from benchmarks.users.plain import limit, naive
 
-            plain, how = limit(task, users)
-            rounds.own |= {"limit": plain, "naive": naive(task, users)}
-            serve(task, users, rounds, limit=how)
+            if kind == "limit":
+                rounds.own["limit"], rounds.facts["limit"] = limit(task, users)
+            rounds.own["naive"] = naive(task, users)
+            serve(task, users, rounds)
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         rounds.say(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

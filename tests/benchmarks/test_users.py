@@ -1,0 +1,187 @@
+"""The benchmark of rounds of users: the same round everywhere, its clocks, its rows, and a real measurement."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from benchmarks.__main__ import main
+from benchmarks.users import measure, plain, report, tasks
+from benchmarks.users.clocks import Rounds, cpu_of_tree
+from benchmarks.users.ours import fit
+
+ROOT = Path(__file__).parents[2]
+CNN, LSTM = tasks.TASKS
+
+
+def test_the_networks_are_those_of_the_paper() -> None:
+    counts = [sum(p.numel() for p in task.model().parameters() if p.requires_grad) for task in tasks.TASKS.values()]
+    assert counts == [1_206_590, 820_522]
+    assert [task.rows_of_user for task in tasks.TASKS.values()] == [100, 20]
+
+
+class Small(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+
+SMALL = tasks.Task(
+    "small",
+    Small,
+    lambda n, g: (torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)),
+    4,
+    0.1,
+    ((4, torch.contiguous_format), (6, torch.contiguous_format)),
+    1.0,
+    steps=1,  # so that the order of a user's rows does not matter
+)
+
+
+def test_the_first_version_and_ours_make_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise: the clipped sum over the users of one round, after which the weights are the same."""
+    monkeypatch.setattr(plain, "NOISE", 0.0)
+    monkeypatch.setattr("benchmarks.users.ours.NOISE", 1e-9)
+    monkeypatch.setattr("benchmarks.users.ours._POPULATION", 1)
+    models: list[nn.Module] = []
+    monkeypatch.setattr(tasks.Task, "model", lambda task: models.append(_seeded(task)) or models[-1])
+    go = plain.naive(SMALL, 5)
+    first = [p.detach().clone() for p in models[0].parameters()]
+    go()
+    fit(SMALL, 5, [], max_steps=1)
+    for p, own, before in zip(models[0].parameters(), models[1].parameters(), first, strict=True):
+        assert not torch.equal(p, before)
+        torch.testing.assert_close(own, p, rtol=1e-5, atol=1e-7)
+
+
+def _seeded(task: tasks.Task) -> nn.Module:
+    torch.manual_seed(0)
+    return task.build()
+
+
+def test_the_limit_is_the_gradient_of_all_rows_whatever_the_batches() -> None:
+    go, word = plain.limit(SMALL, 3)
+    assert word in {"batches of 4, contiguous", "batches of 6, contiguous"}
+    go()
+    batches = 12 // int(word.split()[2].rstrip(","))
+    for p, one in zip(_model_of(go).parameters(), _all_at_once(3), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad / batches, one)
+
+
+def _model_of(go: Any) -> nn.Module:
+    return next(cell.cell_contents for cell in go.__closure__ if isinstance(cell.cell_contents, nn.Module))
+
+
+def _all_at_once(users: int) -> tuple[torch.Tensor, ...]:
+    model = SMALL.model()
+    x, y = (data.flatten(0, 1) for data in SMALL.data(users))
+    return torch.autograd.grad(tasks.loss(model(x), y), list(model.parameters()))
+
+
+def test_a_round_is_timed_by_the_clock_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, ticks = io.StringIO(), iter(range(100))
+    rounds = Rounds(answers, lambda: float(next(ticks)))
+    made: list[str] = []
+    rounds.own["naive"] = lambda: made.append("naive")
+    orders = [json.dumps({"method": name}) + "\n" for name in ("naive default malloc", "ours")]
+    monkeypatch.setattr(sys, "stdin", iter(orders))
+    rounds.ready()  # returns when the loop's own round is ordered
+    assert made == ["naive"]
+    monkeypatch.setattr(sys, "stdin", iter(orders[1:]))
+    rounds.serve()
+    said = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert said[0] == {"ready": True}
+    assert [one["cpu"] for one in said[1:]] == [1.0, 1.0]
+
+
+def test_the_time_of_processes_below_counts() -> None:
+    before = cpu_of_tree()
+    burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint(flush=True)\n"
+    child = subprocess.Popen([sys.executable, "-c", burn + "time.sleep(60)"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    alive = cpu_of_tree() - before
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert 0.25 < alive < 5.0
+    assert cpu_of_tree() - before >= alive - 0.02  # also after it has ended
+    assert cpu_of_tree() == pytest.approx(sum(os.times()[:4]), abs=0.05)
+
+
+def test_ratios_are_of_the_same_turn_and_failures_say_why(tmp_path: Path) -> None:
+    results = {
+        measure.LIMIT: measure.Measured([1.0, 2.0, 1.0], [1.0] * 3, None, {"limit": "batches of 20, contiguous"}),
+        measure.OURS: measure.Measured([1.2, 2.6, 1.1], [1.0] * 3),
+        measure.PFL: measure.Measured([3.6, 5.2, 2.0], [1.0] * 3, None, {"peer": "pfl 0.6.0"}),
+        measure.FLOWER: measure.Measured(error="not installed: `make bench-users` installs it into here"),
+    }
+    made = [measure._row(CNN, 100, method, results, True) for method in results]
+    by = {row["method"]: row for row in made}
+    assert by[measure.OURS]["ratio_to_limit"] == pytest.approx(1.2)
+    assert by[measure.PFL]["ratio_to_ours"] == pytest.approx(2.0)
+    assert by[measure.FLOWER]["cpu_s"] is None
+    origin = {"commit": "abc", "date": "2026-01-01", "hardware": {"cpu": "a processor", "cores": 2}}
+    report.report([{**row, **origin} for row in made], tmp_path / "here")
+    text = (tmp_path / "here.md").read_text(encoding="utf-8")
+    assert f"| {CNN}: ours ÷ limit | 1.25 | 1.20 | met |" in text
+    assert f"| {CNN}: times faster than pfl | 2 | 2.00 | met |" in text
+    assert f"| {CNN}: times faster than flower | 2 | – | not measured |" in text
+    assert "| flower default malloc | not installed: `make bench-users` installs it into here | – |" in text
+    assert "Other work" not in text and "pfl 0.6.0" in text
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["users", "--methods", "ours/flat"]) == 2
+    assert "there is no method 'ours/flat'; known: limit; naive; ours" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_measurement_goes_on_where_a_peer_is_missing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "users", "--workloads", LSTM, "--users", "2", "--repeats", "1"]
+    options = ["--wait", "0", "--peers", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
+    chosen = ["--methods", f"naive,{measure.PFL}"]
+    done = subprocess.run([*command, *options, *chosen], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("*-users.json")
+    table = {row["method"]: row for row in json.loads(file.read_text(encoding="utf-8"))}
+    assert list(table) == ["limit", "naive", "ours", measure.PFL]
+    assert all(table[name]["cpu_s"] > 0 and table[name]["error"] is None for name in ("limit", "naive", "ours"))
+    assert table["ours"]["ratio_to_limit"] > 0.5 and table["limit"]["limit"].startswith("batches of ")
+    assert table[measure.PFL]["error"].startswith("not installed: `make bench-users`")
+    assert file.with_suffix(".md").read_text(encoding="utf-8").count("\n| ") > 8
+
+
+PEERS = ROOT / ".venv-peers"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (PEERS / "bin" / "python").exists(), reason="no environment of peers (make bench-users)")
+def test_peers_make_rounds(tmp_path: Path) -> None:
+    methods = [measure.PFL, measure.EVALUATED, measure.FLOWER, measure.PRIVATE]
+    rows = measure.measure(LSTM, 2, 1, methods, PEERS, 0.0, lambda what: None)
+    table = {row["method"]: row for row in rows}
+    assert [table[name]["error"] for name in methods] == [None] * 4
+    assert all(table[name]["cpu_s"] > 0 for name in methods)
+
+
+def test_our_round_is_of_a_fixed_number_of_users() -> None:
+    class Cohorts(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            sizes.append(len(batch.users))
+
+    sizes: list[int] = []
+    start = time.monotonic()
+    trainer = fit(SMALL, 3, [Cohorts()], max_steps=5)
+    assert trainer.global_step == 5 and sizes == [3] * 5 and time.monotonic() - start < 60
