@@ -70,7 +70,7 @@ def test_composes_and_targets_bind(choice: str) -> None:
 def test_groups() -> None:
     assert set(GROUPS) == {
         *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
-        *("callbacks", "diagnostics", "logger", "launcher", "experiment"),
+        *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records"),
     }
     assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
     assert set(GROUPS["model"]) == {

@@ -184,6 +184,35 @@ def test_squared_error_by_hand() -> None:
         assert float(module.test_mean_squared_error.compute()) == pytest.approx(expected)
 
 
+def test_losses_of_a_batch_added_up() -> None:
+    torch.manual_seed(0)
+    for cls, model, batch, given in (
+        (Reconstruction, Autoencoder((1, 4, 4), [5, 2]), images(), {}),
+        (TagPredictor, TagRegression(9, 7), texts(), {"num_tags": 7}),
+    ):
+        mean, total = (
+            stepping(cls(model, SGD, loss_reduction=word, **given)).training_step(batch, 0) for word in ("mean", "sum")
+        )
+        torch.testing.assert_close(total["loss"], 6 * mean["loss"])
+        with pytest.raises(ValueError, match="module.loss_reduction must be mean or sum, not 'none'"):
+            cls(model, SGD, loss_reduction="none", **given)
+
+
+@pytest.mark.parametrize("name", ["tags", "reconstruction"])
+def test_a_sum_is_declared_to_the_strategy(name: str, tmp_path: Path) -> None:
+    """Where examples are the records; a declaration that is wrong is refused."""
+    made = {}
+    for word in ("mean", "sum"):
+        torch.manual_seed(0)
+        module: Any = MODULES[name][0]()
+        module._sums = word == "sum"
+        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0, loss_reduction=word)
+        rows = TensorDataset(*MODULES[name][1](40))
+        trainer_for(tmp_path / word, strategy, 2).fit(module, loader_of(rows), DataLoader(rows, 10))
+        made[word] = weights_of(module)
+    torch.testing.assert_close(made["mean"], made["sum"], rtol=1e-4, atol=1e-5)
+
+
 def test_frozen_parameters_are_not_the_optimizers() -> None:
     module = NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS)
     trained = {id(p) for group in module.configure_optimizers().param_groups for p in group["params"]}

@@ -15,14 +15,13 @@ from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 class Reconstruction(Supervised):
     """Training by the mean squared error of an image's pixels; knows nothing of privacy.
 
-    The published program of EMNIST-AE adds the losses of a batch up, where this is their mean: its learning rate of 3.2
-    at batches of 20 images is 64 here.
-
     Args:
         model: (N, C, H, W) → pixels (N, C·H·W), or of the images' shape.
         optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer; it moves after every step. None: a constant learning rate.
+        loss_reduction: How the losses of a batch are combined: "mean", or "sum" as in the published program, whose
+            learning rates go with it. Where examples are the records, strategy.loss_reduction must say the same.
     """
 
     objective = "val/mean_squared_error"
@@ -33,12 +32,13 @@ class Reconstruction(Supervised):
         optimizer: OptimizerMaker,
         monitored: str = "val",
         schedule: ScheduleMaker | None = None,
+        loss_reduction: str = "mean",
     ) -> None:
-        super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule)
+        super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
         self.record_metrics = {"loss": 1}
 
     def training_step(self, batch: Sequence[Tensor] | Tensor, batch_idx: int) -> dict[str, Any]:
-        """Mean squared error of a lot; the budget does not cover the logged value.
+        """Squared error of a lot, the mean over pixels; the budget does not cover the logged value.
 
         Args:
             batch: Images (N, C, H, W), alone or before their labels.

@@ -19,7 +19,7 @@ ScheduleMaker = Callable[[Optimizer], LRScheduler]
 
 
 class Supervised(pl.LightningModule):
-    """Training of a network by the mean of its records' losses; knows nothing of privacy.
+    """Training of a network by a loss of each record; knows nothing of privacy.
 
     A subclass says what the losses are (`training_step`, by `_result`), and how the metric of its `objective` is
     brought up to date (`measure`).
@@ -32,9 +32,11 @@ class Supervised(pl.LightningModule):
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
             every step. None: a constant learning rate.
+        loss_reduction: How the losses of a batch are combined, "mean" or "sum".
 
     Raises:
         ConfigurationError: The model is that of a GAN.
+        ValueError: There is no such reduction.
     """
 
     objective: str
@@ -47,11 +49,14 @@ class Supervised(pl.LightningModule):
         metric: Metric,
         monitored: str = "val",
         schedule: ScheduleMaker | None = None,
+        loss_reduction: str = "mean",
     ) -> None:
         super().__init__()
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"module.loss_reduction must be mean or sum, not {loss_reduction!r}.")
         if hasattr(model, "generator"):
             raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
-        self._monitored = monitored
+        self._monitored, self._sums = monitored, loss_reduction == "sum"
         self.model = model
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._metric = self.objective.partition("/")[2]
@@ -74,11 +79,14 @@ class Supervised(pl.LightningModule):
             losses: Of each record, (R,).
             record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
         """
-        loss = losses.mean()
+        mean = losses.mean()
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if len(losses) and (self.trainer.global_step + 1) % max(every, 1) == 0:
-            self.log("nonprivate/train_loss", loss.detach(), prog_bar=True, batch_size=len(losses))
-        return {"loss": loss, "record_metrics": {"loss": lambda: losses, **record_metrics}}
+            self.log("nonprivate/train_loss", mean.detach(), prog_bar=True, batch_size=len(losses))
+        return {
+            "loss": losses.sum() if self._sums else mean,
+            "record_metrics": {"loss": lambda: losses, **record_metrics},
+        }
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The metric on the monitored data."""

@@ -19,8 +19,7 @@ _TOP = 5
 class TagPredictor(Supervised):
     """Training by the binary cross-entropy of each tag; knows nothing of privacy.
 
-    A text's loss is the mean over tags, as in the published program of SO-LR; that program adds the losses of a batch
-    up, where this is their mean: its learning rate of 320 at batches of 100 texts is 32,000 here.
+    A text's loss is the mean over tags, as in the published program of SO-LR.
 
     Measured is recall@5: of all tags of all texts, the share that is among the five likeliest of its text.
 
@@ -30,6 +29,8 @@ class TagPredictor(Supervised):
         num_tags: Number of tags.
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer; it moves after every step. None: a constant learning rate.
+        loss_reduction: How the losses of a batch are combined: "mean", or "sum" as in the published program, whose
+            learning rates go with it. Where examples are the records, strategy.loss_reduction must say the same.
     """
 
     objective = "val/recall_at_5"
@@ -41,12 +42,15 @@ class TagPredictor(Supervised):
         num_tags: int,
         monitored: str = "val",
         schedule: ScheduleMaker | None = None,
+        loss_reduction: str = "mean",
     ) -> None:
-        super().__init__(model, optimizer, MultilabelRecall(num_tags, average="micro"), monitored, schedule)
+        super().__init__(
+            model, optimizer, MultilabelRecall(num_tags, average="micro"), monitored, schedule, loss_reduction
+        )
         self.record_metrics = {"recall_at_5": 1, "loss": 1}
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
-        """Mean binary cross-entropy of a lot; the budget does not cover the logged value.
+        """Binary cross-entropy of a lot; the budget does not cover the logged value.
 
         Args:
             batch: Features (N, num_features) and tags (N, num_tags), each 0 or 1.

@@ -28,6 +28,18 @@ class EndOfRun:
         print(summary(record, run.folder, opening))
 
 
+def _tested(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The accuracy on test data, or whatever else was measured on them."""
+    names = ["test/accuracy"] if "test/accuracy" in metrics else [name for name in metrics if name.startswith("test/")]
+    return [
+        (
+            name.replace("/", " ").replace("_", " "),
+            f"{100 * metrics[name]:.2f} %" if "accuracy" in name else f"{metrics[name]:.4g}",
+        )
+        for name in names
+    ]
+
+
 def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
     """The short table at the end of a run.
 
@@ -37,8 +49,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         opening: How to see the run in wandb.
     """
     privacy = record["privacy"]
-    accuracy = record["metrics"].get("test/accuracy")
-    rows = [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
+    rows = _tested(record["metrics"])
     if privacy["delta"] is None:
         rows.append(("epsilon", "infinite (no privacy)"))
     else:
