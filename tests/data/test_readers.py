@@ -272,6 +272,17 @@ def without_pyarrow(*_: Any, **__: Any) -> Any:
     raise ImportError("Unable to find a usable engine; tried using: 'pyarrow', 'fastparquet'.")
 
 
+def test_images_of_whole_numbers(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3))
+    rows = [("train", "ann", serialized({"image": own.ravel().tolist(), "label": [i]})) for i, own in enumerate(pixels)]
+    path = write_sqlite(tmp_path / "c.sqlite", rows, {("ann", "train"): 2})
+    last = read_tff_sqlite(path, features={"image": [4, 5, 3], "label": []}, images="channels_last").batch(0, [0, 1])[0]
+    assert last.dtype == torch.float32 and last.shape == (2, 3, 4, 5)
+    np.testing.assert_allclose(last.permute(0, 2, 3, 1) * 255, pixels, rtol=1e-5)
+    first = read_tff_sqlite(path, features={"image": [3, 4, 5], "label": []}, images="channels_first")
+    np.testing.assert_allclose(first.batch(0, [1])[0] * 255, pixels[1:].reshape(1, 3, 4, 5), rtol=1e-5)
+
+
 class HuggingFace:
     """What `datasets.Dataset` is to us: rows as dictionaries, batches of them, and columns by name."""
 

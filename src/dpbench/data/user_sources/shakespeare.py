@@ -9,6 +9,8 @@ several plays that have the same name become one user.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dpbench.errors import DataError
@@ -63,8 +65,7 @@ def works(lines: list[str]) -> dict[str, list[str]]:
     titles = [line.strip() for line in lines[at + 1 : last + 1] if line.strip()]
     starts, at = [], last
     for title in titles:
-        wanted = _letters(title)
-        at = _find(lines[:end], lambda line, wanted=wanted: _letters(line) == wanted, at + 1, f"the work {title}")
+        at = _find(lines[:end], partial(_is_title, title=title), at + 1, f"the work {title}")
         starts.append(at)
     return {
         title.replace("’", "'"): lines[first:behind]
@@ -142,13 +143,16 @@ def _is_poem(title: str) -> bool:
     return any(word in title for word in _POEMS)
 
 
+def _is_title(line: str, title: str) -> bool:
+    return _letters(line) == _letters(title)
+
+
 def _letters(line: str) -> str:
     return re.sub(r"[^A-Z0-9 ]", "", line.upper()).strip()
 
 
-def _find(lines: list[str], is_it: object, start: int, what: str) -> int:
+def _find(lines: list[str], is_it: Callable[[str], bool], start: int, what: str) -> int:
     """Position of the first line from `start` on that is it."""
-    assert callable(is_it)
     for position in range(start, len(lines)):
         if is_it(lines[position]):
             return position
