@@ -13,7 +13,7 @@ from dpbench.errors import ConfigurationError
 
 
 def load(**options: Any) -> UserDataModule:
-    data = UserDataModule("user_noise", expected_batch_size=100, options=options)
+    data = UserDataModule("user_noise", expected_batch_size=100, options={"scale": "unit", **options})
     data.setup()
     return data
 
@@ -74,8 +74,8 @@ def test_settings_differ_in_the_pattern_only_and_seeds_in_all() -> None:
     assert not torch.equal(one[:, 14:], three[:, 14:])
 
 
-def test_standard_noise() -> None:
-    pixels = load(scale="standard", pattern_records=0).users.examples.pixels  # type: ignore[attr-defined]
+def test_standard_noise_is_the_default() -> None:
+    pixels = load(scale=None, pattern_records=0).users.examples.pixels  # type: ignore[attr-defined]
     assert abs(float(pixels.mean())) < 0.01 and abs(float(pixels.std()) - 1) < 0.01
 
 
