@@ -25,6 +25,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.events import Event, SumQuery, record_changes
 from dpbench.privacy.sampling import (
     FixedSizeSampling,
+    FullParticipation,
     PoissonSampling,
     Positions,
     Sampling,
@@ -327,3 +328,18 @@ def test_a_written_ledger_names_units_only_where_they_differ(tmp_path: Path) -> 
     trainer_for(tmp_path / "micro", private, 1).fit(Classifier(), LotLoader.poisson(pictures(), 12))
     release = json.loads((tmp_path / "micro/ledger.jsonl").read_text().splitlines()[1])
     assert [query["unit"] for query in release["queries"]] == ["microbatch"]
+
+
+def test_full_participation_is_poisson_sampling_of_everybody() -> None:
+    scheme = make_sampling("full", 20, 20, "user")
+    assert scheme == FullParticipation(20, unit="user") and scheme.steps_per_epoch == 1
+    lots = Lots(scheme, seed=0)
+    assert all(sorted(lots.lot(step)) == list(range(20)) for step in range(3))
+    assert sampling_from_dict(json.loads(json.dumps(scheme.to_dict()))) == scheme
+    full, poisson = ({Event(one, (SumQuery("all", 1.0, 8.0),)): 30} for one in (scheme, PoissonSampling(20, 1.0)))
+    for accountant in ("rdp", "pld", "rdp-classic", "rdp-continuous", "gdp"):
+        assert epsilon(full, DELTA, accountant) == epsilon(poisson, DELTA, accountant)
+    exact = {Event(scheme, (SumQuery("all", 1.0, 8.0 / math.sqrt(30)),)): 1}  # Gaussians compose to a Gaussian
+    assert epsilon(full, DELTA, "gdp") == pytest.approx(epsilon(exact, DELTA, "gdp"), rel=1e-9)
+    with pytest.raises(ConfigurationError, match="hold all 20 training users: expected_batch_size=20"):
+        make_sampling("full", 20, 10, "user")

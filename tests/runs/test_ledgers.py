@@ -169,13 +169,13 @@ def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (privacy["noise_multiplier"], privacy["sample_rate"], privacy["expected_batch_size"]) == (1.5, 0.05, 50)
     assert "noise_std_over_max_grad_norm" not in privacy
     record = json.loads((tmp_path / "result.json").read_text())
-    assert "noise multiplier 1.5, lots of 50 of 1000 records (rate 0.05)" in summary(
+    assert "noise multiplier 1.5, lots of 50 of 1000 examples (rate 0.05)" in summary(
         record, RunFolder(tmp_path), "not logged"
     )
     main(["account", str(tmp_path)])
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["noise multiplier"].strip() == "1.5"
-    assert lines["lots"].strip() == "50 records, rate 0.05"
+    assert lines["lots"].strip() == "50 examples, rate 0.05"
 
 
 def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path) -> None:

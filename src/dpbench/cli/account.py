@@ -6,7 +6,7 @@ import argparse
 import sys
 from textwrap import TextWrapper
 
-from dpbench.cli.arguments import Commands, add_command, place, png
+from dpbench.cli.arguments import Commands, add_command, place, png, whole
 
 _EPILOG = """\
 accountants (--accountant NAME, several with commas, or all), and the lots that each covers:
@@ -19,6 +19,7 @@ examples:
   dpbench account runs/demo --delta 1e-6 --accountant pld --json
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench account runs/sweep                        each run, and all of them together
+  dpbench account runs/demo --population 1000000 --batch-size 5000     planning: nominal, no guarantee
   dpbench account runs/sweep --selection geometric --mean-trials 2
 """
 
@@ -44,6 +45,9 @@ def add_parser(commands: Commands) -> None:
     add("--accountant", default="rdp", metavar="NAME", help="see below (default: rdp)")
     nominal = "where an accountant does not cover how lots were drawn, compute what other lots would cost, and say so"
     add("--nominal", action="store_true", help=nominal)
+    add("--population", type=whole, metavar="N", help="nominal: what the runs would cost with so many records (users)")
+    grown = "with --population: expected lot size there, noise grown alike (default: as in the runs)"
+    add("--batch-size", type=float, metavar="B", help=grown)
     shapes = "only the best run is published: number of trials geometric, logarithmic, poisson, or a shape"
     add("--selection", metavar="DISTRIBUTION", help=shapes)
     add("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
@@ -57,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
     names = accountant_names(options.accountant)
     selection = selection_named(options.selection, options.mean_trials)
-    report = account(options.paths, AccountingRequest(names, options.delta, options.nominal, selection))
+    wanted = names, options.delta, options.nominal, selection, options.population, options.batch_size
+    report = account(options.paths, AccountingRequest(*wanted))
     print(report.to_json() if options.json else report.text)
     if options.plot is not None:
         from dpbench.reports.account_plot import plot_epsilon

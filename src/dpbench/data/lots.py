@@ -316,7 +316,7 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
     """The sampling of a kind for lots of a size.
 
     Args:
-        kind: "poisson", "truncated_poisson", "fixed_size" or "shuffled", or the kind of another scheme.
+        kind: "poisson", "truncated_poisson", "fixed_size", "full" or "shuffled", or the kind of another scheme.
         population: Number of training records, such as users.
         expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
         unit: What an item of the data set is; the ledger states it as the unit of privacy.
@@ -337,4 +337,8 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
     scheme = find_scheme(kind)
     if scheme.whole_lots and expected_batch_size != int(expected_batch_size):
         raise ConfigurationError(f"{kind} lots need a whole expected_batch_size, not {expected_batch_size}.")
+    if scheme.everybody and expected_batch_size != population:
+        raise ConfigurationError(
+            f"{scheme.words[0]} lots hold all {population} training {unit}s: expected_batch_size={population}."
+        )
     return scheme.at_rate(population, expected_batch_size / population, unit)

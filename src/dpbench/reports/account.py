@@ -26,8 +26,10 @@ from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
 from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range
 from dpbench.reports.markdown import markdown_rows
+from dpbench.reports.nominal import at_population
 from dpbench.runs.ledgers import noise_of, read_run_ledger
 
+_NOMINAL_POPULATION = "nominal: the runs had fewer or more; no guarantee of theirs"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
@@ -40,12 +42,20 @@ class AccountingRequest:
         delta: δ; None takes the runs' own.
         nominal: Whether lots that an accountant does not cover are taken for lots that it covers.
         selection: Distribution of the number of trials of which only the best is published.
+        population: Number of records of which the runs' lots are nominally drawn; None: their own.
+        lot_size: Expected number of records in these lots, with noise grown alike; None: as in the runs.
     """
 
     accountants: tuple[str, ...] = ("rdp",)
     delta: float | None = None
     nominal: bool = False
     selection: Selection | None = None
+    population: int | None = None
+    lot_size: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lot_size is not None and self.population is None:
+            raise ConfigurationError("--batch-size needs --population: lots of another size are of other records.")
 
 
 @dataclass
@@ -112,6 +122,8 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     """
     ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
+    if request.population is not None:
+        ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
     if not any(ledger.releases for ledger in ledgers.values()):
         raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
     deltas = {ledger.header.delta for ledger in ledgers.values()}
@@ -190,12 +202,13 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
     return {
         "delta": delta,
         "accountant": request.accountants[0],
-        "guarantee": all(basis["guarantee"] for basis in bases.values()),
+        "guarantee": request.population is None and all(basis["guarantee"] for basis in bases.values()),
         "bases": bases,
         "unit": header.unit,
         "neighbouring_relation": header.neighbouring_relation,
         "population": header.population,
         "sampling": _kinds(ledgers),
+        "nominal_population": request.population is not None,
     }
 
 
@@ -287,10 +300,13 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     lines["noise multiplier"] = shown_range(facts["noise_multiplier"])
     if "noise_std_over_max_grad_norm" in facts:
         lines["noise / max_grad_norm"] = shown_range(facts["noise_std_over_max_grad_norm"])
-    lines["lots"] = f"{shown_range(facts['expected_batch_size'])} records, rate {shown_range(facts['sample_rate'])}"
+    rate = f"rate {shown_range(facts['sample_rate'])}"
+    lines["lots"] = f"{shown_range(facts['expected_batch_size'])} {facts['unit']}s, {rate}"
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
+    if facts["nominal_population"]:
+        lines["population"] += f"   {_NOMINAL_POPULATION}"
     lines |= {"sampling": ", ".join(facts["sampling"]), "ledger intact": "yes" if facts["complete"] else "no"}
     lines["releases"] = "; ".join(_rounded([ledger]) or [f"{len(ledger.events)} distinct cost(s)"])
     return "\n".join(f"{name:<26} {value}" for name, value in lines.items())
@@ -305,7 +321,8 @@ _SELECTION_CONDITIONS = [
 
 def _text_of_several(facts: dict[str, Any]) -> str:
     common = (
-        f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, {facts['population']} records"
+        f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, population "
+        f"{facts['population']}" + (f" ({_NOMINAL_POPULATION})" if facts["nominal_population"] else "")
     )
     labels = {name: _label(basis, name) for name, basis in facts["bases"].items()}
     notes = ["", common + ".", *(f"{name}: {label}" for name, label in labels.items() if label)]

@@ -18,6 +18,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
 from dpbench.reports.ledgers import find_ledgers
+from dpbench.reports.nominal import sampling_at
 from dpbench.runs.ledgers import read_run_ledger
 
 FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
@@ -34,6 +35,7 @@ class QueryPattern:
         statistics: Noise multiplier (noise over sensitivity) of counts, norms and metrics, by name.
         microbatch_size: μ; above 1 every neighbor moves a sum by two bounds.
         queries: Of an earlier run; scaled as a whole.
+        elsewhere: Whether that run had another population.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -43,6 +45,7 @@ class QueryPattern:
     statistics: Mapping[str, float] = field(default_factory=dict)
     microbatch_size: int = 1
     queries: tuple[SumQuery, ...] = ()
+    elsewhere: bool = False
 
     def __post_init__(self) -> None:
         for name in ("groups", "microbatch_size"):
@@ -171,7 +174,7 @@ def request(
         statistics: "NAME=Z" each: noise multipliers of counts, norms and metrics.
         microbatch_size: μ; None takes the run's, else 1.
         ledger: A run to go on with: what it spent counts.
-        like: A run of which only the queries are taken.
+        like: A run of which only the queries are taken; with another population, a plan for that one.
 
     Raises:
         LedgerError: The run's ledger is damaged or empty.
@@ -184,23 +187,26 @@ def request(
     run = read_one_ledger(source)
     last = run.releases[-1][1]
     _ = last.sampling.relation  # refuses what no accountant covers
-    _same(source, "population", given.population, last.sampling.population)
+    elsewhere = like is not None and given.population not in (None, last.sampling.population)
+    if not elsewhere:
+        _same(source, "population", given.population, last.sampling.population)
     named = None if given.sampling is None else find_scheme(given.sampling).kind
     _same(source, "sampling", named, last.sampling.kind)
     if groups > 1 or statistics:
         raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
     _same(source, "microbatch_size", microbatch_size, run.header.microbatch_size)
-    whole = replace(given, population=last.sampling.population, sampling=last.sampling.kind)
+    own = sampling_at(last.sampling, given.population, given.batch_size) if elsewhere else last.sampling  # type: ignore[arg-type]
+    whole = replace(given, population=own.population, sampling=own.kind)
     setting = whole.setting(run.events if ledger is not None else {})
     known = {
         "delta": run.header.delta,
-        "sample_rate": last.sampling.rate,
+        "sample_rate": own.rate,
         "noise_multiplier": effective_noise_multiplier(last.queries),
     }
     for name, value in known.items():
         if getattr(setting, name) is None and len(missing_in(setting)) > 1:
             setting = replace(setting, **{name: value})  # type: ignore[arg-type]
-    return setting, QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries)
+    return setting, QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries, elsewhere=elsewhere)
 
 
 def _same(source: Path, name: str, given: object, found: object) -> None:
@@ -285,6 +291,7 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, 
     }
     if answer.population is not None:
         facts |= {"population": answer.population, "batch_size": sampling.expected_batch_size}
+    facts["nominal_population"] = pattern.elsewhere
     if answer.spent:
         facts |= {"steps_before": sum(answer.spent.values())}
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
@@ -313,6 +320,8 @@ def _text(facts: dict[str, Any]) -> str:
     names = [name for name in _MAIN if name in facts]
     lines = [_line(name.replace("_", " "), f"{facts[name]:.7g}", notes.get(name, "")) for name in names]
     lines.append(f"{'sampling':<24} {facts['sampling']}, {facts['neighbouring_relation']}")
+    if facts["nominal_population"]:
+        lines.append(_line("population", str(facts["population"]), "nominal: the run that it is like had another one"))
     lines.append(f"{'accountant':<24} {facts['accountant']}: {ACCOUNTANTS[facts['accountant']].title}")
     return "\n".join(lines + _pattern_lines(facts) + ["", *_neighborhood_lines(facts)])
 

@@ -56,6 +56,8 @@ def shown_noise(facts: Mapping[str, Any]) -> str:
         facts: As `noise_of` gives them, with the population.
     """
     own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
-    lots = f"lots of {shown_range(facts['expected_batch_size'])} of {facts['population']} records"
+    lots = (
+        f"lots of {shown_range(facts['expected_batch_size'])} of {facts['population']} {facts.get('unit') or 'record'}s"
+    )
     rate = f"(rate {shown_range(facts['sample_rate'])})"
     return f"noise multiplier {shown_range(own)}, {lots} {rate}"

@@ -5,11 +5,13 @@ from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSa
 # Schemes are listed in the order of their import: the usual ones first.
 # isort: split
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
+from dpbench.privacy.sampling.full import FullParticipation
 from dpbench.privacy.sampling.scheme import Part, Positions, Sampling, find_scheme, sampling_from_dict, schemes
 from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 
 __all__ = [
     "FixedSizeSampling",
+    "FullParticipation",
     "Part",
     "PoissonSampling",
     "Positions",

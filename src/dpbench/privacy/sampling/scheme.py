@@ -56,6 +56,7 @@ class Sampling(ABC):
         records_affected: How many records of a lot are other ones, or have other values, at most between neighbors.
         whole_lots: Whether all lots have the same, whole size.
         known_by_rate: Whether population and rate say all of it, so that a rate can be solved for.
+        everybody: Whether every lot holds all records, so that no other lot size can be asked for.
         without_replacement: Whether a lot is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019 holds.
     """
 
@@ -69,6 +70,7 @@ class Sampling(ABC):
     records_affected: ClassVar[int] = 1
     whole_lots: ClassVar[bool] = True
     known_by_rate: ClassVar[bool] = False
+    everybody: ClassVar[bool] = False
     without_replacement: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

@@ -1,0 +1,80 @@
+"""A run accounted for as if it had had more users: nominal, and always called so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
+from dpbench.reports.nominal import at_population
+from tests.runs.test_ledgers import by_result
+
+
+def ledger_of(sampling: Sampling) -> Ledger:
+    header = Header("user", sampling.neighbouring_relation, sampling.population, 1e-3)
+    queries = (SumQuery("all", 1.0, 0.3), SumQuery("clipped/all", 0.5, 2.5))
+    return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(40)])
+
+
+def test_lots_and_noise_grow_alike() -> None:
+    """Adaptive clipping, section 4, step 3: (m, z) becomes α(m, z)."""
+    grown = at_population(ledger_of(PoissonSampling(539, 50 / 539, unit="user")), 1_000_000, 5_000)
+    wanted = PoissonSampling(1_000_000, 0.005, unit="user")
+    queries = (SumQuery("all", 1.0, 30.0), SumQuery("clipped/all", 0.5, 250.0))
+    assert grown.header.population == 1_000_000
+    assert ledger_epsilon(grown, 1e-7) == pytest.approx(epsilon({Event(wanted, queries): 40}, 1e-7), rel=1e-9)
+
+
+def test_only_the_rate_falls() -> None:
+    same = at_population(ledger_of(FixedSizeSampling(539, 50, unit="user")), 1_000_000)
+    assert {release.sampling for _, release in same.releases} == {FixedSizeSampling(1_000_000, 50, unit="user")}
+    assert same.releases[0][1].queries == ledger_of(FixedSizeSampling(539, 50)).releases[0][1].queries
+
+
+def test_the_paper_s_table_1() -> None:
+    """SO-LR-like: z = 0.1 at m = 100 is grown until ε = 5; here ε falls as both grow."""
+    run = ledger_of(FixedSizeSampling(1_000, 100, unit="user"))
+    figures = [ledger_epsilon(at_population(run, 1_000_000, size), 1e-6) for size in (100, 1_000, 10_000)]
+    assert figures == sorted(figures, reverse=True)
+
+
+@pytest.mark.parametrize(("population", "size"), [(10, None), (1_000, 2_000), (0, None), (1_000, 0)])
+def test_lots_that_do_not_fit(population: int, size: float | None) -> None:
+    with pytest.raises(ConfigurationError, match="users do not fit a population of"):
+        at_population(ledger_of(PoissonSampling(539, 50 / 539, unit="user")), population, size)
+
+
+def test_lots_that_no_rate_describes() -> None:
+    with pytest.raises(ConfigurationError, match="needs lots that a rate describes"):
+        at_population(ledger_of(TruncatedPoissonSampling(539, 0.1, max_batch_size=60)), 1_000)
+
+
+def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_result(tmp_path)
+    assert main(["account", str(tmp_path), "--population", "1000000", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["population"] == 1_000_000 and facts["nominal_population"] and not facts["guarantee"]
+    assert main(["account", str(tmp_path), "--population", "1000000", "--batch-size", "5000"]) == 0
+    told = capsys.readouterr().out
+    assert "1000000   nominal: the runs had fewer or more" in told and "5000 examples, rate 0.005" in told
+    assert main(["account", str(tmp_path), "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["nominal_population"]
+    assert main(["account", str(tmp_path), "--batch-size", "50"]) == 1
+    assert "--batch-size needs --population" in capsys.readouterr().err
+
+
+def test_a_plan_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_result(tmp_path)
+    words = ["--population", "1000000", "--batch-size", "5000", "--epsilon", "2", "--delta", "1e-7", "--json"]
+    assert main(["calibrate", "--like", str(tmp_path), *words]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["population"], facts["batch_size"], facts["nominal_population"]) == (1_000_000, 5_000, True)
+    assert main(["calibrate", "--ledger", str(tmp_path), *words]) == 1
+    assert "population 1000" in capsys.readouterr().err
