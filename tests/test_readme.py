@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_python_snippet_runs(tmp_path: Path) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", README, re.S)
+@pytest.mark.parametrize("page", ["README.md", "docs/users.md"])
+def test_python_snippet_runs(tmp_path: Path, page: str) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
     assert snippets
     for snippet in snippets:
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
