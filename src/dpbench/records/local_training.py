@@ -63,14 +63,15 @@ class LocalTraining:
     def examples_of(self, size: int) -> int:
         """Number of examples that a user with `size` of them goes through in a round.
 
-        >>> LocalTraining(batch_size=20, epochs=2, max_steps=3).examples_of(50)
-        60
+        >>> LocalTraining(batch_size=20, epochs=2, max_steps=4).examples_of(50)
+        70
         """
         size = size if self.max_examples is None else min(size, self.max_examples)
-        total = size * self.epochs
-        if self.max_steps is None:
-            return total
-        return min(total, self.max_steps * (size if self.batch_size is None else self.batch_size))
+        if not size or self.max_steps is None:
+            return size * self.epochs
+        batch = self.batch_size or size
+        epochs, steps = divmod(self.max_steps, -(-size // batch))
+        return size * self.epochs if epochs >= self.epochs else size * epochs + min(batch * steps, size)
 
     def steps(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Positions of the examples of each local step.

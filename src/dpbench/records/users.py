@@ -250,6 +250,7 @@ class Users:
             )
 
     def _on_device(self, batch: Any) -> Any:
+        batch = self._trainer.precision_plugin.convert_input(batch)  # as Lightning does with its batches
         batch = self._module._on_before_batch_transfer(batch)
         return self._trainer.strategy.batch_to_device(batch)
 
