@@ -92,7 +92,7 @@ class Lots(TorchSampler[list[int]]):
         self.position = position
         if not position:
             self._key, self._drawn = self.seed, None
-            self._shares.clear()
+        self._shares.clear()
 
     def share(self, step: int, rank: int, world: int) -> Share:
         """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.

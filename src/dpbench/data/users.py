@@ -149,10 +149,19 @@ class UserDataset(Dataset[Cohort]):
 
         Args:
             users: Positions, each once.
+
+        Raises:
+            ConfigurationError: A user stands twice among them.
         """
-        rows = [self.rows(user) for user in users]
+        chosen = np.arange(len(self))[np.asarray(users, dtype=np.int64)].tolist()
+        if len(set(chosen)) < len(chosen):
+            raise ConfigurationError(
+                "a user stands twice among those of the subset: epsilon holds for an item of the data set, and a user "
+                "who is two of them is protected less. Name each user once."
+            )
+        rows = [self.rows(user) for user in chosen]
         made = copy.copy(self)
-        made.names = [self.names[user] for user in users]
+        made.names = [self.names[user] for user in chosen]
         made._order = np.concatenate([np.zeros(0, np.int64), *rows])
         made._ends = np.concatenate([[0], np.cumsum([len(one) for one in rows], dtype=np.int64)])
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,8 @@ class LocalLogs:
     @contextmanager
     def collected(self) -> Iterator[None]:
         """Within, nothing is logged; after it, the means are."""
-        with self.silent():
+        self._values = {}
+        with self._replaced():
             yield
         for name, (total, count, options) in self._values.items():
             # Not over the processes: those without a user in this round would not take part.
@@ -34,8 +36,16 @@ class LocalLogs:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Within, nothing is logged."""
-        self._values = {}
+        """Within, nothing is logged, and nothing collected."""
+        kept, self._values = self._values, {}
+        try:
+            with self._replaced():
+                yield
+        finally:
+            self._values = kept
+
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
         own = self._module.__dict__
         before: dict[str, Any] = {name: own[name] for name in ("log", "log_dict") if name in own}
         own["log"], own["log_dict"] = self._log, self._log_dict
@@ -49,13 +59,13 @@ class LocalLogs:
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if args:
             options |= {"prog_bar": args[0]}
-        if isinstance(value, Tensor | float | int):
+        if isinstance(value, Tensor | numbers.Number):
             value = torch.as_tensor(value).detach().float().mean()
             total, count, _ = self._values.get(name, (0.0, 0, {}))
             self._values[name] = (total + value, count + 1, options)
         else:  # a metric, which adds up by itself
             self._values[name] = (value, 0, options)
 
-    def _log_dict(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        for name, value in values.items():
+    def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        for name, value in dictionary.items():
             self._log(name, value, *args, **options)

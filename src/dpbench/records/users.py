@@ -12,6 +12,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -34,6 +35,10 @@ from dpbench.records.step_state import StepState
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
+_NO_STEP = (
+    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: a "
+    "local step needs one number that does."
+)
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
@@ -71,6 +76,7 @@ class Users:
         self._dataset: UserDataset | None = None
         self._lots_seen = 0
         self._warned, self._diverged = False, 0
+        self._first_values: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"Users({self.local})"
@@ -97,7 +103,9 @@ class Users:
         scope.watch()
         self._own_step = pl_module.training_step
         pl_module.__dict__["backward"] = _nothing
-        pl_module.__dict__["training_step"] = scope.forward(self._round(self._own_step))
+        step = scope.forward(self._round(self._own_step))
+        step.__wrapped__ = self._own_step  # whose signature Lightning reads
+        pl_module.__dict__["training_step"] = step
         self._passing = [_CohortsPass(x) for x in (pl_module, trainer.datamodule) if x is not None]  # type: ignore[attr-defined]
         return Attached(trained, optimizer)
 
@@ -118,8 +126,10 @@ class Users:
                 batch = self._on_device(noise_batch(self._trainer, self._module, size, generator))
                 self._seed(torch.Generator().manual_seed(number))
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
+                number_of_batch = (0,) if is_param_in_hook_signature(self._own_step, "batch_idx", min_args=2) else ()
                 with self._precision(), self._client.weights():
-                    rows.append(self._client.update(self._loss_of(self._own_step, (0,), {}), (batch for _ in steps)))
+                    loss_of = self._loss_of(self._own_step, number_of_batch, {})
+                    rows.append(self._client.update(loss_of, (batch for _ in steps)))
         parts = [torch.stack(one) for one in zip(*rows, strict=True)]
         return Piece([InstantiatedGradients(lambda one=one: one) for one in parts], _ON_NOISE, None)  # type: ignore[misc]
 
@@ -172,7 +182,6 @@ class Users:
         def step(cohort: Cohort, *args: Any, **kwargs: Any) -> Tensor:
             if self._done or self._released:
                 raise ConfigurationError(SECOND_RELEASE)
-            self._first_values: Mapping[str, Any] = {}
             loss_of = self._loss_of(own_step, args, kwargs)
             with self._kept_randomness(), self._logs.collected(), self._client.weights():
                 self._train(loss_of)
@@ -188,19 +197,20 @@ class Users:
 
     def _train(self, loss_of: Callable[[Any], Tensor]) -> None:
         """Hand the update of each user of the cohort to the release."""
+        assert self._dataset is not None
         checked = is_checked(self._lots_seen) and len(self._users) > 0
         state = StepState(self._trainer, self._module) if checked else None
-        first: list[Tensor] | None = None
+        first: tuple[int, list[Tensor]] | None = None
         diverged = torch.zeros((), dtype=torch.long, device=self._module.device)
         for user in self._users:
             update = self._update(user, loss_of)
-            first = update if first is None and checked else first
-            diverged += ~torch.stack([one.sum() for one in update]).sum().isfinite()
+            if checked and first is None and len(self._dataset.rows(user)):
+                first = user, update
+            diverged += ~torch.stack(torch._foreach_norm(update)).square().sum().isfinite()
             self._releases.accumulate(_as_row(update), 1, None, self._values())
         self._diverged = int(diverged)
         if state is not None and first is not None:
-            state.rewind()
-            self._refuse_memory(first, self._update(self._users[0], loss_of))
+            self._refuse_memory(*first, loss_of, state)
 
     def _update(self, user: int, loss_of: Callable[[Any], Tensor]) -> list[Tensor]:
         assert self._dataset is not None
@@ -211,8 +221,7 @@ class Users:
 
     def _batches(self, user: int, generator: torch.Generator) -> Iterable[Any]:
         assert self._dataset is not None
-        size = int(self._dataset.sizes[user])
-        for positions in self.local.steps(size, generator):
+        for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._on_device(self._dataset.batch(user, positions))
 
     def _loss_of(self, own_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Tensor]:
@@ -221,6 +230,8 @@ class Users:
             loss = output.get("loss") if isinstance(output, dict) else output
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(_NO_LOSS)
+            if loss.numel() != 1 or not loss.requires_grad:
+                raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
             if not self._first_values and isinstance(output, dict) and self._releases.recipe.metrics is not None:
                 self._first_values = output.get("record_metrics", {})
                 self._first_values = {name: _mean(value) for name, value in self._first_values.items()}
@@ -237,8 +248,15 @@ class Users:
         zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}
         return {name: value[:, 0] if sizes[name] == 1 else value for name, value in zeros.items()}
 
-    def _refuse_memory(self, first: list[Tensor], again: list[Tensor]) -> None:
+    def _refuse_memory(
+        self, user: int, first: list[Tensor], loss_of: Callable[[Any], Tensor], before: StepState
+    ) -> None:
         """Raise UnsupportedModuleError where a user's update depends on the users before it."""
+        after = StepState(self._trainer, self._module)
+        before.rewind()
+        with self._logs.silent():
+            again = self._update(user, loss_of)
+        after.restore()  # metrics count the user once
         exact = self._module.device.type == "cpu"  # elsewhere sums come in any order, and local steps amplify it
         gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
         size = sum(float(a.square().sum()) for a in first) ** 0.5
@@ -268,9 +286,11 @@ class Users:
 
     @contextmanager
     def _kept_randomness(self) -> Iterator[None]:
+        device = self._module.device
         numbers = np.random.get_state(), random.getstate()
         try:
-            yield
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                yield
         finally:
             np.random.set_state(numbers[0])
             random.setstate(numbers[1])

@@ -1,0 +1,207 @@
+"""Modules, loaders and settings with which local training would not be private, or not train: one clear line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+
+from dpbench.callback.non_private import NonPrivate
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.records import LocalTraining, Users
+from dpbench.strategies import DPSGD, ClipOnly
+from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
+from tests.strategies.worlds import trainer_for
+
+LOCAL = LocalTraining(lr=0.1, batch_size=2, epochs=2)
+
+
+class RunningMean(Toy):
+    """Divides by a running mean of its losses, kept in an attribute."""
+
+    mean = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.mean = 0.9 * self.mean + 0.1 * float(loss.detach())
+        return loss / self.mean
+
+
+class Bank(Toy):
+    """Pulls to the mean of the inputs that it has seen."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.bank: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.bank.append(batch[0].mean(0))
+        return self.loss(batch) + (self.net(torch.stack(self.bank)) - 1).square().mean()
+
+
+class Curriculum(Toy):
+    """Weighs the loss by the number of calls."""
+
+    calls = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.calls += 1
+        return self.loss(batch) * min(1.0, self.calls / 50)
+
+
+class NoLoss(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+class NoGradient(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch).detach()
+
+
+class ManyLosses(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.net(batch[0]).squeeze(1) - batch[1]).square()
+
+
+class Manual(Toy):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.automatic_optimization = False
+
+
+class Adversarial(Manual):
+    private_module = "net"
+
+
+class Closure(Toy):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Skips(Toy):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+        return -1
+
+
+class NeedsNumbers(Toy):
+    """Writes a buffer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.register_buffer("count", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.count += 1
+        return self.loss(batch)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
+    "batch norm": (lambda: Toy(normed()), "running_mean"),
+    "buffer": (lambda: NeedsNumbers(linear()), "count"),
+    "running mean": (lambda: RunningMean(linear()), "keeps something from one training_step to the next"),
+    "memory bank": (lambda: Bank(linear()), "keeps something from one training_step to the next"),
+    "curriculum": (lambda: Curriculum(linear()), "keeps something from one training_step to the next"),
+    "no loss": (lambda: NoLoss(linear()), "gave no loss for a batch of a user"),
+    "no gradient": (lambda: NoGradient(linear()), "depends on no trainable parameter"),
+    "many losses": (lambda: ManyLosses(linear()), "one number"),
+    "manual": (lambda: Manual(linear()), "manual optimization"),
+    "gan": (lambda: Adversarial(linear()), "manual optimization, or a private_module"),
+    "closure": (lambda: Closure(linear()), "two optimizer steps were made on one lot"),
+    "skips": (lambda: Skips(linear()), "a lot was drawn, and never released"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_that_are_refused(tmp_path: Path, name: str) -> None:
+    make, message = REFUSED[name]
+    users = make_users([max(size, 2) // 2 * 2 for size in SIZES])  # no batch of one, for BatchNorm's own error
+    with pytest.raises(DPBenchError, match=message) as caught:
+        fit(tmp_path, make(), users, steps=1)
+    assert "\n" not in str(caught.value)
+
+
+class Halves(LotLoader):
+    def __iter__(self) -> Any:
+        for cohort in super().__iter__():
+            yield type(cohort)(cohort.users[::2])
+
+
+def examples() -> TensorDataset:
+    return TensorDataset(torch.zeros(20, WIDTH), torch.zeros(20))
+
+
+def sampling_of(data: Any, unit: str) -> Lots:
+    return Lots(make_sampling("poisson", len(data), 4, unit), 0)
+
+
+LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "collate_fn": (
+        lambda: LotLoader(make_users(), sampling_of(make_users(), "user"), lambda items: default_collate(items)),
+        "collate_fn and record_of_row are for examples",
+    ),
+    "record_of_row": (
+        lambda: LotLoader(make_users(), sampling_of(make_users(), "user"), record_of_row=lambda batch: batch[0]),
+        "collate_fn and record_of_row are for examples",
+    ),
+    "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "is not the cohort of users"),
+    "subset": (
+        lambda: LotLoader(Subset(make_users(), range(8)), sampling_of(range(8), "user")), "Subset of users has lost",
+    ),
+    "examples": (lambda: LotLoader(examples(), sampling_of(examples(), "example")), "a record is a user, and the lots"),
+    "called users": (lambda: LotLoader(examples(), sampling_of(examples(), "user")), "says nothing of users"),
+    "no lots": (lambda: DataLoader(make_users(), batch_size=4), "the sampling of the training data loader"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_that_are_refused(tmp_path: Path, name: str) -> None:
+    make, message = LOADERS[name]
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        fit(tmp_path, Toy(linear()), loader=make(), steps=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_users_need_a_strategy_of_users(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="train them by user, with records=Users"):
+        fit(tmp_path, Toy(linear()), records=None, steps=1)
+    with pytest.raises(ConfigurationError, match="train them by user"):
+        trainer_for(tmp_path, NonPrivate(), 1).fit(Toy(linear()), loader_of(make_users()))
+
+
+def test_a_hook_may_not_change_the_cohort(tmp_path: Path) -> None:
+    class Changes(pl.LightningDataModule):
+        def train_dataloader(self) -> LotLoader:
+            return loader_of(make_users())
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert len(batch) == 2  # inputs and targets
+            return batch
+
+    strategy = ClipOnly(noise_multiplier=1.0, seed=0, records=Users(LOCAL))
+    trainer_for(tmp_path, strategy, 1).fit(Toy(linear()), Changes())
+    assert strategy.releases == 1
+
+
+@pytest.mark.parametrize(
+    "option", [{"microbatch_size": 2}, {"max_physical_batch_size": 4}, {"loss_reduction": "sum"}], ids=str
+)
+def test_options_of_examples_do_not_go_with_users(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="says how examples become records"):
+        DPSGD(noise_multiplier=1.0, records=Users(LOCAL), **option)
+
+
+@pytest.mark.parametrize("local", [None, 0.1, "users"])
+def test_users_need_a_local_training(local: Any) -> None:
+    with pytest.raises(ConfigurationError, match="local must be a LocalTraining"):
+        Users(local)

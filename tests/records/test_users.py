@@ -1,0 +1,405 @@
+"""Records that are users: what every mechanism must show, and that lots, ledger, budget and resume are the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import DpEvent
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.users import Rows, UserDataset
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.records import LocalTraining, Users
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.metrics_log import MetricsCSV
+from dpbench.strategies import (
+    DPSGD,
+    AdaptiveMeanClipping,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
+    ClipOnly,
+    DiscretizedDPSGD,
+    NoiseOnly,
+    PrivateStrategy,
+    VectorGroups,
+)
+from tests.checks import accepts_scale
+from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, owners
+from tests.strategies.worlds import weights_of
+
+Make = Callable[..., PrivateStrategy]
+STRATEGIES: dict[str, Make] = {
+    "dpsgd": DPSGD,
+    "layers": partial(DPSGD, clipping="per_parameter"),
+    "discretized": DiscretizedDPSGD,
+    "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
+    "mean": partial(AdaptiveMeanClipping, initial_max_grad_norm=0.3),
+    "groups": partial(VectorGroups, groups={"a": "*weight", "b": "*bias"}),
+    "automatic": AutomaticClipping,
+    "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),
+    "clip_only": ClipOnly,
+    "noise_only": NoiseOnly,
+}
+DOUBLE = {"precision": "64-true"}
+
+
+# ----------------------------------------------------------------------------------------- FedSGD is DP-SGD by user
+
+
+class Groups(Dataset[Any]):
+    """An item is all that a user has: what the example engine takes with `record_of_row`."""
+
+    def __init__(self, users: UserDataset) -> None:
+        self.users = users
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __getitem__(self, user: int) -> list[Any]:
+        return [self.users.examples[int(row)] for row in self.users.rows(user)]
+
+
+def rows_of_users(items: list[list[Any]]) -> tuple[Tensor, Tensor, Tensor]:
+    rows = [(x, y, number) for number, item in enumerate(items) for x, y in item]
+    if not rows:
+        return torch.zeros(0, WIDTH), torch.zeros(0), torch.zeros(0, dtype=torch.long)
+    inputs, targets, numbers = zip(*rows, strict=True)
+    return torch.stack(inputs), torch.stack(targets), torch.tensor(numbers)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_fedsgd_is_the_example_engine_with_a_users_rows_as_one_record(tmp_path: Path, name: str) -> None:
+    # To the example engine a record without a row is no record; a user without examples is one, of norm 0.
+    sizes = [size for size in SIZES if size] if name == "quantile" else SIZES
+    by_user, by_record, users = Toy(linear()), Toy(linear()), make_users(sizes)
+    sampling = make_sampling("poisson", len(users), 4, "user")
+    loader = LotLoader(Groups(users), Lots(sampling, 0), rows_of_users, record_of_row=lambda batch: batch[2])
+    options = {"steps": 3, "make": STRATEGIES[name], "noise_multiplier": 0.3, "max_grad_norm": 0.4}
+    if name in ("quantile", "mean"):
+        options.pop("max_grad_norm")
+    fit(tmp_path / "a", by_user, users, local=LocalTraining(lr=1.0, batch_size=None), **options)
+    fit(tmp_path / "b", by_record, records=None, loader=loader, **options)
+    assert (weights_of(by_user) - weights_of(linear())).norm() > 0.01
+    torch.testing.assert_close(weights_of(by_user), weights_of(by_record), rtol=1e-5, atol=1e-5)
+    if (tmp_path / "a/ledger.jsonl").exists():
+        books = [read_ledger(tmp_path / folder / "ledger.jsonl").releases for folder in "ab"]
+        assert [r.sampling for _, r in books[0]] == [r.sampling for _, r in books[1]]
+        for (_, a), (_, b) in zip(*books, strict=True):
+            assert [q.noise_std for q in a.queries] == pytest.approx([q.noise_std for q in b.queries], rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------- neighbors
+
+BOUND = 0.3
+KINDS = ("usual", "huge", "nan", "infinite", "one", "many", "same", "small", "none")
+
+
+def rows_of_kind(kind: str) -> Rows:
+    count = {"one": 1, "many": 10_000, "none": 0}.get(kind, 6)
+    inputs = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(8))
+    inputs = {"huge": inputs * 1e30, "nan": inputs * math.nan, "infinite": inputs / 0, "same": inputs[[0] * count],
+              "small": inputs * 0}.get(kind, inputs)  # fmt: skip
+    targets = torch.zeros(count) if kind == "small" else torch.full((count,), 5.0)
+    return Rows(inputs, targets)
+
+
+def everybody(kinds: list[str], others: int = 5) -> UserDataset:
+    """Some usual users, and then one of each kind."""
+    generator = torch.Generator().manual_seed(1)
+    usual = {n: Rows(torch.randn(3, WIDTH, generator=generator), torch.ones(3)) for n in range(others)}
+    return UserDataset.from_datasets({**usual, **{f"{kind}{n}": rows_of_kind(kind) for n, kind in enumerate(kinds)}})
+
+
+def clipped_sum(folder: Path, users: UserDataset, local: LocalTraining, kind: str = "poisson") -> Tensor:
+    """Of a cohort of everybody."""
+    net = linear()
+    net[-1].bias.data.zero_()
+    module, before = Toy(net), weights_of(net).double()
+    loader = loader_of(users, len(users), kind)
+    fit(folder, module, steps=1, local=local, make=ClipOnly, loader=loader, max_grad_norm=BOUND, trainer=DOUBLE)
+    return (before - weights_of(module)) * len(users)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:updates of some users are not finite")
+def test_one_user_moves_the_sum_by_at_most_the_bound(tmp_path: Path, kind: str) -> None:
+    local = LocalTraining(lr=1.0, batch_size=2, epochs=2, max_steps=40)
+    with_it = clipped_sum(tmp_path / "a", everybody([kind]), local)
+    without = clipped_sum(tmp_path / "b", everybody([]), local)
+    moved = float((with_it - without).norm())
+    assert moved <= BOUND * (1 + 1e-12)
+    if kind in ("usual", "one", "many", "same"):  # much longer than the bound
+        assert moved == pytest.approx(BOUND, rel=1e-9)
+    if kind in ("nan", "infinite", "none"):
+        assert moved < 1e-12
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.filterwarnings("ignore:updates of some users are not finite")
+def test_one_user_in_the_place_of_another_moves_it_by_at_most_twice_the_bound(tmp_path: Path, other: str) -> None:
+    local = LocalTraining(lr=1.0, batch_size=2)
+    one = clipped_sum(tmp_path / "a", everybody(["usual"]), local, "fixed_size")
+    two = clipped_sum(tmp_path / "b", everybody([other]), local, "fixed_size")
+    assert float((one - two).norm()) <= 2 * BOUND * (1 + 1e-12)
+
+
+def test_replace_one_is_in_the_ledger(tmp_path: Path) -> None:
+    fit(tmp_path, Toy(linear()), loader=loader_of(make_users(), 4, "fixed_size"), max_grad_norm=BOUND)
+    book = read_ledger(tmp_path / "ledger.jsonl")
+    assert book.header.neighbouring_relation == "replace_one" and book.header.unit == "user"
+    assert [query.sensitivity for _, release in book.releases for query in release.queries] == [2 * BOUND] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:updates of some users are not finite")
+def test_one_user_moves_the_quantile_count_by_at_most_half(tmp_path: Path, kind: str) -> None:
+    """The same noise in both worlds: what differs in the next bound is the count."""
+    bounds = []
+    for folder, kinds in (("a", [kind]), ("b", ["none"])):  # the same population, for the same noise
+        options = {
+            "initial_max_grad_norm": BOUND,
+            "count_noise_std": 1e-3,
+            "clip_learning_rate": 0.2,
+            "noise_multiplier": 1e-4,
+        }
+        strategy = fit(
+            tmp_path / folder, Toy(linear()), steps=1, make=AdaptiveQuantileClipping, trainer=DOUBLE, seed=7,
+            loader=loader_of(everybody(kinds), 6), **options,
+        )  # fmt: skip
+        bounds.append(strategy.mechanism.plan.groups[0].max_grad_norm)
+    assert abs(math.log(bounds[0] / bounds[1])) * 6 / 0.2 <= 2 * 0.5 + 1e-9  # from one user to another one
+    queries = read_ledger(tmp_path / "a/ledger.jsonl").releases[0][1].queries
+    assert [query.sensitivity for query in queries if query.name.startswith("count")] == [0.5]
+
+
+# ----------------------------------------------------------------------------------------- noise
+
+
+class Wide(Toy):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, 500))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.history.append(weights_of(self).double().clone())
+
+
+def nobody_has_anything(count: int = 40) -> UserDataset:
+    return UserDataset(Rows(torch.zeros(0, WIDTH), torch.zeros(0)), [], names=range(count))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+def test_the_noise_has_the_right_scale(tmp_path: Path, kind: str) -> None:
+    module = Wide()
+    start = weights_of(module).double().clone()
+    fit(
+        tmp_path, module, steps=10, loader=loader_of(nobody_has_anything(), 8, kind), noise_multiplier=0.7,
+        max_grad_norm=1.5, trainer=DOUBLE,
+    )  # fmt: skip
+    places = [start, *module.history]
+    noise = torch.cat([(a - b) * 8 for a, b in pairwise(places)]).numpy()
+    std = 0.7 * 1.5  # of z·C; that a replaced user moves 2C, the ledger says
+    assert accepts_scale(noise, std)
+    assert not accepts_scale(noise, std * 2 / 3) and not accepts_scale(noise, std * 3 / 2)
+    halves = noise.reshape(10, -1)
+    assert abs(np.corrcoef(halves) - np.eye(10)).max() < 0.12  # fresh in each round
+
+
+# ----------------------------------------------------------------------------------------- ledger and budget
+
+
+def independent_epsilon(path: Path, delta: float) -> float:
+    """RDP of what the ledger's lines say, with dp_accounting alone."""
+    header, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    relations = {
+        "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace_one": NeighboringRelation.REPLACE_ONE
+    }  # fmt: skip
+    accountant = RdpAccountant(neighboring_relation=relations[header["neighbouring_relation"]])
+    for line in lines:
+        z = sum((query["sensitivity"] / query["noise_std"]) ** 2 for query in line["queries"]) ** -0.5
+        drawn = line["sampling"]
+        assert drawn["unit"] == header["unit"] == "user" and drawn["population"] == header["population"]
+        event: DpEvent = GaussianDpEvent(z)
+        if drawn["kind"] == "poisson":
+            event = PoissonSampledDpEvent(drawn["sample_rate"], event)
+        else:
+            size = drawn["batch_size"]
+            event = SampledWithoutReplacementDpEvent(drawn["population"], size, event)
+        accountant.compose(SelfComposedDpEvent(event, 1))
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+@pytest.mark.parametrize("name", ["dpsgd", "layers", "quantile", "mean", "groups", "automatic"])
+def test_an_independent_accountant_gets_the_same_epsilon(tmp_path: Path, name: str, kind: str) -> None:
+    strategy = fit(tmp_path, Toy(linear()), steps=4, make=STRATEGIES[name], loader=loader_of(make_users(), 4, kind))
+    book = read_ledger(tmp_path / "ledger.jsonl")
+    assert book.header.unit == "user" and book.header.population == len(SIZES) != sum(SIZES)
+    assert len(book.releases) == 4 and book.header.microbatch_size == 1
+    wanted = independent_epsilon(tmp_path / "ledger.jsonl", 1e-3)
+    assert ledger_epsilon(book, 1e-3) == strategy.epsilon() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_target_is_met_and_a_budget_stops(tmp_path: Path) -> None:
+    met = fit(tmp_path / "a", Toy(linear()), steps=6, noise_multiplier=None, target_epsilon=3.0)
+    assert met.releases == 6 and 2.9 < met.epsilon() <= 3.0
+    stopped = fit(tmp_path / "b", Toy(linear()), steps=60, target_epsilon=6.0)
+    assert 1 <= stopped.releases < 60 and stopped.epsilon() <= 6.0
+
+
+# ----------------------------------------------------------------------------------------- replay and randomness
+
+
+class Augmented(Rows):
+    """Examples that are made anew each time, by every generator that people use."""
+
+    def __getitems__(self, positions: Any) -> Any:
+        return [self[position] for position in positions]
+
+    def __getitem__(self, position: int) -> tuple[Tensor, ...]:
+        inputs, target = super().__getitem__(position)
+        shift = torch.randn(()) + np.random.normal() + random.gauss(0, 1)
+        return inputs + 0.1 * shift, target
+
+
+def augmented(sizes: Any = SIZES) -> UserDataset:
+    generator = torch.Generator().manual_seed(9)
+    rows = Augmented(torch.randn(sum(sizes), WIDTH, generator=generator), torch.randn(sum(sizes), generator=generator))
+    return UserDataset(rows, owners(sizes), names=range(len(sizes)))
+
+
+class Noisy(Toy):
+    """Dropout, numpy's and Python's random numbers, logs, and momentum at the server."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(5)
+        super().__init__(nn.Sequential(nn.Linear(WIDTH, 6), nn.Dropout(0.3), nn.Linear(6, 1)), momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch) * (1 + 0.1 * np.random.rand() + 0.1 * random.random())
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+
+class Stop(pl.Callback):
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 5:  # in mid-epoch
+            trainer.save_checkpoint(self.place)
+        if trainer.global_step == 7:
+            raise RuntimeError("crash")
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "quantile", "corrected", "groups"])
+def test_resume_in_mid_training_is_bit_identical(tmp_path: Path, name: str) -> None:
+    def run(folder: str, *more: pl.Callback, start: Path | None = None) -> Tensor:
+        module, place = Noisy(), tmp_path / folder
+        place.mkdir(exist_ok=True)
+        options = {"logger": [MetricsCSV(RunFolder(place))], "log_every_n_steps": 3, "more": list(more)}
+        local = LocalTraining(lr=0.1, batch_size=2, epochs=2, max_examples=3)
+        make = STRATEGIES[name]
+        fit(
+            place,
+            module,
+            augmented(),
+            10,
+            local,
+            make,
+            trainer=options,
+            start=start,
+            fingerprint="x",
+            noise_multiplier=0.2,
+        )
+        return weights_of(module)
+
+    whole = run("whole")
+    with pytest.raises(RuntimeError, match="crash"):
+        run("crashed", Stop(tmp_path / "mid.ckpt"))
+    assert torch.equal(run("crashed", start=tmp_path / "mid.ckpt"), whole)
+    for file in ("ledger.jsonl", "metrics.csv"):
+        assert (tmp_path / "crashed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+class Spy:
+    """Watches what each user hands in, by (release, user)."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.updates: dict[tuple[int, int], Tensor] = {}
+        own = Users._update
+
+        def spied(source: Users, user: int, loss_of: Any) -> list[Tensor]:
+            update = own(source, user, loss_of)
+            self.updates[source._releases.made, user] = torch.cat([one.flatten() for one in update])
+            return update
+
+        patch.setattr(Users, "_update", spied)
+
+
+def updates(folder: Path, patch: pytest.MonkeyPatch, expected: float = 4, **options: Any) -> dict[Any, Tensor]:
+    with patch.context() as context:
+        spy = Spy(context)
+        options = {"steps": 1, "local": LocalTraining(lr=0.1, batch_size=2, max_examples=3), **options}
+        fit(folder, Noisy(), loader=loader_of(augmented(), expected), **options)
+    return spy.updates
+
+
+def test_an_update_is_the_same_whoever_else_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, all_ = (updates(tmp_path / str(size), monkeypatch, size) for size in (4, len(SIZES)))
+    assert len(all_) == len(SIZES) > len(few) > 1
+    assert all(torch.equal(all_[place], update) for place, update in few.items())
+
+
+def test_seeds_and_rounds_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = updates(tmp_path / "a", monkeypatch, len(SIZES))
+    other = updates(tmp_path / "b", monkeypatch, len(SIZES), seed=1)
+    rounds = updates(tmp_path / "c", monkeypatch, len(SIZES), steps=2, noise_multiplier=1e-9, max_grad_norm=1e-9)
+    for user, size in enumerate(SIZES):
+        if size > 0:
+            assert torch.equal(first[0, user], rounds[0, user])
+            assert not torch.allclose(first[0, user], other[0, user], rtol=1e-3)
+            assert not torch.allclose(rounds[0, user], rounds[1, user], rtol=1e-3)
+
+
+def test_nothing_is_left_of_the_random_numbers_of_a_lot(tmp_path: Path) -> None:
+    class Draws(Noisy):
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.history.append(torch.tensor([float(torch.rand(())), np.random.rand(), random.random()]))
+
+    drawn = []
+    for sizes in (SIZES, [size + 3 for size in SIZES]):
+        random.seed(3), np.random.seed(3)
+        module = Draws()
+        fit(tmp_path / str(len(drawn)), module, augmented(sizes), 3, noise_multiplier=1.0)
+        drawn.append(torch.stack(module.history))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("expected", [0.3, len(SIZES)])
+def test_empty_cohorts_and_cohorts_of_everybody(tmp_path: Path, expected: float) -> None:
+    users = make_users()
+    sampling = make_sampling("poisson", len(users), max(expected, 1), "user")
+    sampling = type(sampling)(len(users), expected / len(users), unit="user")
+    loader = LotLoader(users, Lots(sampling, 0))
+    sizes = [len(loader.lots.lot(step)) for step in range(5)]
+    assert 0 in sizes if expected < 1 else set(sizes) == {len(users)}
+    module = Toy(linear())
+    strategy = fit(tmp_path, module, steps=5, loader=loader)
+    assert strategy.releases == 5 and weights_of(module).isfinite().all()
