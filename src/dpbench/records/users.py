@@ -36,8 +36,8 @@ _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
 _NO_STEP = (
-    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: a "
-    "local step needs one number that does."
+    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: "
+    "a local step needs one number that does."
 )
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
