@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from dpbench.privacy.randomness import Stream
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.local_logs import LocalLogs
+from dpbench.records.local_step import LocalStep, kept_randomness, seed_randomness
 from dpbench.records.local_training import Client, LocalTraining
 from dpbench.records.noise_step import noise_batch
 from dpbench.records.scope import Scope
@@ -34,11 +33,6 @@ from dpbench.records.step_state import StepState
 
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
-_NO_STEP = (
-    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: "
-    "a local step needs one number that does."
-)
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
@@ -76,7 +70,6 @@ class Users:
         self._dataset: UserDataset | None = None
         self._lots_seen = 0
         self._warned, self._diverged = False, 0
-        self._first_values: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"Users({self.local})"
@@ -121,15 +114,16 @@ class Users:
         """Local training of made-up users, whose examples are what `noise_batch(size, generator)` makes."""
         size = self.local.batch_size or 20
         rows: list[list[Tensor]] = []
-        with self._kept_randomness(), self._logs.silent():
+        device, precision = self._module.device, self._trainer.precision_plugin
+        named = is_param_in_hook_signature(self._own_step, "batch_idx", min_args=2)
+        local_step = LocalStep(self._module, self._own_step, (0,) if named else (), measured=False)
+        with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
                 batch = self._on_device(noise_batch(self._trainer, self._module, size, generator))
-                self._seed(torch.Generator().manual_seed(number))
+                seed_randomness(torch.Generator().manual_seed(number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
-                number_of_batch = (0,) if is_param_in_hook_signature(self._own_step, "batch_idx", min_args=2) else ()
-                with self._precision(), self._client.weights():
-                    loss_of = self._loss_of(self._own_step, number_of_batch, {})
-                    rows.append(self._client.update(loss_of, (batch for _ in steps)))
+                with precision.train_step_context(), self._client.weights():
+                    rows.append(self._client.update(local_step, (batch for _ in steps)))
         parts = [torch.stack(one) for one in zip(*rows, strict=True)]
         return Piece([InstantiatedGradients(lambda one=one: one) for one in parts], _ON_NOISE, None)  # type: ignore[misc]
 
@@ -179,12 +173,12 @@ class Users:
         """Stand in for `training_step`: local training of each user in turn; Lightning sees one step."""
 
         @functools.wraps(own_step)
-        def step(cohort: Cohort, *args: Any, **kwargs: Any) -> Tensor:
+        def step(cohort: Cohort, *args: Any) -> Tensor:
             if self._done or self._released:
                 raise ConfigurationError(SECOND_RELEASE)
-            loss_of = self._loss_of(own_step, args, kwargs)
-            with self._kept_randomness(), self._logs.collected(), self._client.weights():
-                self._train(loss_of)
+            local_step = LocalStep(self._module, own_step, args, self._releases.recipe.metrics is not None)
+            with kept_randomness(self._module.device), self._logs.collected(), self._client.weights():
+                self._train(local_step)
             self._done = True
             if self._diverged:
                 self._module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
@@ -195,7 +189,7 @@ class Users:
 
         return step
 
-    def _train(self, loss_of: Callable[[Any], Tensor]) -> None:
+    def _train(self, local_step: LocalStep) -> None:
         """Hand the update of each user of the cohort to the release."""
         assert self._dataset is not None
         checked = is_checked(self._lots_seen) and len(self._users) > 0
@@ -203,59 +197,32 @@ class Users:
         first: tuple[int, list[Tensor]] | None = None
         diverged = torch.zeros((), dtype=torch.long, device=self._module.device)
         for user in self._users:
-            update = self._update(user, loss_of)
+            update = self._update(user, local_step)
             if checked and first is None and len(self._dataset.rows(user)):
                 first = user, update
             diverged += ~torch.stack(torch._foreach_norm(update)).square().sum().isfinite()
-            self._releases.accumulate(_as_row(update), 1, None, self._values())
+            self._releases.accumulate(_as_row(update), 1, None, local_step.values())
         self._diverged = int(diverged)
         if state is not None and first is not None:
-            self._refuse_memory(*first, loss_of, state)
+            self._refuse_memory(*first, local_step, state)
 
-    def _update(self, user: int, loss_of: Callable[[Any], Tensor]) -> list[Tensor]:
-        assert self._dataset is not None
+    def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = self._releases.generator(Stream.LOCAL_TRAINING, user)
-        self._seed(generator)
-        self._first_values = {}
-        return self._client.update(loss_of, self._batches(user, generator))
+        seed_randomness(generator, self._module.device)
+        local_step.begin()
+        return self._client.update(local_step, self._batches(user, generator))
 
     def _batches(self, user: int, generator: torch.Generator) -> Iterable[Any]:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._on_device(self._dataset.batch(user, positions))
 
-    def _loss_of(self, own_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Tensor]:
-        def loss_of(batch: Any) -> Tensor:
-            output = own_step(batch, *args, **kwargs)
-            loss = output.get("loss") if isinstance(output, dict) else output
-            if not isinstance(loss, Tensor):
-                raise ConfigurationError(_NO_LOSS)
-            if loss.numel() != 1 or not loss.requires_grad:
-                raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
-            if not self._first_values and isinstance(output, dict) and self._releases.recipe.metrics is not None:
-                self._first_values = output.get("record_metrics", {})
-                self._first_values = {name: _mean(value) for name, value in self._first_values.items()}
-            return loss
-
-        return loss_of
-
-    def _values(self) -> Mapping[str, Tensor]:
-        """Private metrics of a user: means over the examples of its first local step, before its training."""
-        metrics = self._releases.recipe.metrics
-        if metrics is None or self._first_values:
-            return self._first_values
-        sizes = getattr(self._module, "record_metrics", {})  # a user without examples
-        zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}
-        return {name: value[:, 0] if sizes[name] == 1 else value for name, value in zeros.items()}
-
-    def _refuse_memory(
-        self, user: int, first: list[Tensor], loss_of: Callable[[Any], Tensor], before: StepState
-    ) -> None:
+    def _refuse_memory(self, user: int, first: list[Tensor], local_step: LocalStep, before: StepState) -> None:
         """Raise UnsupportedModuleError where a user's update depends on the users before it."""
         after = StepState(self._trainer, self._module)
         before.rewind()
         with self._logs.silent():
-            again = self._update(user, loss_of)
+            again = self._update(user, local_step)
         after.restore()  # metrics count the user once
         exact = self._module.device.type == "cpu"  # elsewhere sums come in any order, and local steps amplify it
         gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
@@ -271,29 +238,6 @@ class Users:
         batch = self._trainer.precision_plugin.convert_input(batch)  # as Lightning does with its batches
         batch = self._module._on_before_batch_transfer(batch)
         return self._trainer.strategy.batch_to_device(batch)
-
-    def _precision(self) -> Any:
-        return self._trainer.precision_plugin.train_step_context()
-
-    def _seed(self, generator: torch.Generator) -> None:
-        """Seed whatever random numbers the module, or the data set of its examples, may take."""
-        seed = int(torch.randint(2**62, (), generator=generator))
-        torch.default_generator.manual_seed(seed)
-        if self._module.device.type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-
-    @contextmanager
-    def _kept_randomness(self) -> Iterator[None]:
-        device = self._module.device
-        numbers = np.random.get_state(), random.getstate()
-        try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                yield
-        finally:
-            np.random.set_state(numbers[0])
-            random.setstate(numbers[1])
 
 
 class _CohortsPass:
@@ -324,12 +268,6 @@ def _unless_cohort(hook: Any) -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _mean(value: Any) -> Tensor:
-    value = value() if callable(value) else value
-    mean: Tensor = value.detach().mean(0, keepdim=True)
-    return mean
 
 
 def _as_row(update: list[Tensor]) -> list[ParameterGradients]:

@@ -1,0 +1,94 @@
+"""A module's training step as local training calls it: with a loss each time, and with random numbers of the user."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+
+_NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
+_NO_STEP = (
+    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: "
+    "a local step needs one number that does."
+)
+
+
+class LocalStep:
+    """Losses of the batches of one user after the other, and the private metrics of each one's first batch.
+
+    Args:
+        module: Says in `record_metrics` what metrics it has.
+        training_step: Its own.
+        options: Further arguments of `training_step`, after the batch.
+        measured: Whether there are private metrics.
+    """
+
+    def __init__(
+        self, module: pl.LightningModule, training_step: Any, options: tuple[Any, ...], measured: bool
+    ) -> None:
+        self._module, self._step, self._options, self._measured = module, training_step, options, measured
+        self._values: Mapping[str, Any] = {}
+
+    def begin(self) -> None:
+        """Another user follows."""
+        self._values = {}
+
+    def __call__(self, batch: Any) -> Tensor:
+        """The loss of a batch.
+
+        Raises:
+            ConfigurationError: There is none, or none to descend.
+        """
+        output = self._step(batch, *self._options)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError(_NO_LOSS)
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
+        if self._measured and not self._values and isinstance(output, dict):
+            self._values = {name: _mean(value) for name, value in output.get("record_metrics", {}).items()}
+        return loss
+
+    def values(self) -> Mapping[str, Tensor]:
+        """Private metrics of a user: means over the examples of its first local step, before its training."""
+        if not self._measured or self._values:
+            return self._values
+        sizes = getattr(self._module, "record_metrics", {})  # a user without examples
+        zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}
+        return {name: value[:, 0] if sizes[name] == 1 else value for name, value in zeros.items()}
+
+
+def _mean(value: Any) -> Tensor:
+    value = value() if callable(value) else value
+    mean: Tensor = value.detach().mean(0, keepdim=True)
+    return mean
+
+
+def seed_randomness(generator: torch.Generator, device: torch.device) -> None:
+    """Seed whatever random numbers a module, or the data set of its examples, may take."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """Leave nothing of the random numbers within: how many were drawn says something of the users."""
+    numbers = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(numbers[0])
+        random.setstate(numbers[1])
