@@ -33,6 +33,7 @@ if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever
 from dpbench.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+_HELD_OUT = {False: "val_size", True: "val_users"}
 State = Literal["done", "running", "failed", "begun", "new"]
 
 
@@ -50,6 +51,7 @@ class Job:
         steps: How many it makes.
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
         evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
+        trial: Name, of tables whose cells choose among trials.
     """
 
     row: str
@@ -61,6 +63,12 @@ class Job:
     steps: int
     folder: str
     evaluated: Literal["test", "val"] | None = None
+    trial: str = ""
+
+    @property
+    def told(self) -> str:
+        """Which run it is, in words."""
+        return f"{self.row}, {self.column}, " + (f"{self.trial}, " if self.trial else "") + f"seed {self.seed}"
 
     @property
     def path(self) -> Path:
@@ -132,8 +140,8 @@ class Job:
         """The last line of a failed run's log, and where all of it lies."""
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             message = json.loads((self.path / FAILED).read_text(encoding="utf-8"))["message"]
-            return f"{self.row}, {self.column}, seed {self.seed}: {message} ({self.path / LOG})"
-        return f"{self.row}, {self.column}, seed {self.seed} ({self.path / LOG})"
+            return f"{self.told}: {message} ({self.path / LOG})"
+        return f"{self.told} ({self.path / LOG})"
 
 
 def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> list[Job]:
@@ -155,38 +163,43 @@ def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -
     use_plugins()
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         return [
-            _job(table, row, column, seed, root, more)
+            _job(table, row, column, trial, seed, root, more)
             for seed in table.seeds
             for row in table.rows
             for column in table.columns
+            for trial in table.trials
         ]
 
 
-def _job(table: Table, row: Variant, column: Variant, seed: int, root: Path, more: Sequence[str]) -> Job:
+def _job(
+    table: Table, row: Variant, column: Variant, trial: Variant, seed: int, root: Path, more: Sequence[str]
+) -> Job:
     from hydra import compose
     from hydra.errors import HydraException
 
     from dpbench.training.build import plain
 
-    name = f"{row.name}-{column.name}-{seed}"
+    name = "-".join(part for part in (row.name, column.name, trial.name, str(seed)) if part)
     fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
-    words = (*row.words, *column.words, *fixed, *more)
+    words = (*table.words_of(row, column, trial), *fixed, *more)
     try:
         config = plain(compose("config", list(words)))
     except HydraException as error:
         cause = brief(error)
         raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
-    if table.metric.startswith("val/") and not config["data"]["val_size"]:
+    held_out = _HELD_OUT[by_users := "val_users" in config["data"]]
+    if table.metric.startswith("val/") and not config["data"][held_out]:
+        kind = "users" if by_users else "records"
         raise ConfigurationError(
-            f"{table.name} shows {table.metric}, and {name} holds no records out: data.val_size=0."
+            f"{table.name} shows {table.metric}, and {name} holds no {kind} out: data.{held_out}=0."
         )
     digest, code = config_hash(config), code_hash()
     others = "".join(f"-{found[:8]}" for found in foreign_code(config).values())  # an edited plug-in is another job
     folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}{others}").resolve()
-    judged_on: Literal["val", "test"] = "val" if config["data"]["val_size"] else "test"
+    judged_on: Literal["val", "test"] = "val" if config["data"][held_out] else "test"
     evaluated = judged_on if table.metric.startswith("evaluation/") else None
     steps = int(config["trainer"]["max_steps"])
-    return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated)
+    return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated, trial.name)
 
 
 def _locked(path: Path) -> bool:

@@ -11,20 +11,27 @@ import pandas as pd
 from scipy import stats
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting import ledger_epsilon
 from dpbench.reports.markdown import markdown_rows
+from dpbench.reports.nominal import at_population
+from dpbench.reproduce.choices import RUNS, TRIAL, best_trials, of_best_trials, trials_of
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
+from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import METRIC_TITLES, Table, select_cell
+from dpbench.reproduce.tables import ONLY, Table, select_cell
 from dpbench.runs.code import code_hash
 from dpbench.runs.files import write_atomically
+from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_csv
 
-RUNS = "runs.csv"
 MONTAGE = "samples.png"
 _DASH = "–"
 _EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", "epsilon_rdp": "ε (RDP)", "epsilon_pld": "ε (PLD)"}
-_NOMINAL = "epsilon_microbatch_rdp"
+_AT_POPULATION = "epsilon_nominal_rdp"
+_ALWAYS = "epsilon_rdp"  # shown; the others where there is one
+_EXAMPLE = "example"
+_LARGE = 1e5  # epsilon: shown as a power of ten
 _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
 
 
@@ -45,6 +52,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
             {
                 "row": job.row,
                 "column": job.column,
+                **({TRIAL: job.trial} if table.trials != (ONLY,) else {}),
                 "seed": job.seed,
                 "metric": table.metric,
                 "value": record["metrics"].get(table.metric),
@@ -52,8 +60,10 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
                 "epsilon_rdp": privacy["epsilon"].get("rdp"),
                 "epsilon_pld": privacy["epsilon"].get("pld"),
                 "epsilon_microbatch_rdp": privacy.get("epsilon_microbatch", {}).get("rdp"),
+                **_at_population(table, job),
                 "delta": privacy["delta"],
                 "unit": privacy["unit"],
+                "population": privacy.get("population"),
                 "neighbouring_relation": privacy["neighbouring_relation"],
                 "steps": record["steps"],
                 "seconds": record["seconds"],
@@ -70,6 +80,16 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def _at_population(table: Table, job: Job) -> dict[str, float | None]:
+    """What the run would have cost at the table's nominal population."""
+    if table.nominal is None:
+        return {}
+    if not job.run.ledger.is_file():
+        return {_AT_POPULATION: None}
+    ledger = at_population(read_run_ledger(job.run.ledger), *table.nominal)
+    return {_AT_POPULATION: ledger_epsilon(ledger, ledger.header.delta, "rdp")}
 
 
 def conflicting_results(folder: Path, runs: pd.DataFrame) -> str | None:
@@ -94,29 +114,41 @@ def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
             f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
             f"the definition, or write it again (dpbench reproduce {table.command} --replace)."
         )
-    words = {(row.name, column.name): (*row.words, *column.words) for row in table.rows for column in table.columns}
-    for run in runs.to_dict("records"):
-        cell = str(run["row"]), str(run["column"])
+    words = {
+        (row.name, column.name, trial.name): table.words_of(row, column, trial)
+        for row in table.rows
+        for column in table.columns
+        for trial in table.trials
+    }
+    for run, trial in zip(runs.to_dict("records"), trials_of(runs), strict=True):
+        cell = str(run["row"]), str(run["column"]), trial
         if cell not in words:
-            raise ConfigurationError(f"{table.folder}/{RUNS} has runs of {cell}, which {table.name} does not have.")
+            raise ConfigurationError(
+                f"{table.folder}/{RUNS} has runs of ({_named(cell)}), which {table.name} does not have."
+            )
         if not str(run["words"]).startswith(" ".join((*words[cell], "seed="))):
             raise ConfigurationError(
-                f"{table.folder}/{RUNS}: {', '.join(cell)} was run with other words than {table.name} has now: restore "
+                f"{table.folder}/{RUNS}: {_named(cell)} was run with other words than {table.name} has now: restore "
                 f"the definition, or run it again (dpbench reproduce {table.command} --replace)."
             )
 
 
+def _named(cell: Sequence[str]) -> str:
+    return ", ".join(name for name in cell if name)
+
+
 def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
-    """A line for each cell: n, mean, standard deviation and 95 % interval (in percent), epsilon, the paper's figure."""
+    """A line for each cell: n, mean, standard deviation and 95 % interval (as shown), epsilon, the paper's figure."""
     lines = []
     for row in table.rows:
         for column in table.columns:
             own = select_cell(runs, row, column)
-            values = 100 * own["value"].dropna() if len(own) else pd.Series(dtype=float)
+            values = table.measure.scale * own["value"].dropna() if len(own) else pd.Series(dtype=float)
             paper = table.paper.get((row.name, column.name))
             line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
-            for name in _EPSILONS:
-                line[name] = own[name].max() if len(own) else float("nan")
+            for name in (*_EPSILONS, _AT_POPULATION):
+                line[name] = own[name].max() if len(own) and name in own else float("nan")
+            line["unit"] = next(iter(own["unit"].dropna()), None) if len(own) else None
             line["private"] = bool(len(own)) and bool(own["unit"].notna().any())
             line["seconds"] = own["seconds"].mean() if len(own) else float("nan")
             lines.append(line | {"paper": paper[0] if paper else None, "paper_spread": paper[1] if paper else None})
@@ -131,62 +163,78 @@ def _spread(values: pd.Series[float]) -> dict[str, float]:
     return {"mean": float(values.mean()) if n else nan, "sd": deviation, "half": half}
 
 
-def differences(table: Table, runs: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Row → paired difference of the two columns that the table compares, over the seeds that both have."""
-    if table.difference is None or not len(runs):
-        return {}
-    found = {}
-    for row in table.rows:
+def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> dict[str, dict[str, float]]:
+    """Row → paired difference of two columns, over the seeds that both have."""
+    found: dict[str, dict[str, float]] = {}
+    for row in table.rows if len(runs) else ():
         own = runs[runs["row"] == row.name].pivot_table(index="seed", columns="column", values="value")
-        if set(table.difference) <= set(own.columns):
-            gaps = 100 * (own[table.difference[0]] - own[table.difference[1]]).dropna()
+        if set(pair) <= set(own.columns):
+            gaps = table.measure.scale * (own[pair[0]] - own[pair[1]]).dropna()
             if len(gaps):
                 found[row.name] = {"n": len(gaps), **_spread(gaps)}
     return found
 
 
-def _figure(mean: float | None, spread: float | None, digits: int = 2) -> str:
-    if mean is None or pd.isna(mean):
-        return _DASH
-    return f"{mean:.{digits}f}" + ("" if spread is None or pd.isna(spread) else f" ± {spread:.{digits}f}")
-
-
-def _epsilon(values: pd.DataFrame, name: str) -> str:
+def _epsilon(values: pd.DataFrame, name: str, mixed: bool) -> str:
     """Epsilons of a row's private cells: one figure, or one for each cell where they differ."""
-    own = [_figure(value, None, 3) for value in values.loc[values["private"], name]]
+    own = []
+    for value, unit in values.loc[values["private"], [name, "unit"]].itertuples(index=False):
+        shown = _DASH if value is None or pd.isna(value) else f"{value:.3f}" if value < _LARGE else f"{value:.2g}"
+        own.append(f"{shown} ({unit})" if mixed else shown)
     return " / ".join(own if len(set(own)) > 1 else own[:1]) or _DASH
+
+
+def _shown_epsilons(table: Table, lines: pd.DataFrame) -> dict[str, str]:
+    """Column of the summary → heading: epsilons that some cell has, with the unit unless that is an example."""
+    units = sorted(set(lines["unit"].dropna()))
+    unit = f", unit: {units[0]}" if len(units) == 1 and units != [_EXAMPLE] else ""
+    any_at_all = lines[_ALWAYS].notna().any()
+    shown = {
+        name: label.replace(")", f"{unit})")
+        for name, label in _EPSILONS.items()
+        if lines[name].notna().any() or name == _ALWAYS or (name == "epsilon_pld" and not any_at_all)
+    }
+    if table.nominal is not None:
+        shown[_AT_POPULATION] = f"ε nominal at {table.nominal[0]:,} {(units or ['record'])[0]}s (RDP)"
+    return shown
 
 
 def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
     """The table as text, headings first: for each column ours (mean ± standard deviation, n) and the paper's."""
-    lines, gaps = summary(table, runs), differences(table, runs)
+    runs = of_best_trials(table, runs)
+    lines, text = summary(table, runs), table.measure.text
+    gaps = [differences(table, runs, pair) for pair in table.difference]
     claimed = any(row.epsilon is not None for row in table.rows)
+    shown, mixed = _shown_epsilons(table, lines), lines["unit"].nunique() > 1
     head = [""]
     for column in table.columns:
         head += [f"{column.label}, ours", "n"]
         head += [f"{column.label}, paper"] if any(c == column.name for _, c in table.paper) else []
-    head += ["paired difference"] if table.difference else []
-    shown = {name: label for name, label in _EPSILONS.items() if name != _NOMINAL or lines[name].notna().any()}
-    head += (["ε claimed"] if claimed else []) + list(shown.values())
+    head += _headings(table) + (["ε claimed"] if claimed else []) + list(shown.values())
     out = [head]
     for row in table.rows:
         own = lines[lines["row"] == row.name]
         line = [row.label]
         for column in table.columns:
             cell = own[own["column"] == column.name].iloc[0]
-            line += [_figure(cell["mean"], cell["sd"]), str(cell["n"])]
+            line += [text(cell["mean"], cell["sd"]), str(cell["n"])]
             if any(c == column.name for _, c in table.paper):
-                line.append(_figure(cell["paper"], cell["paper_spread"], 1))
-        if table.difference:
-            gap = gaps.get(row.name)
-            line.append(_DASH if gap is None else f"{gap['mean']:+.2f}" + _half(gap["half"]))
+                line.append(text(cell["paper"], cell["paper_spread"], 1))
+        for found in gaps:
+            gap = found.get(row.name, {"mean": float("nan"), "half": float("nan")})
+            half = "" if pd.isna(gap["half"]) else f" [± {text(gap['half'])}]"
+            line.append(text(gap["mean"], sign="+") + half)
         line += [_DASH if row.epsilon is None else f"{row.epsilon:g}"] if claimed else []
-        out.append([*line, *(_epsilon(own, name) for name in shown)])
+        out.append([*line, *(_epsilon(own, name, mixed) for name in shown)])
     return out
 
 
-def _half(half: float) -> str:
-    return "" if pd.isna(half) else f" [± {half:.2f}]"
+def _headings(table: Table) -> list[str]:
+    """Of the paired differences; where there are several, each with its columns."""
+    labels = {column.name: column.label for column in table.columns}
+    if len(table.difference) == 1:
+        return ["paired difference"]
+    return [f"{labels.get(first, first)} − {labels.get(second, second)}" for first, second in table.difference]
 
 
 def markdown(table: Table, runs: pd.DataFrame) -> str:
@@ -218,36 +266,87 @@ def latex(table: Table, runs: pd.DataFrame) -> str:
 
 
 def _more(table: Table, runs: pd.DataFrame) -> str:
-    lines = [["", "", *(name.rpartition("/")[2].replace("_", " ") for name in table.more)]]
+    names = [label or name.rpartition("/")[2].replace("_", " ") for name, label in table.more.items()]
+    lines = [["", "", *names]]
     for row in table.rows:
         for column in table.columns:
             own = select_cell(runs, row, column)
-            means = [pd.to_numeric(own[name], errors="coerce").mean() for name in table.more]
-            lines.append([row.label, column.label, *(_DASH if pd.isna(mean) else f"{mean:.3g}" for mean in means)])
+            found = [_further(own, name, label) for name, label in table.more.items()]
+            lines.append([row.label, column.label, *found])
     return markdown_rows(lines)
 
 
-def _meaning(runs: pd.DataFrame) -> str:
+def _further(own: pd.DataFrame, name: str, label: str | None) -> str:
+    """Another figure of a cell: its mean, and under a label of its own as the table shows such figures."""
+    values = pd.to_numeric(own[name], errors="coerce").dropna()
+    if label is not None and name in MEASURES:
+        measure = MEASURES[name]
+        spread = _spread(measure.scale * values)
+        return measure.text(spread["mean"], spread["sd"])
+    return f"{values.mean():.3g}" if len(values) else _DASH
+
+
+def _meaning(table: Table, runs: pd.DataFrame) -> str:
     relations = sorted({_RELATIONS.get(str(name), str(name)) for name in runs["neighbouring_relation"].dropna()})
     text = "–: was not run, is not private, or is not covered by that accountant."
     if not relations:
         return text
     if runs["epsilon_microbatch_rdp"].notna().any():
         text = f"For the nominal ε a record is a fixed microbatch, as papers have it. {text}"
+    if table.nominal is not None:
+        text = (
+            f"The nominal ε is no guarantee: it is what lots of {table.nominal[1]:,.0f} of {table.nominal[0]:,} would "
+            f"cost, with noise grown as the lots. {text}"
+        )
     delta = ", ".join(f"{value:g}" for value in sorted(set(runs["delta"].dropna())))
-    return f"ε is for δ = {delta} and one example {' or '.join(relations)}, recomputed from the ledgers. {text}"
+    units = " or ".join(_protected(runs, unit) for unit in sorted(set(runs["unit"].dropna().astype(str))))
+    return f"ε is for δ = {delta} and {units} {' or '.join(relations)}, recomputed from the ledgers. {text}"
+
+
+def _protected(runs: pd.DataFrame, unit: str) -> str:
+    """What ε protects: "one example", or "one user (unit: user), of 539, with all examples"."""
+    if unit == _EXAMPLE:
+        return "one example"
+    own = runs[runs["unit"] == unit]
+    sizes = sorted({int(size) for size in own["population"].dropna()}) if "population" in own else []
+    of = f" of {' or '.join(f'{size:,}' for size in sizes)}" if sizes else ""
+    return f"one {unit}{of} (unit: {unit}), with all examples,"
+
+
+def _chosen(table: Table, runs: pd.DataFrame) -> Iterator[str]:
+    """What was chosen for each cell, and how."""
+    found = {cell: one.label for cell, one in table.choices.items()}
+    if found:
+        where = table.chosen_from
+        yield from (
+            f"Chosen in [{where}](../{where.replace('/', '_')}/README.md), on validation data and other seeds:",
+            "",
+        )
+    elif best := best_trials(table, runs):
+        every = len(table.trials)
+        found = {cell: one.label + ("" if n == every else f" (of {n})") for cell, (one, n) in best.items()}
+        labels = "; ".join(trial.label for trial in table.trials)
+        yield from (f"Each cell shows the best of {every} trials ({labels}) by this metric:", "")
+    else:
+        return
+    head = ["", *(column.label for column in table.columns)]
+    body = [[row.label, *(found.get((row.name, column.name), _DASH) for column in table.columns)] for row in table.rows]
+    yield from (markdown_rows([head, *body], len(head)), "", "What choosing costs is not in the ε shown.", "")
 
 
 def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.command}`.", "")
     yield from (markdown(table, runs), "")
-    yield f"{METRIC_TITLES[table.metric]} in percent after the last step: mean ± standard deviation over n seeds" + (
+    best = of_best_trials(table, runs)
+    better = " (lower is better)" if table.measure.lower_is_better else ""
+    yield f"{table.measure.heading} after the last step{better}: mean ± standard deviation over n seeds" + (
         "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
     )
-    yield _meaning(runs)
+    yield _meaning(table, best)
     if table.more:
-        yield from ("", "Means of other figures:", "", _more(table, runs))
-    yield from ("", "![figure](figure.png)", "")
+        yield from ("", "Means of other figures:", "", _more(table, best))
+    yield from ("", *_chosen(table, runs))
+    yield from ("![figure](figure.png)", "")
     for picture in pictures:
         yield from (f"![{Path(picture).stem}]({picture})", "")
     for what in ("commit", "cpu", "gpu", "torch"):
@@ -273,7 +372,8 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
     write_atomically(folder / RUNS, runs.to_csv(index=False))
     write_atomically(folder / "table.md", markdown(table, runs) + "\n")
     write_atomically(folder / "table.tex", latex(table, runs))
-    draw_table(table, runs, summary(table, runs), folder)
+    best = of_best_trials(table, runs)
+    draw_table(table, best, summary(table, best), folder)
     pictures = write_logged(table, logged, folder)
     pictures += [MONTAGE] if (folder / MONTAGE).is_file() else []
     write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures)).rstrip() + "\n")

@@ -16,11 +16,6 @@ _STYLES = ("-", "--", ":", "-.")
 _TOGETHER = 12  # curves in one panel
 
 
-def _label(table: Table) -> str:
-    kinds = {"val": "validation accuracy (%)", "evaluation": "accuracy on real images (%)"}
-    return kinds.get(table.metric.partition("/")[0], "test accuracy (%)")
-
-
 def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Path) -> None:
     """figure.png and figure.pdf: every run as a dot, 95 % intervals of the means, the paper's figures as crosses.
 
@@ -31,12 +26,12 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         folder: Where to.
     """
     figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
-    axes = figure.add_subplot()
+    axes, scale = figure.add_subplot(), table.measure.scale
     for number, column in enumerate(table.columns):
         color, shift = f"C{number % 10}", (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
         places = {row.name: at + shift for at, row in enumerate(table.rows)}
         own = runs[(runs["column"] == column.name) & runs["row"].isin(list(places))]
-        axes.plot(100 * own["value"], own["row"].map(places), ".", color=color, alpha=0.45, markersize=5)
+        axes.plot(scale * own["value"], own["row"].map(places), ".", color=color, alpha=0.45, markersize=5)
         cells = lines[lines["column"] == column.name]
         half = cells["half"].where(cells["n"] > _FEW)  # two runs say nothing about their spread
         at = cells["row"].map(places)
@@ -46,8 +41,8 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
             axes.plot(printed, at, "x", color=color, markersize=9, label=f"{column.label}, paper")
     axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
     axes.invert_yaxis()
-    _show_what_was_seen(axes, pd.concat([100 * runs["value"], lines["paper"].astype(float)]).dropna())
-    axes.set_xlabel(_label(table))
+    _show_what_was_seen(axes, table, pd.concat([scale * runs["value"], lines["paper"].astype(float)]).dropna())
+    axes.set_xlabel(table.measure.label)
     axes.set_title(table.title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
@@ -55,11 +50,12 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         write_figure(folder / f"figure.{suffix}", figure)
 
 
-def _show_what_was_seen(axes: Axes, seen: pd.Series[float]) -> None:
+def _show_what_was_seen(axes: Axes, table: Table, seen: pd.Series[float]) -> None:
     """Intervals of few runs that differ much may be wider than the picture."""
     if len(seen):
-        margin = max(1.0, 0.15 * float(seen.max() - seen.min()))
-        axes.set_xlim(max(0.0, float(seen.min()) - margin), min(100.0, float(seen.max()) + margin))
+        least = 1.0 if table.measure.percent else 0.05 * float(seen.abs().max()) or 1.0
+        margin = max(least, 0.15 * float(seen.max() - seen.min()))
+        axes.set_xlim(max(0.0, float(seen.min()) - margin), min(table.measure.most, float(seen.max()) + margin))
 
 
 def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
@@ -72,6 +68,7 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
     """
     lines = len(curves.groupby(["row", "column"]))
     panels = [[column] for column in table.columns] if lines > _TOGETHER else [list(table.columns)]
+    scale = table.measure.scale
     figure = new_figure(8.0 if len(panels) == 1 else 2.0 + 3.5 * len(panels), 4.5)
     every = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, columns in zip(every, panels, strict=True):
@@ -80,23 +77,30 @@ def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
                 own = select_cell(curves, row, column)
                 label = row.label if len(columns) == 1 else f"{row.label}; {column.label}"
                 if not own.empty:
-                    _draw_curve(axes, own, style, f"C{number % 10}", label)
+                    _draw_curve(axes, own.assign(value=scale * own["value"]), style, f"C{number % 10}", label)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if len(panels) > 1:
             axes.set_title(columns[0].label, fontsize=9)
-    shown = 100 * curves["value"]
-    last = 100 * curves.sort_values("step").groupby(["row", "column", "seed"])["value"].last()
-    lowest = min(float(shown.quantile(0.03)), float(last.min()))  # the first steps may be cut
-    every[0].set_ylim(max(0.0, lowest - 2), min(100.0, float(shown.max()) + 0.5))
-    every[0].set_ylabel(_label(table))
+    every[0].set_ylim(*_limits(table, curves))
+    every[0].set_ylabel(table.measure.label)
     every[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.suptitle(table.title, fontsize=10)
     write_figure(path, figure)
 
 
+def _limits(table: Table, curves: pd.DataFrame) -> tuple[float, float]:
+    """Of the axis: the worst of the first steps may be cut, never where a run ends."""
+    shown = table.measure.scale * curves["value"]
+    last = table.measure.scale * curves.sort_values("step").groupby(["row", "column", "seed"])["value"].last()
+    if table.measure.lower_is_better:
+        return 0.0, 1.05 * max(float(shown.quantile(0.97)), float(last.max()))
+    lowest, room = min(float(shown.quantile(0.03)), float(last.min())), table.measure.scale / 100
+    return max(0.0, lowest - 2 * room), min(table.measure.most, float(shown.max()) + 0.5 * room)
+
+
 def _draw_curve(axes: Axes, own: pd.DataFrame, style: str, color: str, label: str) -> None:
-    steps = 100 * own.groupby("step")["value"].agg(["mean", "min", "max"])
+    steps = own.groupby("step")["value"].agg(["mean", "min", "max"])
     point = "o" if len(steps) == 1 else None
     axes.plot(steps.index, steps["mean"], style, color=color, label=label, linewidth=1.3, marker=point)
     axes.fill_between(steps.index, steps["min"], steps["max"], color=color, alpha=0.15, linewidth=0)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.reproduce.choices import RUNS, with_choices
 from dpbench.reproduce.logged import read_logged
-from dpbench.reproduce.outputs import RUNS, refuse_other_words, write_outputs
+from dpbench.reproduce.outputs import refuse_other_words, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.runs.files import write_atomically
 from dpbench.training.search_path import conf_dir
@@ -32,6 +33,7 @@ def refresh(root: Path) -> list[str]:
     """
     tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
     tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
+    tables = [with_choices(table, conf_dir(), root / "results") for table in tables]
     held = [pd.read_csv(root / "results" / table.folder / RUNS) for table in tables]
     for table, runs in zip(tables, held, strict=True):
         refuse_other_words(table, runs)  # before anything is written

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.errors import ConfigurationError
+from dpbench.reproduce.choices import best_trials, with_choices
 from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
@@ -107,6 +108,7 @@ def reproduce_table(
 
 def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bool, replace: bool) -> tuple[str, bool]:
     conf = conf_dir()
+    table = with_choices(table, conf, out)
     for word in part.sweep:
         key, _, choice = word.partition("=")
         if key == "launcher" and choice not in (launchers := groups_of(conf)["launcher"]):
@@ -117,7 +119,8 @@ def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bo
         sweep(jobs, conf, part.sweep)
     # Whatever is finished of the whole table goes into it, by this code, not only what was asked for now.
     whole = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
-    known = {(job.row, job.column, job.seed): job for job in (*table_jobs(whole, conf, runs, part.trainer), *jobs)}
+    every = (*table_jobs(whole, conf, runs, part.trainer), *jobs)
+    known = {(job.row, job.column, job.trial, job.seed): job for job in every}
     finished = finished_runs(table, list(known.values()))
     text = [markdown(table, finished), "", status(jobs)]
     good = not any(job.state() == "failed" for job in jobs)
@@ -129,6 +132,8 @@ def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bo
         folder = runs / table.folder / "table"
     from dpbench.reproduce.montage import write_montage  # brings Lightning: a listing need not wait for it
 
-    write_montage(table, list(known.values()), folder)
-    write_outputs(table, finished, collect(table, list(known.values())), folder)
+    best = {cell: trial.name for cell, (trial, _) in best_trials(table, finished).items()}
+    shown = [job for job in known.values() if job.trial == best.get((job.row, job.column), job.trial)]
+    write_montage(table, shown, folder)
+    write_outputs(table, finished, collect(table, shown), folder)
     return "\n".join([*text, f"written to {folder}"]), good

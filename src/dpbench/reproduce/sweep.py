@@ -121,7 +121,7 @@ def _report_changes(jobs: Sequence[Job], reported: dict[str, State], states: dic
     for job in jobs:
         state = states[job.folder]
         if state in ("done", "failed") and state != reported[job.folder]:
-            print(f"{counts}: {job.row}, {job.column}, seed {job.seed} is {state}", file=sys.stderr, flush=True)
+            print(f"{counts}: {job.told} is {state}", file=sys.stderr, flush=True)
         reported[job.folder] = state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,43 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.reproduce.measures import MEASURES, Measure
 
-METRIC_TITLES = {
-    "test/accuracy": "Test accuracy",
-    "val/accuracy": "Validation accuracy",
-    "evaluation/accuracy_cnn": "Accuracy on real images of a CNN that was trained on synthetic ones",
-    "evaluation/accuracy_logistic_regression": "Accuracy on real images of logistic regression on synthetic ones",
-}
-"""What a table can show, and what it is called."""
+
+@dataclass(frozen=True)
+class Candidates:
+    """Cells of a tuning table of which the best one gives its words.
+
+    Attributes:
+        rows: Names; none leaves it to the other side of the cell.
+        columns: Names; none leaves it to the other side of the cell.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row or a column of a table: settings that its runs share.
+    """A row or a column of a table, or a trial of its cells: settings that runs share.
 
     Attributes:
         name: Used on the command line and in folders.
         label: Shown.
         words: What it adds after `dpbench train`.
         epsilon: What the paper claims for it, if anything.
+        chosen: Of the table's `chosen_from`, which cells its own cells choose among.
     """
 
     name: str
     label: str
     words: tuple[str, ...] = ()
     epsilon: float | None = None
+    chosen: Candidates = Candidates()
+
+
+ONLY = Variant("", "")
+"""The trial of a table that chooses nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +77,24 @@ class Table:
         command: What to write after `dpbench reproduce`: the name, or the path of the definition.
         title: What is shown.
         source: Where the paper shows it.
-        metric: Of the model after the last step; in percent. One of `METRIC_TITLES`.
+        metric: Of the model after the last step. One of `MEASURES`.
         seeds: Each row and column is run with each of these.
         hours: Of the whole table on two cores, about.
+        words: Of every run.
         rows: From top to bottom.
         columns: From left to right.
         paper: (row, column) → (mean, spread or None) as printed.
-        difference: Two columns (A, B) whose paired difference A − B is shown, or None.
+        difference: Pairs of columns (A, B) whose paired difference A − B is shown.
         notes: What differs from the paper, and why.
         series: Pictures of what the runs of the first seed log.
         histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
         samples: Whether to show images that the generators of the first seed make.
-        more: Further metrics, listed below the table as they are.
+        more: Further metrics, listed below the table as they are, or under a label of their own (None: as they are).
+        trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
+            where there is nothing to choose.
+        chosen_from: A table of trials on validation data, in which cells look up words; "": none.
+        choices: (row, column) → what was chosen there; see `dpbench.reproduce.choices`.
+        nominal: (population, lot size) for which a nominal epsilon stands beside the true one, or None.
     """
 
     name: str
@@ -86,15 +104,30 @@ class Table:
     metric: str
     seeds: tuple[int, ...]
     hours: float
+    words: tuple[str, ...]
     rows: tuple[Variant, ...]
     columns: tuple[Variant, ...]
     paper: Mapping[tuple[str, str], tuple[float, float | None]]
-    difference: tuple[str, str] | None = None
+    difference: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     histogram: bool = False
     samples: bool = False
-    more: tuple[str, ...] = ()
+    more: Mapping[str, str | None] = field(default_factory=dict)
+    trials: tuple[Variant, ...] = (ONLY,)
+    chosen_from: str = ""
+    choices: Mapping[tuple[str, str], Variant] = field(default_factory=dict)
+    nominal: tuple[int, float] | None = None
+
+    @property
+    def measure(self) -> Measure:
+        """What the metric is."""
+        return MEASURES[self.metric]
+
+    def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
+        """Words of a cell's runs, but for those of the run itself; later ones prevail."""
+        chosen = self.choices.get((row.name, column.name), ONLY)
+        return (*self.words, *chosen.words, *row.words, *column.words, *trial.words)
 
     @property
     def folder(self) -> str:
@@ -170,14 +203,13 @@ def read_table(name: str, conf: Path) -> Table:
 
 _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
-    "series", "histogram", "samples", "more",
+    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal",
 }  # fmt: skip
 
 
 def _table(name: str, command: str, data: dict[str, Any]) -> Table:
     if unknown := set(data) - _FIELDS:
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    common = _words(data)
     rows, columns = (_lines(data[key]) for key in ("rows", "columns"))
     seeds = data["seeds"]
     table = Table(
@@ -188,22 +220,46 @@ def _table(name: str, command: str, data: dict[str, Any]) -> Table:
         str(data.get("metric", "test/accuracy")),
         tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds)),
         float(data["hours"]),
-        tuple(replace(row, words=(*common, *row.words)) for row in rows),
+        _words(data),
+        rows,
         columns,
         {
             (str(row), str(column)): _figure(figure, f"paper, {row}, {column}")
             for row, cells in data.get("paper", {}).items()
             for column, figure in cells.items()
         },
-        tuple(data["difference"]) if "difference" in data else None,
+        _pairs(data.get("difference", ())),
         tuple(data.get("notes", ())),
         tuple(Series(**{str(key): str(value) for key, value in one.items()}) for one in data.get("series", ())),
         bool(data.get("histogram", False)),
         bool(data.get("samples", False)),
-        tuple(map(str, data.get("more", ()))),
+        _more(data.get("more", ())),
+        _lines(data["trials"]) if "trials" in data else (ONLY,),
+        str(data.get("chosen_from", "")),
+        nominal=_nominal(data.get("nominal")),
     )
     _check(table)
     return table
+
+
+def _pairs(given: Any) -> tuple[tuple[str, str], ...]:
+    """One pair of columns, or a list of pairs."""
+    pairs = [given] if given and all(isinstance(name, str) for name in given) else given
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError("difference must name two columns, or be a list of such pairs")
+    return tuple((str(first), str(second)) for first, second in pairs)
+
+
+def _more(given: Any) -> dict[str, str | None]:
+    return {str(name): str(label) for name, label in given.items()} if isinstance(given, dict) else dict.fromkeys(given)
+
+
+def _nominal(given: Any) -> tuple[int, float] | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or set(given) != {"population", "batch_size"}:
+        raise ValueError(f"nominal must be {{population: 1000000, batch_size: 5000}}, not {given!r}")
+    return int(given["population"]), float(given["batch_size"])
 
 
 def _words(data: dict[Any, Any]) -> tuple[str, ...]:
@@ -223,25 +279,36 @@ def _lines(data: dict[Any, Any]) -> tuple[Variant, ...]:
     lines = []
     for name, given in data.items():
         one = given or {}
-        if unknown := set(one) - {"label", "words", "epsilon"}:
+        if unknown := set(one) - {"label", "words", "epsilon", "chosen"}:
             raise ValueError(
                 f"{name} has unknown fields {', '.join(map(str, unknown))} (a label with a comma in quotes?)"
             )
         epsilon = one.get("epsilon")
         if epsilon is not None and not isinstance(epsilon, int | float):
             raise ValueError(f"epsilon of {name} must be a number, not {epsilon!r}")
-        lines.append(Variant(str(name), str(one.get("label", name)), _words(one), epsilon))
+        lines.append(Variant(str(name), str(one.get("label", name)), _words(one), epsilon, _candidates(one, str(name))))
     return tuple(lines)
+
+
+def _candidates(one: dict[Any, Any], name: str) -> Candidates:
+    given = one.get("chosen", {})
+    if not isinstance(given, dict) or set(given) - {"rows", "columns"}:
+        raise ValueError(f"chosen of {name} must be {{rows: [...]}} or {{columns: [...]}}, not {given!r}")
+    return Candidates(*(tuple(map(str, given.get(side, ()))) for side in ("rows", "columns")))
 
 
 def _check(table: Table) -> None:
     rows, columns = {line.name for line in table.rows}, {line.name for line in table.columns}
-    if table.metric not in METRIC_TITLES:
-        raise ValueError(f"metric must be one of {', '.join(METRIC_TITLES)}")
+    if table.metric not in MEASURES:
+        raise ValueError(f"metric must be one of {', '.join(MEASURES)}")
     if not table.seeds or not rows or not columns:
         raise ValueError("rows, columns and seeds must not be empty")
     for row, column in table.paper:
         if row not in rows or column not in columns:
             raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
-    if table.difference is not None and (len(table.difference) != 2 or not set(table.difference) <= columns):
-        raise ValueError("difference must name two columns")
+    if not {name for pair in table.difference for name in pair} <= columns:
+        raise ValueError("difference must name two columns, or be a list of such pairs")
+    if table.trials != (ONLY,) and not table.metric.startswith("val/"):
+        raise ValueError(f"the best of trials is chosen by a metric of validation data (val/...), not {table.metric}")
+    if bool(table.chosen_from) != any(line.chosen != Candidates() for line in (*table.rows, *table.columns)):
+        raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
