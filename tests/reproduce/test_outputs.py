@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +121,7 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
     line = summary(table, measured).iloc[0]
     assert line["mean"] == pytest.approx(82) and line["sd"] == pytest.approx(8**0.5)
     assert line["half"] == pytest.approx(12.706 * 8**0.5 / 2**0.5, rel=1e-3)  # Student's t, one degree of freedom
-    gap = differences(table, measured)["short"]
+    gap = differences(table, measured, table.difference[0])["short"]
     assert gap["mean"] == pytest.approx(-9) and gap["n"] == 2  # seed 2 has no partner
     head, short, long = cells(table, measured)
     assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
@@ -155,7 +156,7 @@ def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "gradient_compression_table1"
     folder.mkdir(parents=True)
     table = read_table("gradient_compression/table1", conf_dir()).selected(["sigma_1.1"], ["dpsgd"], None)
-    words = " ".join((*table.rows[0].words, *table.columns[0].words))
+    words = " ".join(table.words_of(table.rows[0], table.columns[0]))
     values = {("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957}
     runs(values, words).to_csv(folder / "runs.csv", index=False)
     readme = tmp_path / "README.md"
@@ -177,7 +178,7 @@ def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
 
 def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
     table = read_table(str(definition), conf_dir())
-    with pytest.raises(ConfigurationError, match="'shorter'.*which own/digits does not have"):
+    with pytest.raises(ConfigurationError, match=r"\(shorter, private\), which own/digits does not have"):
         refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
 
 
@@ -225,3 +226,62 @@ def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path
         patch.setattr(pictures, "write_figure", lambda _, figure: seen.append(figure.axes[0].get_xlim()))
         pictures.draw_table(table, measured, summary(table, measured), tmp_path)
     assert all(0 <= left < 10.1 and 95 <= right <= 100 for left, right in seen) and len(seen) == 2
+
+
+def test_errors_are_shown_as_they_are_and_in_their_own_range(definition: Path, tmp_path: Path) -> None:
+    table = replace(read_table(edited(definition, "test/accuracy", "test/mean_squared_error"), conf_dir()), paper={})
+    values = {("short", "private", 0): 0.01234, ("short", "private", 1): 0.01434, ("short", "plain", 0): 0.01}
+    measured = runs(values).assign(metric="test/mean_squared_error")
+    _, short, _ = cells(table, measured)
+    assert (
+        short[1] == "0.01334 ± 0.0014" and short[5] == "+0.00234" and table.measure.label.endswith("(lower is better)")
+    )
+    steps = {"row": "short", "column": "private", "seed": 0, "step": [1, 2, 3], "value": [0.9, 0.03, 0.0123]}
+    limits: list[tuple[float, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pictures,
+            "write_figure",
+            lambda path, figure: limits.append(
+                figure.axes[0].get_ylim() if path.name == "curves.png" else figure.axes[0].get_xlim()
+            ),
+        )
+        write_outputs(table, measured, {"curves": pd.DataFrame(steps)}, tmp_path)
+    (left, right), (bottom, top) = limits[0], limits[-1]
+    assert 0 <= left < 0.01 and 0.01434 < right < 0.02  # no percent
+    assert bottom == 0 and 0.0123 < top < 1
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "Test mean squared error after the last step (lower is better): mean" in page
+
+
+def test_recall_is_a_share_in_percent(definition: Path) -> None:
+    table = read_table(edited(definition, "test/accuracy", "test/recall_at_5"), conf_dir())
+    measured = runs({("short", "private", 0): 0.25}).assign(metric="test/recall_at_5")
+    assert cells(table, measured)[1][1] == "25.00" and table.measure.label == "test recall@5 (%)"
+
+
+def test_further_figures_may_have_a_name_of_their_own(definition: Path, tmp_path: Path) -> None:
+    more = "test/accuracy\nmore: {val/accuracy: base rate (%)}"
+    table = read_table(edited(definition, "test/accuracy", more), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
+    measured["val/accuracy"] = [0.1, 0.12]
+    write_outputs(table, measured, {}, tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "|  |  | base rate (%) |" in page and "| 3 steps | DP-SGD | 11.00 ± 1.41 |" in page
+
+
+def test_a_unit_other_than_the_example_is_told(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", 0): 0.80, ("long", "private", 0): 0.84, ("short", "plain", 0): 0.9})
+    assert "unit" not in markdown(table, measured)
+    private = measured["column"] == "private"
+    measured.loc[private, ["unit", "population"]] = ["user", 539]
+    measured.loc[private, "epsilon_pld"], measured.loc[1, "epsilon_rdp"] = float("nan"), 54999999998212.7
+    assert cells(table, measured)[0][-1] == "ε (RDP, unit: user)" and cells(table, measured)[2][-1] == "5.5e+13"
+    assert "unit: user" in latex(table, measured)
+    write_outputs(table, measured, {}, tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "ε is for δ = 1e-05 and one user of 539 (unit: user), with all examples, added or removed" in page
+    measured.loc[2, ["unit", "epsilon_rdp"]] = ["example", 0.5]  # what both units cost, side by side
+    assert cells(table, measured)[1][-2] == "1.250 (user) / 0.500 (example)"
+    assert cells(table, measured)[0][-2:] == ["ε (RDP)", "ε (PLD)"]

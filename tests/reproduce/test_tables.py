@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
+from dpbench.reproduce.choices import with_choices
 from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
@@ -61,9 +63,25 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", table_names(conf_dir()))
 def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
     table = read_table(name, conf_dir())
+    if table.chosen_from:
+        table = with_choices(table, conf_dir(), _tuned(table.chosen_from, tmp_path))
     jobs = table_jobs(table.selected((), (), 1), conf_dir(), tmp_path)
-    assert len(jobs) == len(table.rows) * len(table.columns)
+    assert len(jobs) == len(table.rows) * len(table.columns) * len(table.trials)
     assert len({job.config_hash for job in jobs}) == len(jobs)  # no cell is another one by mistake
+
+
+def _tuned(name: str, folder: Path) -> Path:
+    """Results in which a tuning table is finished, its last row and trial the best."""
+    tuning = read_table(name, conf_dir())
+    lines = [
+        {"row": row.name, "column": column.name, "trial": trial.name, "seed": seed, "value": place}
+        for place, (row, trial) in enumerate((row, trial) for row in tuning.rows for trial in tuning.trials)
+        for column in tuning.columns
+        for seed in tuning.seeds
+    ]
+    (folder / tuning.folder).mkdir()
+    pd.DataFrame(lines).to_csv(folder / tuning.folder / "runs.csv", index=False)
+    return folder
 
 
 def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def with_choices(table: Table, conf: Path, results: Path) -> Table:
         raise ConfigurationError(
             f"{table.name} chooses its settings from {tuning.name}, and there is no {path}: {first}."
         )
-    runs = read_csv(path, ["row", "column", "value"], "restore {path}, or make it again", ("*",))
-    runs["value"] = pd.to_numeric(runs["value"], errors="coerce")
+    names = ("row", "column", TRIAL)
+    runs = read_csv(path, ["row", "column", "seed", "value"], "restore {path}, or make it again", (*names, "*"))
     cells = {}
     for row in table.rows:
         for column in table.columns:
@@ -120,5 +120,5 @@ def _mean(tuning: Table, runs: pd.DataFrame, row: Variant, column: Variant, tria
     """Mean over the tuning table's seeds; not a number where one is missing."""
     own = select_cell(runs, row, column)
     own = own[trials_of(own) == trial.name]
-    expected = {str(seed) for seed in tuning.seeds}
-    return float(own["value"].mean()) if expected <= set(own["seed"].astype(str)) else float("nan")
+    values = own.set_index("seed")["value"].reindex(list(tuning.seeds))
+    return float(values.mean(skipna=False))

@@ -19,7 +19,7 @@ from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, write_logged
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import ONLY, Table, select_cell
+from dpbench.reproduce.tables import ONLY, Table, select_cell, short_name
 from dpbench.runs.code import code_hash
 from dpbench.runs.files import write_atomically
 from dpbench.runs.ledgers import read_run_ledger
@@ -88,8 +88,8 @@ def _at_population(table: Table, job: Job) -> dict[str, float | None]:
         return {}
     if not job.run.ledger.is_file():
         return {_AT_POPULATION: None}
-    ledger = at_population(read_run_ledger(job.run.ledger), *table.nominal)
-    return {_AT_POPULATION: ledger_epsilon(ledger, ledger.header.delta, "rdp")}
+    ledger = at_population(read_run_ledger(job.run.ledger), table.nominal.population, table.nominal.lot_size)
+    return {_AT_POPULATION: ledger_epsilon(ledger, table.nominal.delta, "rdp")}
 
 
 def conflicting_results(folder: Path, runs: pd.DataFrame) -> str | None:
@@ -186,6 +186,7 @@ def _epsilon(values: pd.DataFrame, name: str, mixed: bool) -> str:
 
 def _shown_epsilons(table: Table, lines: pd.DataFrame) -> dict[str, str]:
     """Column of the summary → heading: epsilons that some cell has, with the unit unless that is an example."""
+    lines = lines[lines["private"]]
     units = sorted(set(lines["unit"].dropna()))
     unit = f", unit: {units[0]}" if len(units) == 1 and units != [_EXAMPLE] else ""
     any_at_all = lines[_ALWAYS].notna().any()
@@ -195,7 +196,7 @@ def _shown_epsilons(table: Table, lines: pd.DataFrame) -> dict[str, str]:
         if lines[name].notna().any() or name == _ALWAYS or (name == "epsilon_pld" and not any_at_all)
     }
     if table.nominal is not None:
-        shown[_AT_POPULATION] = f"ε nominal at {table.nominal[0]:,} {(units or ['record'])[0]}s (RDP)"
+        shown[_AT_POPULATION] = f"ε nominal at {table.nominal.population:,} {(units or ['record'])[0]}s (RDP)"
     return shown
 
 
@@ -295,8 +296,9 @@ def _meaning(table: Table, runs: pd.DataFrame) -> str:
         text = f"For the nominal ε a record is a fixed microbatch, as papers have it. {text}"
     if table.nominal is not None:
         text = (
-            f"The nominal ε is no guarantee: it is what lots of {table.nominal[1]:,.0f} of {table.nominal[0]:,} would "
-            f"cost, with noise grown as the lots. {text}"
+            f"The nominal ε is no guarantee: it is what lots of {table.nominal.lot_size:,.0f} of "
+            f"{table.nominal.population:,} would cost for δ = {table.nominal.delta:g}, with noise grown as the lots. "
+            f"{text}"
         )
     delta = ", ".join(f"{value:g}" for value in sorted(set(runs["delta"].dropna())))
     units = " or ".join(_protected(runs, unit) for unit in sorted(set(runs["unit"].dropna().astype(str))))
@@ -317,11 +319,9 @@ def _chosen(table: Table, runs: pd.DataFrame) -> Iterator[str]:
     """What was chosen for each cell, and how."""
     found = {cell: one.label for cell, one in table.choices.items()}
     if found:
-        where = table.chosen_from
-        yield from (
-            f"Chosen in [{where}](../{where.replace('/', '_')}/README.md), on validation data and other seeds:",
-            "",
-        )
+        name = short_name(table.chosen_from)
+        where = f"[{name}](../{name.replace('/', '_')}/README.md)"
+        yield from (f"Chosen in {where}, on validation data and other seeds:", "")
     elif best := best_trials(table, runs):
         every = len(table.trials)
         found = {cell: one.label + ("" if n == every else f" (of {n})") for cell, (one, n) in best.items()}

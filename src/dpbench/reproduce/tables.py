@@ -69,6 +69,21 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Nominal:
+    """A population for which a table says what its runs would have cost, with lots and noise grown alike.
+
+    Attributes:
+        population: Number of records (users, where the unit is one).
+        lot_size: Expected number of them in a lot.
+        delta: δ there.
+    """
+
+    population: int
+    lot_size: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class Table:
     """Definition of a table: its rows, columns, seeds and pictures.
 
@@ -94,7 +109,7 @@ class Table:
             where there is nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
         choices: (row, column) → what was chosen there; see `dpbench.reproduce.choices`.
-        nominal: (population, lot size) for which a nominal epsilon stands beside the true one, or None.
+        nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
     """
 
     name: str
@@ -117,7 +132,7 @@ class Table:
     trials: tuple[Variant, ...] = (ONLY,)
     chosen_from: str = ""
     choices: Mapping[tuple[str, str], Variant] = field(default_factory=dict)
-    nominal: tuple[int, float] | None = None
+    nominal: Nominal | None = None
 
     @property
     def measure(self) -> Measure:
@@ -168,6 +183,7 @@ def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFr
     return frame[(frame["row"] == row.name) & (frame["column"] == column.name)] if len(frame) else frame
 
 
+_ENDING = ".yaml"
 OTHERS = ("claims", "adaptive_quantile/figure2")
 """What `dpbench reproduce` makes without runs, see `run_table.COMPUTED_TABLES`."""
 
@@ -178,24 +194,29 @@ def table_names(conf: Path) -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
+def short_name(name: str) -> str:
+    """PAPER/TABLE, also of the path of a definition: its folder and its name without the ending."""
+    path = Path(name)
+    return f"{path.parent.name}/{path.stem}".lstrip("/") if name.endswith(_ENDING) else name
+
+
 def read_table(name: str, conf: Path) -> Table:
     """A table by its name, or by the path of a definition of your own (ending in .yaml).
 
     Raises:
         ConfigurationError: There is none, or it is not a definition.
     """
-    path = Path(name) if name.endswith(".yaml") else conf / "table" / f"{name}.yaml"
+    path = Path(name) if name.endswith(_ENDING) else conf / "table" / f"{name}{_ENDING}"
     if not path.is_file():
         names = sorted([*OTHERS, *table_names(conf)])
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
-    own = f"{path.parent.name}/{path.stem}".lstrip("/")
     try:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(data, dict):
             raise TypeError("it is no mapping")
-        return _table(own, name, {str(key): value for key, value in data.items()})
+        return _table(short_name(name), name, {str(key): value for key, value in data.items()})
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException, YAMLError) as error:
         missing = f"{error} is missing" if isinstance(error, KeyError) else brief(error)
         raise ConfigurationError(f"{path} defines no table: {missing}.") from error
@@ -254,12 +275,12 @@ def _more(given: Any) -> dict[str, str | None]:
     return {str(name): str(label) for name, label in given.items()} if isinstance(given, dict) else dict.fromkeys(given)
 
 
-def _nominal(given: Any) -> tuple[int, float] | None:
+def _nominal(given: Any) -> Nominal | None:
     if given is None:
         return None
-    if not isinstance(given, dict) or set(given) != {"population", "batch_size"}:
-        raise ValueError(f"nominal must be {{population: 1000000, batch_size: 5000}}, not {given!r}")
-    return int(given["population"]), float(given["batch_size"])
+    if not isinstance(given, dict) or set(given) != {"population", "batch_size", "delta"}:
+        raise ValueError(f"nominal must be {{population: 1000000, batch_size: 5000, delta: 2.5e-7}}, not {given!r}")
+    return Nominal(int(given["population"]), float(given["batch_size"]), float(given["delta"]))
 
 
 def _words(data: dict[Any, Any]) -> tuple[str, ...]:
