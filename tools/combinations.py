@@ -26,16 +26,17 @@ from pytorch_lightning.plugins.environments import LightningEnvironment  # type:
 from pytorch_lightning.strategies import DDPStrategy
 
 from dpbench import strategies
-from dpbench.data import ImageDataModule
+from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import DPBenchError
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.records import LocalTraining, Users
 from dpbench.reports.markdown import markdown_rows
 from tools.optimizers import OPTIMIZERS
 
-_DELTA, _STEPS, _LOT = 1e-4, 2, 32.0
+_DELTA, _STEPS, _LOT, _COHORT = 1e-4, 2, 32.0, 10.0
 
 STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
     "flat": strategies.DPSGD,
@@ -57,11 +58,16 @@ STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
     "flat, with private metrics": partial(strategies.DPSGD, metrics={"accuracy": 1.0, "loss": 3.0}),
     "clip only (reference)": strategies.ClipOnly,
     "noise only (reference)": strategies.NoiseOnly,
+    "federated averaging (reference)": strategies.FederatedAveraging,
 }
 TRANSFORMS: dict[str, dict[str, Any]] = {"–": {}, "discretized": {"discretization_threshold": 1e-3}}
 DENOISERS: dict[str, dict[str, Any]] = {"–": {}, "error correction": {"correction_threshold": 1e-2}}
 SAMPLERS = ("poisson", "fixed_size", "shuffled")
-UNITS = {"example": 1, "microbatch": 4}
+UNITS: dict[str, Callable[[], dict[str, Any]]] = {
+    "example": dict,
+    "microbatch": lambda: {"microbatch_size": 4},
+    "user": lambda: {"records": Users(LocalTraining(lr=0.1, batch_size=10, epochs=2))},
+}
 PROCESSES = (1, 2)
 
 
@@ -82,7 +88,7 @@ class Cell:
             noise_multiplier=1.0,
             delta=_DELTA,
             seed=0,
-            microbatch_size=UNITS[self.unit],
+            **UNITS[self.unit](),
             ledger=str(folder / "ledger.jsonl"),
             **TRANSFORMS[self.transform],
             **DENOISERS[self.denoiser],
@@ -96,7 +102,9 @@ def cells() -> Iterator[Cell]:
 
 
 @cache
-def _digits(sampler: str) -> ImageDataModule:
+def _digits(sampler: str, unit: str) -> ImageDataModule | UserDataModule:
+    if unit == "user":
+        return UserDataModule("digits_users", expected_batch_size=_COHORT, sampling=sampler)
     return ImageDataModule("digits", expected_batch_size=_LOT, sampling=sampler, image_size=8)
 
 
@@ -112,8 +120,9 @@ def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, tor
         "", or the error that refuses this combination; and the weights after training.
     """
     torch.manual_seed(0)
-    data = _digits(cell.sampler)
-    module = ImageClassifier(MLP(data.input_shape, data.num_classes, [8]), OPTIMIZERS[cell.optimizer], data.num_classes)
+    data = _digits(cell.sampler, cell.unit)
+    facts = data.model_options()
+    module = ImageClassifier(MLP(**facts, hidden=[8]), OPTIMIZERS[cell.optimizer], facts["num_classes"])
     before = _weights(module)
     try:
         _trainer(cell.strategy(folder), folder, parallel).fit(module, data)
@@ -252,7 +261,8 @@ _HEAD = """\
 Written by `make combinations`, which trains every combination for two steps on the digits, with one process and with
 two, and checks that the ledger gives an epsilon and that both end with the same weights. ✓: works with each of the
 optimizers {optimizers}, in one process and in two; a number: refused, for the reason below.
-Columns: how lots are drawn, and what a record is (an example, or a microbatch of four).
+Columns: how lots are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of local
+training, of the 100 made-up users of `digits_users`).
 """
 
 
@@ -262,6 +272,7 @@ What cannot be asked for, because there is no option for it:
 - automatic with an adaptive bound: a normalized gradient always has norm C, there is nothing to adapt to.
 - joint clipping with an adaptive bound: S lies in [1, √k] by its definition, the scales are given.
 - adaptive bounds for groups named by patterns: the papers adapt the whole gradient or layers (`clipping=per_layer`).
+- microbatches of users, or lots of users in pieces: a user is one record, and one is trained at a time.
 - `target_epsilon` and private metrics for the references: they are not private.
 - diagnostics with several processes: each would see its own records only.
 """

@@ -61,6 +61,8 @@ def test_some_of_it_on_two_processes() -> None:
         Cell("joint", "–", "–", "fixed_size", "microbatch", "SGD"),
         Cell("adaptive mean", "–", "error correction", "poisson", "example", "RMSprop"),
         Cell("automatic", "discretized", "–", "fixed_size", "example", "Nesterov"),
+        Cell("adaptive quantile", "discretized", "–", "poisson", "user", "Adam"),
+        Cell("by dimension", "–", "error correction", "fixed_size", "user", "momentum"),
     ]
     assert set(outcomes(chosen).values()) == {""}
 

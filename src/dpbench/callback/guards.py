@@ -142,7 +142,8 @@ def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
     if unit not in (None, sampling.unit):
         raise ConfigurationError(
             f"a record is a {unit}, and the lots draw {sampling.unit}s: take a data set with one item for each {unit}, "
-            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the like)."
+            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the "
+            "like); or leave out records=, and what is drawn is a record."
         )
 
 

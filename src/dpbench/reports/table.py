@@ -31,8 +31,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
 
     Returns:
         Columns: run, the settings in which the runs differ, accuracy (of other tasks what was measured on validation
-        and test data), epsilon by each accountant (infinite without privacy), seconds per step, steps; `ledger` if one
-        is not intact.
+        and test data), the unit of privacy where one is no example, epsilon by each accountant (infinite without
+        privacy), seconds per step, steps; `ledger` if one is not intact.
 
     Raises:
         ConfigurationError: There is no finished run.
@@ -58,6 +58,9 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
             table[name] = [record["metrics"].get(name) for record in records]
     if any(record.get("judged_on") == "val" for record in records):
         table["images judged on"] = [record.get("judged_on", "–") for record in records]
+    units = [record["privacy"].get("unit") or "–" for record in records]
+    if set(units) - {"example", "–"}:
+        table["unit"] = units
     for name in sorted({name for record in records for name in record["privacy"]["epsilon"]}, reverse=True):
         table[f"epsilon ({name.upper()})"] = [_epsilon(record["privacy"], name) for record in records]
     if any("damage" in record["privacy"] for record in records):
