@@ -32,7 +32,8 @@ def markdown(rows: list[Row], name: str) -> str:
         "",
         f"Made by `make bench-users` at {', '.join(origins)}, {rows[0]['hardware']['cpu']}, one thread"
         f"{', with ' + '; '.join(peers) if peers else ''}. CPU seconds of a round of {users} users (emnist_cnn 5x20: "
-        "5 local steps on 20 images each; char_lstm 5x4: 5 on 4 sequences of 80 characters): medians of "
+        "5 local steps on 20 images each; char_lstm 5x4: 5 on 4 sequences of 80 characters; mlp_2nn: the network of "
+        "`mnist_writers`): medians of "
         f"{' or '.join(map(str, turns))} turns, in each of which every method makes a round while the others wait; "
         "ratios are medians of those within a turn.",
         "",
@@ -63,7 +64,7 @@ def goals(task: str, rows: list[Row]) -> list[str]:
     """Lines of the goals' table."""
     at = {row["method"]: row for row in rows}
     lines = []
-    if OURS in at:
+    if OURS in at and at[OURS]["asked_of_limit"] is not None:
         lines.append(goal_row(f"{task}: ours ÷ limit", at[OURS]["asked_of_limit"], at[OURS]["ratio_to_limit"]))
     for peer in (PFL, FLOWER):
         faster = at[peer]["ratio_to_ours"] if peer in at else None

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.models import EMNISTCNN, CharLSTM
+from dpbench.models import EMNISTCNN, MLP, CharLSTM
 
 CLIP, NOISE, MOMENTUM = 1.0, 1.0, 0.9  # clipping bound, noise multiplier, server momentum
 Make = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
@@ -28,7 +28,7 @@ class Task:
         lr: Of the local steps.
         plain: Batch sizes and layouts in which the limit is looked for.
         steps: Local steps of a user.
-        asked: Largest CPU time ÷ limit that is the goal.
+        asked: Largest CPU time ÷ limit that is the goal; None: there is none.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Task:
     batch: int
     lr: float
     plain: tuple[tuple[int, torch.memory_format], ...]
-    asked: float
+    asked: float | None = None
     steps: int = 5
 
     @property
@@ -93,6 +93,14 @@ TASKS = {
             1.0,
             tuple((size, torch.contiguous_format) for size in (4, 10, 20, 50)),
             1.5,
+        ),
+        Task(
+            "mlp_2nn 5x20",
+            partial(MLP, (1, 28, 28), 62, (200, 200)),
+            _images,
+            20,
+            0.1,
+            tuple((size, torch.contiguous_format) for size in (20, 100, 500)),
         ),
     )
 }
