@@ -15,6 +15,7 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
+    OneRecord,
     OuterProductGradients,
     ParameterGradients,
 )
@@ -39,6 +40,33 @@ def gradients_of(rows: Tensor) -> list[ParameterGradients]:
 def total_of(rows: Tensor, groups: tuple[VectorGroup, ...]) -> list[Tensor]:
     sums, _ = clip_and_sum(gradients_of(rows), groups)
     return [torch.cat([sums[i].flatten() for i in group.parameters]) for group in groups]
+
+
+@pytest.mark.parametrize("bound", [0.1, 100.0])
+@pytest.mark.parametrize("broken", [False, True])
+def test_one_record_is_clipped_as_a_row(bound: float, broken: bool) -> None:
+    """Of any shape and memory layout; one that is not finite counts as zero."""
+    gradient = [
+        torch.randn(3, 4),
+        torch.randn(()),
+        torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last),
+    ]
+    if broken:
+        gradient[1] = torch.tensor(math.nan)
+    groups = VectorGroup("first", (0, 1), bound), VectorGroup("second", (2,), 2 * bound)
+    record, squared = OneRecord.of(gradient)
+    rows = [InstantiatedGradients(lambda one=one: one[None]) for one in gradient]
+    into = [torch.ones_like(one) for one in gradient]
+    expected, norms = clip_and_sum(rows, groups)
+    sums, own = clip_and_sum(record, groups)
+    assert clip_and_sum(record, groups, into=into)[0][0] is into[0]
+    torch.testing.assert_close(own, norms)
+    assert squared.isfinite().all() != broken and own.shape == (2, 0 if broken else 1)
+    for total, one, new in zip(into, expected, sums, strict=True):
+        torch.testing.assert_close(new, one)
+        torch.testing.assert_close(total, 1 + one)
+    for one, row in zip(record, rows, strict=True):
+        torch.testing.assert_close(one.per_record(), row.per_record(), equal_nan=True)
 
 
 def test_groups() -> None:

@@ -131,18 +131,15 @@ class Client:
         client, server, training = self._client, self._server, self._training
         active = [(p, own) for p, own in zip(self._parameters, client, strict=True) if p.requires_grad]
         parameters, weights = [p for p, _ in active], [own for _, own in active]
-        with torch.no_grad():
-            torch._foreach_copy_(client, server)
+        torch._foreach_copy_(client, server)  # tensors that require no gradient, as in all that follows
         for batch in batches:
             with torch.enable_grad():
                 loss = loss_of(batch)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            with torch.no_grad():
-                if training.prox_mu:  # w − ημ(w − w_server), before the gradient at the same w
-                    torch._foreach_lerp_(client, server, training.lr * training.prox_mu)
-                moved = [(own, g) for own, g in zip(weights, gradients, strict=True) if g is not None]
-                if moved:
-                    own, dense = zip(*((own, g.to_dense() if g.is_sparse else g) for own, g in moved), strict=True)
-                    torch._foreach_add_(own, dense, alpha=-training.lr)
-        with torch.no_grad():
-            return list(torch._foreach_sub(server, client))
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            if training.prox_mu:  # w − ημ(w − w_server), before the gradient at the same w
+                torch._foreach_lerp_(client, server, training.lr * training.prox_mu)
+            moved = [(own, g) for own, g in zip(weights, gradients, strict=True) if g is not None]
+            if moved:
+                own, dense = zip(*((own, g.to_dense() if g.is_sparse else g) for own, g in moved), strict=True)
+                torch._foreach_add_(own, dense, alpha=-training.lr)
+        return list(torch._foreach_sub(server, client))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import move_data_to_device
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
@@ -19,7 +20,7 @@ from dpbench.data.octaves import is_checked
 from dpbench.data.users import USER, Cohort, UserDataset
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import UNITS
-from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
@@ -99,7 +100,9 @@ class Users:
         step = scope.forward(self._round(self._own_step))
         step.__wrapped__ = self._own_step  # whose signature Lightning reads
         pl_module.__dict__["training_step"] = step
-        self._passing = [_CohortsPass(x) for x in (pl_module, trainer.datamodule) if x is not None]  # type: ignore[attr-defined]
+        owners = [x for x in (pl_module, trainer.datamodule) if x is not None]  # type: ignore[attr-defined]
+        self._own_transfer = any(is_overridden(name, x) for name in _TRANSFERS for x in owners)
+        self._passing = [_CohortsPass(x) for x in owners]
         return Attached(trained, optimizer)
 
     def begin(self, loader: LotLoader) -> None:
@@ -200,8 +203,9 @@ class Users:
             update = self._update(user, local_step)
             if checked and first is None and len(self._dataset.rows(user)):
                 first = user, update
-            diverged += ~torch.stack(torch._foreach_norm(update)).square().sum().isfinite()
-            self._releases.accumulate(_as_row(update), 1, None, local_step.values())
+            record, norms = OneRecord.of(update)
+            diverged += ~norms.sum().isfinite()
+            self._releases.accumulate(record, 1, None, local_step.values())
         self._diverged = int(diverged)
         if state is not None and first is not None:
             self._refuse_memory(*first, local_step, state)
@@ -236,6 +240,8 @@ class Users:
 
     def _on_device(self, batch: Any) -> Any:
         batch = self._trainer.precision_plugin.convert_input(batch)  # as Lightning does with its batches
+        if not self._own_transfer:  # what Lightning's hooks come down to, in a fifth of the time
+            return move_data_to_device(batch, self._module.device)
         batch = self._module._on_before_batch_transfer(batch)
         return self._trainer.strategy.batch_to_device(batch)
 
@@ -268,10 +274,6 @@ def _unless_cohort(hook: Any) -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _as_row(update: list[Tensor]) -> list[ParameterGradients]:
-    return [InstantiatedGradients(lambda one=one: one.unsqueeze(0)) for one in update]  # type: ignore[misc]
 
 
 def users_of(loader: LotLoader) -> UserDataset:

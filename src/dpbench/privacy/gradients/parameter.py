@@ -67,6 +67,40 @@ class ParameterGradients(ABC):
         return InstantiatedGradients(compute)
 
 
+class OneRecord(ParameterGradients):
+    """The gradient of a single record: no row of its own is built.
+
+    Args:
+        gradient: In the parameter's shape.
+        squared_norm: Its squared norm, (1,).
+    """
+
+    def __init__(self, gradient: Tensor, squared_norm: Tensor) -> None:
+        self._gradient, self._squared_norm = gradient, squared_norm
+
+    @classmethod
+    def of(cls, gradients: Sequence[Tensor]) -> tuple[list[OneRecord], Tensor]:
+        """Gradients of all parameters, and their squared norms (parameters,), computed in one call."""
+        squared = torch.stack(torch._foreach_norm(list(gradients))).square()
+        return [cls(one, norm) for one, norm in zip(gradients, torch.split(squared, 1), strict=True)], squared
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norm
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._gradient * weights[0]
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        total.addcmul_(self._gradient, weights[0])
+
+    def per_record(self) -> Tensor:
+        return self._gradient[None]
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        rows = self._gradient[None][records]
+        return InstantiatedGradients(lambda: rows)
+
+
 class InstantiatedGradients(ParameterGradients):
     """Gradients that are computed record by record, on first use.
 
