@@ -52,7 +52,7 @@ def test_one_record_is_clipped_as_a_row(bound: float, broken: bool) -> None:
         torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last),
     ]
     if broken:
-        gradient[1] = torch.tensor(math.nan)
+        gradient[1] = torch.tensor([math.nan])
     groups = VectorGroup("first", (0, 1), bound), VectorGroup("second", (2,), 2 * bound)
     record, squared = OneRecord.of(gradient)
     rows = [InstantiatedGradients(lambda one=one: one[None]) for one in gradient]
@@ -67,6 +67,13 @@ def test_one_record_is_clipped_as_a_row(bound: float, broken: bool) -> None:
         torch.testing.assert_close(total, 1 + one)
     for one, row in zip(record, rows, strict=True):
         torch.testing.assert_close(one.per_record(), row.per_record(), equal_nan=True)
+
+
+def test_one_record_may_be_a_number() -> None:
+    record, squared = OneRecord.of([torch.tensor(3.0), torch.tensor([4.0])])
+    (number, rest), _ = clip_and_sum(record, flat_groups(["a", "b"], [1, 1], 1.0))
+    assert squared.tolist() == [9.0, 16.0] and number.shape == ()
+    assert (float(number), float(rest)) == (pytest.approx(0.6), pytest.approx(0.8))
 
 
 def test_groups() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities import move_data_to_device
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import Subset
@@ -24,6 +22,7 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
+from dpbench.records.local_batches import LocalBatches
 from dpbench.records.local_logs import LocalLogs
 from dpbench.records.local_step import LocalStep, kept_randomness, seed_randomness
 from dpbench.records.local_training import Client, LocalTraining
@@ -33,7 +32,6 @@ from dpbench.records.source import Attached, Piece
 from dpbench.records.step_state import StepState
 
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
@@ -86,6 +84,7 @@ class Users:
     def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
         """Put local training in the place of `training_step`, and nothing in that of `backward`."""
         self._trainer, self._module, self._releases = trainer, pl_module, releases
+        self._batches = LocalBatches(trainer, pl_module)
         scope = self._scope = Scope(pl_module, trainer.optimizers)
         named = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
         if not named:
@@ -100,9 +99,6 @@ class Users:
         step = scope.forward(self._round(self._own_step))
         step.__wrapped__ = self._own_step  # whose signature Lightning reads
         pl_module.__dict__["training_step"] = step
-        owners = [x for x in (pl_module, trainer.datamodule) if x is not None]  # type: ignore[attr-defined]
-        self._own_transfer = any(is_overridden(name, x) for name in _TRANSFERS for x in owners)
-        self._passing = [_CohortsPass(x) for x in owners]
         return Attached(trained, optimizer)
 
     def begin(self, loader: LotLoader) -> None:
@@ -122,7 +118,7 @@ class Users:
         local_step = LocalStep(self._module, self._own_step, (0,) if named else (), measured=False)
         with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
-                batch = self._on_device(noise_batch(self._trainer, self._module, size, generator))
+                batch = self._batches.on_device(noise_batch(self._trainer, self._module, size, generator))
                 seed_randomness(torch.Generator().manual_seed(number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
                 with precision.train_step_context(), self._client.weights():
@@ -163,8 +159,7 @@ class Users:
         if self._scope is not None:
             for name in ("training_step", "backward"):
                 self._module.__dict__.pop(name, None)
-            for passing in self._passing:
-                passing.remove()
+            self._batches.close()
             self._scope.close()
             self._scope = None
         if self._dataset is not None:
@@ -214,12 +209,12 @@ class Users:
         generator = self._releases.generator(Stream.LOCAL_TRAINING, user)
         seed_randomness(generator, self._module.device)
         local_step.begin()
-        return self._client.update(local_step, self._batches(user, generator))
+        return self._client.update(local_step, self._steps(user, generator))
 
-    def _batches(self, user: int, generator: torch.Generator) -> Iterable[Any]:
+    def _steps(self, user: int, generator: torch.Generator) -> Iterable[Any]:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
-            yield self._on_device(self._dataset.batch(user, positions))
+            yield self._batches.on_device(self._dataset.batch(user, positions))
 
     def _refuse_memory(self, user: int, first: list[Tensor], local_step: LocalStep, before: StepState) -> None:
         """Raise UnsupportedModuleError where a user's update depends on the users before it."""
@@ -237,40 +232,6 @@ class Users:
                 "something from one training_step to the next (a running average, a memory of batches, a counter), so "
                 "that clipping does not bound what one user does. Keep nothing, or derive it from the weights alone."
             )
-
-    def _on_device(self, batch: Any) -> Any:
-        batch = self._trainer.precision_plugin.convert_input(batch)  # as Lightning does with its batches
-        if not self._own_transfer:  # what Lightning's hooks come down to, in a fifth of the time
-            return move_data_to_device(batch, self._module.device)
-        batch = self._module._on_before_batch_transfer(batch)
-        return self._trainer.strategy.batch_to_device(batch)
-
-
-class _CohortsPass:
-    """Hooks that move a batch of examples to a device, which a cohort has no use for.
-
-    Args:
-        owner: A LightningModule or LightningDataModule; its hooks are replaced on this object alone.
-    """
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-        self._names = [name for name in _TRANSFERS if is_overridden(name, owner) and name not in owner.__dict__]
-        for name in self._names:
-            owner.__dict__[name] = _unless_cohort(getattr(owner, name))
-
-    def remove(self) -> None:
-        """Give the hooks back."""
-        for name in self._names:
-            self._owner.__dict__.pop(name, None)
-
-
-def _unless_cohort(hook: Any) -> Any:
-    @functools.wraps(hook)
-    def wrapped(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return batch if isinstance(batch, Cohort) else hook(batch, *args, **kwargs)
-
-    return wrapped
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
