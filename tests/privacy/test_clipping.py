@@ -48,7 +48,7 @@ def test_one_record_is_clipped_as_a_row(bound: float, broken: bool) -> None:
     """Of any shape and memory layout; one that is not finite counts as zero."""
     gradient = [
         torch.randn(3, 4),
-        torch.randn(()),
+        torch.randn(1),
         torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last),
     ]
     if broken:
