@@ -91,6 +91,23 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
     assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 % | 80.00 % |" in both
 
 
+def test_trials_of_a_cell_are_compared_one_by_one(tmp_path: Path) -> None:
+    rows = [
+        {"row": "r", "column": "c", "trial": trial, "seed": 0, "metric": "val/accuracy", "value": value, "seconds": 1.0,
+         "epsilon_rdp": 2.0, "epsilon_pld": 1.9, "unit": "user", "words": f"optimizer.lr={trial} seed=0"}
+        for trial, value in (("one", 0.5), ("two", 0.7))
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    logged = {"row": "r", "column": "c", "trial": "two", "seed": 0, "step": [5, 9], "value": [0.4, 0.7]}
+    pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
+    one, two = load(str(tmp_path))
+    assert (one.name, two.name) == ("r, c, one (n = 1)", "r, c, two (n = 1)")
+    assert one.curves.empty and len(two.curves) == 2  # curves are kept of the best trial only
+    text = compare([one, two])
+    assert "| optimizer.lr | one | two |" in text and "| val/accuracy | 50.00 % | 70.00 % |" in text
+    assert "unit of privacy" not in text  # the same
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for number, lr in enumerate((0.1, 0.2)):
         folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)

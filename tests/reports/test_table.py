@@ -40,6 +40,19 @@ def test_columns_are_what_differs(tmp_path: Path) -> None:
     assert "| c | – | – |" in text  # a missing cell stays
 
 
+def test_a_unit_other_than_the_example_is_told(tmp_path: Path) -> None:
+    for name, unit in (("a", "user"), ("b", "example"), ("c", None)):
+        finished(tmp_path / name, 0.9, 1.5)
+        path = tmp_path / name / "result.json"
+        record = json.loads(path.read_text())
+        record["privacy"]["unit"] = unit
+        path.write_text(json.dumps(record))
+    table = collect([tmp_path])
+    assert dict(zip(table["run"], table["unit"], strict=True)) == {"a": "user", "b": "example", "c": "–"}
+    assert "unit" not in collect([tmp_path / "b", tmp_path / "c"])
+    assert "| unit of privacy | user | example | – |" in compare(load(str(tmp_path)))
+
+
 def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
     finished(tmp_path / "a", None, 1.5)
     found = {"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test", "steps": 1000}

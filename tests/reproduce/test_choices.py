@@ -10,6 +10,7 @@ import pytest
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.choices import best_trials, of_best_trials, with_choices
 from dpbench.reproduce.jobs import read_jobs, table_jobs, write_jobs
+from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import cells, refuse_other_words, write_outputs
 from dpbench.reproduce.tables import Table, read_table
 from dpbench.training.search_path import conf_dir
@@ -137,6 +138,21 @@ def test_every_trial_is_a_job_of_its_own(tuning: Table, tmp_path: Path) -> None:
     assert jobs[1].told == "tight, low, fast, seed 0" and "optimizer.lr=3" in jobs[1].words
     write_jobs(tmp_path / "jobs.json", jobs)
     assert read_jobs(tmp_path / "jobs.json") == jobs
+
+
+def test_what_the_best_trials_logged_is_kept_with_their_names(tuning: Table, tmp_path: Path) -> None:
+    jobs = table_jobs(tuning, conf_dir(), tmp_path)[:2]
+    for job in jobs:
+        job.path.mkdir(parents=True)
+        (job.path / "metrics.csv").write_text("step,val/accuracy\n1,0.1\n2,0.2\n3,0.3\n", encoding="utf-8")
+        (job.path / "result.json").write_text(
+            '{"metrics": {}, "privacy": {"epsilon": {}}, "config": {"run": {"name": "n"}}, "seed": 0, "seconds": 1, '
+            '"steps": 2}',
+            encoding="utf-8",
+        )
+    curves = collect(tuning, jobs)["curves"]
+    assert list(curves) == ["row", "column", "trial", "seed", "step", "value"]
+    assert curves["trial"].tolist() == ["slow"] * 3 + ["fast"] * 3
 
 
 def test_another_table_looks_up_what_was_best(tuning: Table, tmp_path: Path) -> None:

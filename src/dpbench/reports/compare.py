@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
@@ -18,7 +19,9 @@ from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import read_result
 
-_WORDS = ("row", "column", "words", "metric", "*")
+_CELL = ("row", "column", "trial")
+_WORDS = (*_CELL, "words", "metric", "unit", "*")
+_UNIT = "unit of privacy"
 _STYLES = ("-", "--", ":", "-.")
 _CURVES = (
     "val/accuracy", "test/accuracy", "nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss",
@@ -74,7 +77,13 @@ def _from_run(folder: RunFolder) -> ComparedRun:
     curves = read_metrics(folder.metrics)
     name = f"{record['config']['run']['name']}, seed {record['seed']}"
     name += f" ({UNPROVEN})" if "damage" in record["privacy"] else ""
-    return ComparedRun(name, flat_settings(record["config"]), {**metrics, "seconds": record["seconds"]}, curves)
+    settings = flat_settings(record["config"]) | _unit(record["privacy"].get("unit"))
+    return ComparedRun(name, settings, {**metrics, "seconds": record["seconds"]}, curves)
+
+
+def _unit(unit: Any) -> dict[str, str]:
+    """What epsilon is for, as a setting in which runs may differ."""
+    return {} if unit is None or pd.isna(unit) else {_UNIT: str(unit)}
 
 
 def _from_table(folder: Path) -> list[ComparedRun]:
@@ -84,18 +93,23 @@ def _from_table(folder: Path) -> list[ComparedRun]:
     names = ["step", "value"]
     curves = pd.DataFrame(columns=["row", "column", *names])
     if logged.is_file():
-        curves = read_csv(logged, ["row", "column", *names], restore, ("row", "column", "*"))
+        curves = read_csv(logged, ["row", "column", *names], restore, (*_CELL, "*"))
     figures = ["value", "seconds", "epsilon_rdp", "epsilon_pld"]
     cells = read_csv(folder / "runs.csv", ["row", "column", "words", "metric", *figures], restore, _WORDS)
-    for (row, column), own in cells.groupby(["row", "column"], sort=False):
+    by = [name for name in _CELL if name in cells]
+    for cell, own in cells.groupby(by, sort=False):
         words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
         settings = dict(word.partition("=")[::2] for word in words)
+        settings |= _unit(own["unit"].iloc[0]) if "unit" in own else {}
         more = {name: pd.to_numeric(own[name], errors="coerce").mean() for name in map(str, own) if "/" in name}
         metrics = {str(own["metric"].iloc[0]): own["value"].mean(), **more, "seconds": own["seconds"].mean()}
         metrics |= {f"privacy/epsilon_{name}": own[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
-        curve = curves[(curves["row"] == row) & (curves["column"] == column)].groupby("step")[["value"]].mean()
+        places = [curves[name] == part for name, part in zip(by, cell, strict=True) if name in curves]
+        curve = curves[np.logical_and.reduce(places)].groupby("step")[["value"]].mean()
         curve = pd.DataFrame() if curve.empty else curve.rename(columns={"value": str(own["metric"].iloc[0])})
-        found.append(ComparedRun(f"{row}, {column} (n = {len(own)})", settings, metrics, curve, whole=False))
+        found.append(
+            ComparedRun(f"{', '.join(map(str, cell))} (n = {len(own)})", settings, metrics, curve, whole=False)
+        )
     return found
 
 

@@ -14,7 +14,7 @@ from dpbench.runs.files import write_atomically
 from dpbench.runs.readers import read_csv, read_metrics
 
 Logged = dict[str, pd.DataFrame]
-"""Name of a file without its ending → columns row, column, seed, and what was logged."""
+"""Name of a file without its ending → columns row, column, trial (if the table has any), seed, and what was logged."""
 CURVES, GRADIENTS = "curves", "gradient_values"
 _END = 2  # evaluations: the last validation and the test
 _POINTS = 200  # of a line
@@ -40,12 +40,13 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
 
 
 def _joined(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.DataFrame:
-    parts = [read(job).assign(row=job.row, column=job.column, seed=job.seed) for job in jobs]
+    parts = [read(job).assign(row=job.row, column=job.column, trial=job.trial, seed=job.seed) for job in jobs]
     parts = [part for part in parts if len(part)]
     if not parts:
         return pd.DataFrame()
     whole = pd.concat(parts)
-    return whole[["row", "column", "seed", *(name for name in whole if name not in ("row", "column", "seed"))]]
+    first = ["row", "column", "trial", "seed"] if any(job.trial for job in jobs) else ["row", "column", "seed"]
+    return whole[[*first, *(name for name in whole if name not in ("row", "column", "trial", "seed"))]]
 
 
 def _metrics(job: Job) -> pd.DataFrame:
