@@ -71,6 +71,8 @@ def test_names_fix_the_order_and_keep_users_without_examples() -> None:
         ([0, 1], None, "there are 3 examples and 2 users: give the user of each example, one by one"),
         ([[0], [1], [2]], None, r"there are 3 examples and \(3, 1\) users"),
         ([0.0, float("nan"), 1.0], None, r"some examples have no user \(NaN\)"),
+        (["a", None, "b"], None, r"some examples have no user \(None, NaN\)"),
+        (np.array(["a", 1, "b"], dtype=object), None, r"named in several ways \(int, str\)"),
         (["a", "b", "c"], ["a", "b"], "'c' has examples, but is not among the names"),
         ([0, 1, 1], [0, 1, 0], "a name stands twice"),
     ],
@@ -88,6 +90,15 @@ def test_datasets_of_users() -> None:
     assert users.batch(1, [])[0].shape == (0,)
     with pytest.raises(ConfigurationError, match="no user has an example"):
         UserDataset.from_datasets({"bob": numbered(0)})
+
+
+def test_words_that_are_objects_are_names() -> None:
+    assert UserDataset(numbered(3), np.array(["b", "a", "b"], dtype=object)).names == ["a", "b"]
+
+
+def test_subset_takes_positions() -> None:
+    with pytest.raises(ConfigurationError, match="positions of users, not names: 'ann'"):
+        UserDataset(numbered(2), ["ann", "bob"]).subset(["ann"])  # type: ignore[list-item]
 
 
 def test_subset_keeps_whole_users() -> None:

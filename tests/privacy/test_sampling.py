@@ -341,5 +341,5 @@ def test_full_participation_is_poisson_sampling_of_everybody() -> None:
         assert epsilon(full, DELTA, accountant) == epsilon(poisson, DELTA, accountant)
     exact = {Event(scheme, (SumQuery("all", 1.0, 8.0 / math.sqrt(30)),)): 1}  # Gaussians compose to a Gaussian
     assert epsilon(full, DELTA, "gdp") == pytest.approx(epsilon(exact, DELTA, "gdp"), rel=1e-9)
-    with pytest.raises(ConfigurationError, match="hold all 20 training users: expected_batch_size=20"):
+    with pytest.raises(ConfigurationError, match="hold all 20 training users: set expected_batch_size=20"):
         make_sampling("full", 20, 10, "user")

@@ -40,6 +40,13 @@ def test_columns_are_what_differs(tmp_path: Path) -> None:
     assert "| c | – | – |" in text  # a missing cell stays
 
 
+def test_options_may_be_lists(tmp_path: Path) -> None:
+    for name, hidden in (("a", [200, 200]), ("b", [16])):
+        finished(tmp_path / name, 0.9, 1.5, hidden=hidden)
+    finished(tmp_path / "c", 0.9, 1.5, hidden=None)
+    assert "| a | [200, 200] |" in markdown(collect([tmp_path]))
+
+
 def test_a_unit_other_than_the_example_is_told(tmp_path: Path) -> None:
     for name, unit in (("a", "user"), ("b", "example"), ("c", None)):
         finished(tmp_path / name, 0.9, 1.5)

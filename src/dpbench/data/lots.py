@@ -339,6 +339,6 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
         raise ConfigurationError(f"{kind} lots need a whole expected_batch_size, not {expected_batch_size}.")
     if scheme.everybody and expected_batch_size != population:
         raise ConfigurationError(
-            f"{scheme.words[0]} lots hold all {population} training {unit}s: expected_batch_size={population}."
+            f"{scheme.words[0]} lots hold all {population} training {unit}s: set expected_batch_size={population}."
         )
     return scheme.at_rate(population, expected_batch_size / population, unit)

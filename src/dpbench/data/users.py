@@ -56,6 +56,8 @@ class UserDataset(Dataset[Cohort]):
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         column = np.asarray(users)
+        if column.dtype.kind == "O":
+            column = _words(column)
         if column.shape != (count_of(examples),):
             raise ConfigurationError(
                 f"there are {count_of(examples)} examples and {column.size if column.ndim < 2 else column.shape} "
@@ -153,6 +155,10 @@ class UserDataset(Dataset[Cohort]):
         Raises:
             ConfigurationError: A user stands twice among them.
         """
+        if len(users) and np.asarray(users).dtype.kind not in "iu":
+            raise ConfigurationError(
+                f"subset takes positions of users, not names: {users[0]!r}; see UserDataset.names."
+            )
         chosen = np.arange(len(self))[np.asarray(users, dtype=np.int64)].tolist()
         if len(set(chosen)) < len(chosen):
             raise ConfigurationError(
@@ -178,6 +184,19 @@ def refuse_users(dataset: Dataset[Any]) -> None:
             "example), which protects an example instead of a user. Without privacy, users train under "
             "dpbench.strategies.FederatedAveraging."
         )
+
+
+def _words(column: NDArray[Any]) -> NDArray[Any]:
+    """Names that are objects, as text; several kinds cannot be put in order."""
+    kinds = {type(name) for name in column.ravel().tolist()}
+    if type(None) in kinds or any(name != name for name in column.ravel().tolist()):
+        raise ConfigurationError(
+            "some examples have no user (None, NaN): leave these examples out, or name their user."
+        )
+    if len(kinds) > 1:
+        kinds_said = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ConfigurationError(f"users are named in several ways ({kinds_said}): name all by words, or by numbers.")
+    return np.array(column.tolist())
 
 
 class Rows(Dataset[Any]):

@@ -98,7 +98,8 @@ def markdown(table: pd.DataFrame) -> str:
             of_privacy = str(column).startswith("epsilon")
             measured = ".4g" if str(column).startswith(_MEASURED) else ""
             form = digits.get(str(column), ".3f" if of_privacy else measured)
-            cell = "–" if pd.isna(value) else format(value, form) if form else str(value)
+            absent = pd.api.types.is_scalar(value) and pd.isna(value)  # options may be lists
+            cell = "–" if absent else format(value, form) if form else str(value)
             cells.append(f"{cell} ({UNPROVEN})" if of_privacy and row.get("ledger", "intact") != "intact" else cell)
         lines.append(cells)
     return markdown_rows(lines)
