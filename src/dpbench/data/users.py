@@ -189,10 +189,8 @@ def refuse_users(dataset: Dataset[Any]) -> None:
 def _words(column: NDArray[Any]) -> NDArray[Any]:
     """Names that are objects, as text; several kinds cannot be put in order."""
     kinds = {type(name) for name in column.ravel().tolist()}
-    if type(None) in kinds or any(name != name for name in column.ravel().tolist()):
-        raise ConfigurationError(
-            "some examples have no user (None, NaN): leave these examples out, or name their user."
-        )
+    if kinds & {type(None), float}:
+        raise ConfigurationError("some examples have no user (None, NaN): leave them out, or name their user.")
     if len(kinds) > 1:
         kinds_said = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ConfigurationError(f"users are named in several ways ({kinds_said}): name all by words, or by numbers.")
