@@ -65,6 +65,7 @@ def test_everything_else_goes_with_it() -> None:
     assert "private/accuracy" in metrics and "nonprivate/grad_norm" in metrics
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_identically() -> None:
     words = [*PRIVATE, "trainer.max_steps=8", "run.checkpoint_every_n_steps=3"]
     trained("whole", *words)

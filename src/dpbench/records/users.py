@@ -44,7 +44,8 @@ class Users:
     A user's vector is server − client, the weights before minus those after its local training. It is clipped, summed,
     noised and divided like any record's; `p.grad` is the mean of server − client, and the module's optimizer is the
     server's: SGD(lr=1) is FedAvg, with momentum FedAvgM, Adam is FedAdam. Local steps are plain SGD on `training_step`,
-    which knows nothing of it. One user is trained at a time, in as much memory as one more copy of the weights.
+    which knows nothing of it. One user is trained at a time: its weights, gradient and update are all that a cohort of
+    any size needs in memory.
 
     Guarantee: the unit of privacy is the user, with all of its examples; users count alike, whatever they hold. The
     neighboring relation is that of the sampling; the sensitivity is the bound that a user's update is clipped to.
@@ -201,6 +202,7 @@ class Users:
             record, norms = OneRecord.of(update)
             diverged += ~norms.sum().isfinite()
             self._releases.accumulate(record, 1, None, local_step.values())
+            del update, record  # before the next one takes as much
         self._diverged = int(diverged)
         if state is not None and first is not None:
             self._refuse_memory(*first, local_step, state)
