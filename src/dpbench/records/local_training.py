@@ -142,4 +142,9 @@ class Client:
             if moved:
                 own, dense = zip(*((own, g.to_dense() if g.is_sparse else g) for own, g in moved), strict=True)
                 torch._foreach_add_(own, dense, alpha=-training.lr)
-        return list(torch._foreach_sub(server, client))
+        return list(torch._foreach_sub(_at_least_single(server), _at_least_single(client)))
+
+
+def _at_least_single(tensors: list[Tensor]) -> list[Tensor]:
+    """In float32 what is in bfloat16, whose norms would be too coarse to clip by."""
+    return [x.float() if x.dtype.itemsize < torch.float32.itemsize else x for x in tensors]
