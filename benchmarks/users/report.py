@@ -26,12 +26,11 @@ def markdown(rows: list[Row], name: str) -> str:
     peers = sorted({row["peer"] for row in rows if row["peer"]})
     loud = [] if all(row["quiet"] for row in rows) else ["Other work ran on the machine meanwhile.", ""]
     turns = sorted({row["turns"] for row in rows if row["turns"]})
-    users = ", ".join(sorted({str(row["users"]) for row in rows}))
     lines = [
         f"# {name}",
         "",
         f"Made by `make bench-users` at {', '.join(origins)}, {rows[0]['hardware']['cpu']}, one thread"
-        f"{', with ' + '; '.join(peers) if peers else ''}. CPU seconds of a round of {users} users (emnist_cnn 5x20: "
+        f"{', with ' + '; '.join(peers) if peers else ''}. CPU seconds of a round of users (emnist_cnn 5x20: "
         "5 local steps on 20 images each; char_lstm 5x4: 5 on 4 sequences of 80 characters; mlp_2nn: the network of "
         "`mnist_writers`): medians of "
         f"{' or '.join(map(str, turns))} turns, in each of which every method makes a round while the others wait; "
@@ -56,7 +55,8 @@ def markdown(rows: list[Row], name: str) -> str:
         *(line for task in tasks for line in goals(task, [row for row in rows if row["workload"] == task])),
     ]
     for task in tasks:
-        lines += ["", f"## {task}", "", _table([row for row in rows if row["workload"] == task])]
+        own = [row for row in rows if row["workload"] == task]
+        lines += ["", f"## {task}, {own[0]['users']} users", "", _table(own)]
     return "\n".join(lines) + "\n"
 
 
