@@ -101,7 +101,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("data=[digits,mnist]", "data takes one name, not ['digits', 'mnist']"),
         ("run=5", "run is a group of settings (run.KEY=VALUE), not 5"),
         ("=5", "'=5' is no setting"),
-        ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: demo, "),
+        ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: adaptive_quantile"),
     ],
     "processes": [
         ("trainer.devices=9999", "trainer.devices must lie between 1 and"),
