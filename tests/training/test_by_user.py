@@ -37,6 +37,7 @@ def trained(run: str, *words: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_the_unit_is_said_wherever_epsilon_is(capsys: pytest.CaptureFixture[str]) -> None:
     result = trained("run", *PRIVATE)
     privacy = result["privacy"]
@@ -58,6 +59,7 @@ def test_the_baseline_is_federated_averaging() -> None:
     assert result["metrics"]["test/accuracy"] > 0.3  # of ten classes
 
 
+@pytest.mark.slow
 def test_everything_else_goes_with_it() -> None:
     options = ["diagnostics=gradients", "ema_decay=0.5", "strategy.metrics={accuracy: 1.0, loss: 3.0}"]
     trained("run", *PRIVATE, *options)
