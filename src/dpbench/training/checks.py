@@ -43,6 +43,11 @@ def _of_wandb(name: str) -> str:
 Name = Annotated[str, AfterValidator(_of_a_folder), "a name of at most 150 letters without slashes"]
 Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Limit = Annotated[int, AfterValidator(lambda n: n if n == -1 or n >= 1 else int("")), "positive, or -1 for no limit"]
+Interval = Annotated[
+    int | float | str | dict[str, Any] | None,
+    AfterValidator(lambda x: x if not isinstance(x, int | float) or x > 0 else int("")),
+    "a whole number of lots from 1 on, or a share of an epoch above 0",
+]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 
@@ -113,6 +118,7 @@ _KINDS = {
             "max_epochs": Limit | None,
             "log_every_n_steps": Positive,
             "check_val_every_n_epoch": Positive | None,
+            "val_check_interval": Interval,
             "num_nodes": Annotated[Literal[1], "1"],
         },
     ),
