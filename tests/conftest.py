@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from absl import logging as absl_logging
@@ -26,10 +28,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True)
-def _quiet_torch() -> None:
-    """Few threads, so that parallel test processes do not fight, and a fixed seed."""
+def _quiet_and_seeded() -> None:
+    """Few threads, so that parallel test processes do not fight, and fixed seeds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True)
