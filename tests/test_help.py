@@ -72,6 +72,7 @@ ASKING = [
 ]  # test_cli.py resumes runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in ASKING if "FOLDER" not in line and line.split()[2] != "RUN"])
 def test_examples_run(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)[1:]

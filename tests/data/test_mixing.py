@@ -109,8 +109,9 @@ def lots_of(one: LotLoader) -> list[Any]:
     return list(one)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("collate", [mixup, mixup_sometimes, cutmix, standardized, nested])
+@pytest.mark.parametrize(
+    ("collate", "workers"), [(mixup, 0), (mixup, 1), (mixup_sometimes, 0), (cutmix, 0), (standardized, 0), (nested, 0)]
+)
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
     with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
         lots_of(loader(PICTURES, collate, num_workers=workers))

@@ -53,6 +53,7 @@ def test_each_from_the_others(setting: TrainingSetting, name: str) -> None:
         assert again.epsilon_by(name) <= whole.epsilon * (1 + 1e-9)  # never above the target
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(z=st.floats(0.6, 5), q=st.floats(1e-4, 0.2), steps=st.integers(1, 5000), delta=st.floats(1e-9, 1e-2))
 def test_inverse_anywhere(z: float, q: float, steps: int, delta: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -65,9 +66,17 @@ def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
     table = read_table(name, conf_dir())
     if table.chosen_from:
         table = with_choices(table, conf_dir(), _tuned(table.chosen_from, tmp_path))
-    jobs = table_jobs(table.selected((), (), 1), conf_dir(), tmp_path)
-    assert len(jobs) == len(table.rows) * len(table.columns) * len(table.trials)
-    assert len({job.config_hash for job in jobs}) == len(jobs)  # no cell is another one by mistake
+    table = table.selected((), (), 1)
+    parts = [table]
+    if len(table.rows) * len(table.columns) * len(table.trials) > 30:  # then each word once, not each pair of words
+        parts = [
+            replace(table, columns=table.columns[:1], trials=table.trials[:1]),
+            replace(table, rows=table.rows[:1]),
+        ]
+    jobs = [job for part in parts for job in table_jobs(part, conf_dir(), tmp_path)]
+    assert len(jobs) == sum(len(part.rows) * len(part.columns) * len(part.trials) for part in parts)
+    # No cell is another one by mistake; where there are two parts, one cell is in both.
+    assert len({job.config_hash for job in jobs}) == len(jobs) - len(parts) + 1
 
 
 def _tuned(name: str, folder: Path) -> Path:

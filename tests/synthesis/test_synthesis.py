@@ -274,6 +274,7 @@ def test_bad_settings(tmp_path: Path, words: list[str], message: str) -> None:
         run_training(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_not_private_says_so(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "strategy=none", "trainer.max_steps=2", "model.conditional=false")
     assert "NOT private" in sample(folder, 5, tmp_path / "out")

@@ -183,6 +183,7 @@ def same_result(run: Path, other: Path) -> None:
     assert set(right) <= set(left)  # an interrupted run also measures where it stops
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
     signalled(tmp_path, signal.SIGKILL, 200, "hydra.run.dir=run", *LONG)
@@ -261,6 +262,7 @@ def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
     assert set(results[0]["metrics"]) == set(results[1]["metrics"])
 
 
+@pytest.mark.slow
 def test_budget_beside_noise_stops(tmp_path: Path) -> None:
     run = train(tmp_path, "run", *PRIVATE, "strategy.target_epsilon=3", "trainer.max_steps=5000")
     result = json.loads((run / "result.json").read_text())
@@ -452,11 +454,9 @@ def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
     assert not run.folder.evaluation.exists()
 
 
-def test_a_refused_run_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
-    before = {
-        path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file() and ".hydra" not in str(path)
-    }
-    _, err = dpbench(tmp_path, "train", *TINY, f"hydra.run.dir={uninterrupted}", "seed=7", status=1)
+def test_a_refused_run_changes_nothing(tmp_path: Path, finished: Path) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file() and ".hydra" not in str(path)}
+    _, err = dpbench(tmp_path, "train", *TINY, f"hydra.run.dir={finished}", "seed=7", status=1)
     assert "holds a finished run" in err
     assert all(path.read_bytes() == content for path, content in before.items() if path.name != "train.log")
     dpbench(tmp_path, "train", "strategy.noise_multiplier=0", "hydra.run.dir=new/run", status=1)
