@@ -68,6 +68,28 @@ def test_an_existing_ledger_is_never_overwritten(tmp_path: Path) -> None:
         LedgerWriter(tmp_path / "l", HEADER)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_ledger_without_a_release_is_taken_over(tmp_path: Path, resume: bool) -> None:
+    """Of a run that failed before its first one: it cost nothing, whatever its data and settings were."""
+    write(tmp_path / "l", 0, dataclasses.replace(HEADER, unit="user", population=7))
+    assert write(tmp_path / "l", 1, resume=resume).phase == 0
+    ledger = read_ledger(tmp_path / "l")
+    assert ledger.headers == [HEADER] and len(ledger.releases) == 1
+
+
+@pytest.mark.parametrize("rest", ["{", "{}\n", "no ledger\n"])
+def test_a_header_with_something_behind_it_is_not_taken_over(tmp_path: Path, rest: str) -> None:
+    write(tmp_path / "l", 0)
+    with (tmp_path / "l").open("a") as file:
+        file.write(rest)
+    (tmp_path / "other").write_text(rest)
+    for name in ("l", "other"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(LedgerError, match="already records a run"):
+            LedgerWriter(tmp_path / name, HEADER)
+        assert (tmp_path / name).read_bytes() == before
+
+
 def test_replay_is_not_written_again(tmp_path: Path) -> None:
     write(tmp_path / "l", 5)
     before = (tmp_path / "l").read_bytes()

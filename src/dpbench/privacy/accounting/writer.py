@@ -52,8 +52,9 @@ class LedgerWriter:
         repeated: Those of them that this run will repeat, because it resumes from an earlier checkpoint.
 
     Raises:
-        LedgerError: Another process writes the file, it exists and `resume` is False, is damaged in the middle, ends
-            before the checkpoint or differs from what it knows, or the folder cannot be written.
+        LedgerError: Another process writes the file, it holds a release (or is no intact ledger) and `resume` is False,
+            is damaged in the middle, ends before the checkpoint or differs from what it knows, or the folder cannot be
+            written.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class LedgerWriter:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
     def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> int:
-        if os.fstat(self._file.fileno()).st_size:
+        if os.fstat(self._file.fileno()).st_size and (start or not _without_release(self.path)):
             if not resume:
                 raise LedgerError(
                     f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
@@ -102,7 +103,12 @@ class LedgerWriter:
                 )
             return self._continue(header, start, known)
         if start:
-            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} is missing or empty.")
+            raise LedgerError(
+                f"the checkpoint had made {start} releases, but {self.path} is missing or empty: put the ledger of its "
+                "run there, or say where that is (a strategy's ledger=..., or the same folder of the logger, such as "
+                "CSVLogger(..., version=0), which else takes a new one)."
+            )
+        os.ftruncate(self._file.fileno(), 0)  # of a run that failed before its first release, and cost nothing
         self._write(_header_line(header))
         return header.phase
 
@@ -163,8 +169,9 @@ class LedgerWriter:
                 raise LedgerError(
                     f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
                     "with the same noise would reveal the difference. Something in the run is random beyond its seed "
-                    "(such as augmentation in the data set), or the machine or its number of threads "
-                    "(OMP_NUM_THREADS) differs: resume with another seed, or as before."
+                    "(such as augmentation in the data set), or the machine, its number of threads (OMP_NUM_THREADS) "
+                    "or a setting differs under the same fingerprint (data, model, optimizer, the local training of "
+                    "records=...): resume with another seed or fingerprint, or as before."
                 )
             self._seal.update(line)
             self.repeated[counted_event(release)] -= 1
@@ -187,6 +194,14 @@ class LedgerWriter:
     def close(self) -> None:
         """Close the file and give the lock back."""
         self._file.close()
+
+
+def _without_release(path: Path) -> bool:
+    try:
+        ledger = read_ledger(path)
+    except LedgerError:  # it is something else
+        return False
+    return ledger.damage is None and not ledger.releases
 
 
 def _refuse_another_training_set(path: Path, header: Header, last: Header) -> None:
