@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate, random_split
 
 from dpbench.callback.non_private import NonPrivate
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.errors import ConfigurationError, DPBenchError, LedgerError
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
@@ -156,7 +157,10 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "is not the cohort of users"),
     "subset": (
-        lambda: LotLoader(Subset(make_users(), range(8)), sampling_of(range(8), "user")), "Subset of users has lost",
+        lambda: LotLoader(Subset(make_users(), range(8)), sampling_of(range(8), "user")), "Subset of users .* has lost",
+    ),
+    "random split": (
+        lambda: LotLoader.poisson(random_split(make_users(), [8, 4])[0], 4), r"use UserDataset.subset\(positions\)",
     ),
     "examples": (lambda: LotLoader(examples(), sampling_of(examples(), "example")), "a record is a user, and the lots"),
     "called users": (lambda: LotLoader(examples(), sampling_of(examples(), "user")), "says nothing of users"),
@@ -205,3 +209,43 @@ def test_options_of_examples_do_not_go_with_users(option: dict[str, Any]) -> Non
 def test_users_need_a_local_training(local: Any) -> None:
     with pytest.raises(ConfigurationError, match="local must be a LocalTraining"):
         Users(local)
+
+
+MAKERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: Users(), "missing a required argument: 'local'"),  # type: ignore[call-arg]
+    "lr": (lambda: Users(lr=0.1), "Users: "),  # type: ignore[call-arg]
+    "two": (lambda: Users(LOCAL, LOCAL), "too many"),  # type: ignore[call-arg]
+    "class": (lambda: DPSGD(noise_multiplier=1.0, records=Users), "records must be a source of records"),  # type: ignore[arg-type]
+    "word": (lambda: DPSGD(noise_multiplier=1.0, records="users"), "records must be a source of records"),  # type: ignore[arg-type]
+    "no privacy": (lambda: NonPrivate(records=Users(LOCAL)), "NonPrivate takes no options, such as records"),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_no_source_of_users_is_told_how_to_make_one(name: str) -> None:
+    make, message = MAKERS[name]
+    with pytest.raises(ConfigurationError, match=rf"{message}.*Users\(LocalTraining\(lr=0.1\)\)") as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_users_without_any_example(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="none of the 12 users has an example"):
+        fit(tmp_path, Toy(linear()), make_users([0] * 12))
+
+
+def test_a_large_delta_is_one_of_users(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"not below 1/12 \(the number of users\).* publish one user outright"):
+        fit(tmp_path, Toy(linear()), steps=1, delta=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+def test_a_ledger_in_the_folder_of_another_version(tmp_path: Path) -> None:
+    def trainer(**version: int) -> dict[str, Any]:
+        return {"logger": CSVLogger(tmp_path, **version), "log_every_n_steps": 1, "enable_checkpointing": True}
+
+    fit(tmp_path, Toy(linear()), steps=1, trainer=trainer())
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    with pytest.raises(LedgerError, match=r"version_1/ledger.jsonl is missing or empty.*ledger=.*version=0"):
+        fit(tmp_path, Toy(linear()), steps=2, trainer=trainer(), start=checkpoint)
+    assert fit(tmp_path, Toy(linear()), steps=2, trainer=trainer(version=0), start=checkpoint).releases == 2

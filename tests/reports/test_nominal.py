@@ -66,8 +66,24 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "1000000   nominal: the runs had fewer or more" in told and "5000 examples, rate 0.005" in told
     assert main(["account", str(tmp_path), "--json"]) == 0
     assert not json.loads(capsys.readouterr().out)["nominal_population"]
+    assert main(["account", str(tmp_path), "--population", "1e6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == facts
+    with pytest.raises(SystemExit):
+        main(["account", str(tmp_path), "--population", "1e6.5"])
+    assert "must be a whole number" in capsys.readouterr().err
     assert main(["account", str(tmp_path), "--batch-size", "50"]) == 1
     assert "--batch-size needs --population" in capsys.readouterr().err
+
+
+def test_a_delta_that_is_too_large_for_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_result(tmp_path)
+    warning = "dpbench: warning: delta=1e-05 is not below 1/1000000 (the number of examples)"
+    assert main(["account", str(tmp_path), "--population", "1e6"]) == 0
+    told = capsys.readouterr()
+    assert warning in told.err
+    assert float(told.out.split()[1]) > 0  # however small
+    assert main(["account", str(tmp_path), "--population", "1e6", "--delta", "1e-7"]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_a_plan_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.records import count_of
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import doubt_about_delta
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.sampling import Sampling
 from dpbench.records.packages import classes, ddp_strategies, overrides
@@ -33,7 +34,8 @@ def refuse_trainer_settings(trainer: pl.Trainer, pl_module: pl.LightningModule) 
     if trainer.accumulate_grad_batches != 1:
         raise ConfigurationError(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} rescales the loss, so that clipping is wrong: "
-            "leave it at 1 and set max_physical_batch_size to train large lots in bounded memory."
+            "leave it at 1. Large lots need no more memory than small ones where max_physical_batch_size is set, and "
+            "where records are users, who are trained one by one."
         )
     if trainer.gradient_clip_val:
         raise ConfigurationError(
@@ -142,18 +144,15 @@ def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
     if unit not in (None, sampling.unit):
         raise ConfigurationError(
             f"a record is a {unit}, and the lots draw {sampling.unit}s: take a data set with one item for each {unit}, "
-            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the "
-            "like); or leave out records=, and what is drawn is a record."
+            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the like "
+            "with data.unit=user); or leave out records= (records=examples), and what is drawn is a record."
         )
 
 
-def warn_of_delta(delta: float, population: int) -> None:
+def warn_of_delta(delta: float, population: int, unit: str) -> None:
     """Warn of a δ that is too large to mean anything."""
-    if delta >= 1 / population:
-        pl.utilities.rank_zero_warn(
-            f"delta={delta} is not below 1/{population} (the number of records): such a delta allows to publish one "
-            "record outright; choose a smaller one."
-        )
+    if (doubt := doubt_about_delta(delta, population, unit)) is not None:
+        pl.utilities.rank_zero_warn(doubt)
 
 
 def warn_of_split(plan: ReleasePlan) -> None:

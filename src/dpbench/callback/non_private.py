@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytorch_lightning as pl
 
 from dpbench.data.lots import LotLoader
@@ -10,9 +12,21 @@ from dpbench.errors import ConfigurationError
 
 
 class NonPrivate(pl.Callback):
-    """Ordinary training: same data, model, loop and results as the private strategies, epsilon infinite."""
+    """Ordinary training: same data, model, loop and results as the private strategies, epsilon infinite.
+
+    Raises:
+        ConfigurationError: An option was given; it has none.
+    """
 
     default_sampling = "shuffled"
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__()
+        if values or options:
+            raise ConfigurationError(
+                f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; users "
+                "train without privacy under FederatedAveraging(records=Users(LocalTraining(lr=0.1)))."
+            )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what only the private strategies know how to do.

@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from dpbench.errors import ConfigurationError
+from dpbench.records.source import RecordSource
 
 
 def declared(cls: type) -> dict[str, tuple[Any, Any]]:
@@ -149,7 +150,8 @@ def _as(kind: Any, value: Any) -> tuple[bool, Any]:
         pairs = {key: _as(inner[1], one) for key, one in value.items()}
         return all(isinstance(k, str) and fits for k, (fits, _) in pairs.items()), {k: v for k, (_, v) in pairs.items()}
     if isinstance(kind, type) or isinstance(origin, type):
-        return isinstance(value, origin or kind), value
+        a_class = isinstance(value, type) and kind is RecordSource  # which has the protocol's methods, too
+        return isinstance(value, origin or kind) and not a_class, value
     return True, value  # what a user's own strategy may declare
 
 
@@ -162,6 +164,7 @@ def _is_a_float(value: Any) -> bool:
 
 def _called(kind: Any) -> str:
     known = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", NoneType: "None"}
+    known[RecordSource] = "a source of records, such as Users(LocalTraining(lr=0.1)),"
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
     if get_origin(kind) is list:

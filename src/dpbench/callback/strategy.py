@@ -138,7 +138,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         lots.attended = True
         lots.start_at(releases.made)  # lot t belongs to release t
         self._source.begin(loader)
-        guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population)
+        guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population, sampling.unit)
         horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
         groups = first_groups(self._source, releases, trained)
         sizes = getattr(pl_module, "record_metrics", {})

@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
 
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         plot_epsilon(options.plot, report.ledgers, report.facts["delta"], names, options.nominal)
+    if report.doubt is not None:
+        print(f"dpbench: warning: {report.doubt}", file=sys.stderr)
     for name, damage in report.damage.items():
         print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is no guarantee.", file=sys.stderr)
     return 3 if report.damage else 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -68,15 +70,15 @@ def folder(word: str) -> Path:
 
 
 def whole(word: str) -> int:
-    """A whole number that is one of floating point too."""
-    try:
-        number = int(word)
-    except ValueError:
-        number = 2**64
-    if abs(number) >= 2**63:
+    """A whole number that is one of floating point too, also as 1e6."""
+    number: float = math.inf
+    for kind in (float, int):  # exactly, where it can be
+        with suppress(ValueError):
+            number = kind(word)
+    if not abs(number) < 2**63 or number != int(number):
         shown = word if len(word) <= 40 else f"{word[:37]}..."
         raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {shown}")
-    return number
+    return int(number)
 
 
 def png(word: str) -> Path:

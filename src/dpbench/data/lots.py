@@ -22,6 +22,7 @@ from dpbench.data.attendance import refuse_unattended
 from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
+from dpbench.data.users import refuse_split_users
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
@@ -176,6 +177,7 @@ class LotLoader(DataLoader[Any]):
             )
         if size != lots.sampling.population:
             raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
+        refuse_split_users(dataset)
         if getattr(dataset, "unit", lots.sampling.unit) != lots.sampling.unit:
             raise ConfigurationError(
                 f"an item of the {type(dataset).__name__} is a {dataset.unit}, but the lots say {lots.sampling.unit}: "  # type: ignore[attr-defined]

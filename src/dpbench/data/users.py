@@ -173,6 +173,18 @@ class UserDataset(Dataset[Cohort]):
         return made
 
 
+def refuse_split_users(dataset: Any) -> None:
+    """Raise ConfigurationError for a Subset (as of `random_split`) of users, which has lost their examples."""
+    origin = dataset
+    while isinstance(origin, Subset):
+        origin = origin.dataset
+    if origin is not dataset and isinstance(origin, UserDataset):
+        raise ConfigurationError(
+            "a Subset of users (as random_split makes) has lost their examples: use UserDataset.subset(positions), "
+            "which takes the positions that the Subset has in its indices."
+        )
+
+
 def refuse_users(dataset: Dataset[Any]) -> None:
     """Raise ConfigurationError where the items of a data set are users, and examples are wanted."""
     while isinstance(dataset, Subset):

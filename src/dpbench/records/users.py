@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.utils.data import Subset
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.octaves import is_checked
@@ -31,11 +31,26 @@ from dpbench.records.scope import Scope
 from dpbench.records.source import Attached, Piece
 from dpbench.records.step_state import StepState
 
+_AS_IN = "Users(LocalTraining(lr=0.1))"
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
 )
+
+
+def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
+    """Say how users are made where they were made with other arguments."""
+
+    @functools.wraps(init)
+    def checked(self: Users, *values: Any, **options: Any) -> None:
+        try:
+            inspect.signature(init).bind(self, *values, **options)
+        except TypeError as error:
+            raise ConfigurationError(f"Users: {error}. It takes a local training: {_AS_IN}.") from error
+        init(self, *values, **options)
+
+    return checked
 
 
 class Users:
@@ -54,17 +69,18 @@ class Users:
         local: How users train.
 
     Raises:
-        ConfigurationError: `local` is out of range.
+        ConfigurationError: `local` is missing, or no local training.
     """
 
     unit: str | None = USER
     summands = UNITS
 
+    @_in_one_line
     def __init__(self, local: LocalTraining) -> None:
         if isinstance(local, Mapping):
             local = LocalTraining(**local)
         if not isinstance(local, LocalTraining):
-            raise ConfigurationError(f"local must be a LocalTraining, such as LocalTraining(lr=0.1), not {local!r}.")
+            raise ConfigurationError(f"local must be a LocalTraining, as in {_AS_IN}, not {local!r}.")
         self.local = local
         self._scope: Scope | None = None
         self._dataset: UserDataset | None = None
@@ -243,7 +259,7 @@ def users_of(loader: LotLoader) -> UserDataset:
     """The users that a loader draws.
 
     Raises:
-        ConfigurationError: Its data set is not of users.
+        ConfigurationError: Its data set is not of users, or none of them has an example.
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, UserDataset):
@@ -252,9 +268,12 @@ def users_of(loader: LotLoader) -> UserDataset:
                 "LotLoader's collate_fn and record_of_row are for examples; how a user's examples become a batch says "
                 "UserDataset(examples, users, collate_fn=...)."
             )
+        if not dataset.sizes.any():
+            raise ConfigurationError(
+                f"none of the {len(dataset)} users has an example, so that nothing would be learned: look at what the "
+                "users were made of (UserDataset.sizes counts the examples of each)."
+            )
         return dataset
-    if isinstance(dataset, Subset) and isinstance(dataset.dataset, UserDataset):
-        raise ConfigurationError("a Subset of users has lost their examples: use UserDataset.subset(positions).")
     raise ConfigurationError(
         f"a record is a user, and {type(dataset).__name__} says nothing of users: "
         "LotLoader.poisson(UserDataset(examples, users), expected_batch_size), with the user of each example in users."

@@ -15,6 +15,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import (
     MOST_COSTS,
     Selection,
+    doubt_about_delta,
     epsilon,
     find_accountant,
     microbatch_epsilon,
@@ -66,12 +67,14 @@ class AccountingReport:
         facts: For JSON.
         text: For people.
         damage: What is wrong with which ledger; empty if all are intact.
+        doubt: None, or why δ is too large to mean anything.
         ledgers: By name, in the order of the runs.
     """
 
     facts: dict[str, Any]
     text: str
     damage: dict[str, str]
+    doubt: str | None
     ledgers: dict[str, Ledger] = field(repr=False)
 
     def to_json(self) -> str:
@@ -133,14 +136,16 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
         )
     delta = deltas.pop() if request.delta is None else request.delta
     damage = {name: ledger.wrong for name, ledger in ledgers.items() if ledger.wrong is not None}
+    header = next(iter(ledgers.values())).header
+    doubt = doubt_about_delta(delta, header.population, header.unit)
     unprotected = runs_without_privacy(paths)
     if len(ledgers) == 1 and request.selection is None and not unprotected:
         (ledger,) = ledgers.values()
         facts = _facts_of_one(ledger, request, delta)
-        return AccountingReport(facts, _text_of_one(facts, ledger), damage, ledgers)
+        return AccountingReport(facts, _text_of_one(facts, ledger), damage, doubt, ledgers)
     facts = _facts_of_several(ledgers, request, delta, unprotected)
     text = "\n".join([_text_of_several(facts), *_rounded(list(ledgers.values()))])
-    return AccountingReport(facts, text, damage, ledgers)
+    return AccountingReport(facts, text, damage, doubt, ledgers)
 
 
 def epsilons(
@@ -267,7 +272,7 @@ def _facts_of_several(
 
 
 def _cell(value: float | str | None) -> str:
-    return "–" if isinstance(value, str) else "inf" if value is None else f"{value:.4f}"
+    return "–" if isinstance(value, str) else "inf" if value is None else f"{value:.5g}"
 
 
 def _label(basis: dict[str, Any], accountant: str) -> str:

@@ -48,6 +48,22 @@ def check_delta(delta: float) -> None:
         raise ConfigurationError(f"delta must lie strictly between 0 and 1, not {delta}.")
 
 
+def doubt_about_delta(delta: float, population: int, unit: str) -> str | None:
+    """Say why a δ is too large to mean anything; None if it is not.
+
+    Args:
+        delta: δ.
+        population: Number of records that can be drawn.
+        unit: What a record is.
+    """
+    if delta < 1 / population:
+        return None
+    return (
+        f"delta={delta} is not below 1/{population} (the number of {unit}s): such a delta allows to publish one {unit} "
+        "outright; choose a smaller one."
+    )
+
+
 def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") -> float:
     """Epsilon of the composition of releases.
 
