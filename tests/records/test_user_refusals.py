@@ -239,13 +239,16 @@ def test_a_large_delta_is_one_of_users(tmp_path: Path) -> None:
         fit(tmp_path, Toy(linear()), steps=1, delta=0.1)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_ledger_in_the_folder_of_another_version(tmp_path: Path) -> None:
-    def trainer(**version: int) -> dict[str, Any]:
-        return {"logger": CSVLogger(tmp_path, **version), "log_every_n_steps": 1, "enable_checkpointing": True}
+    def go(steps: int, **more: Any) -> int:
+        options = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "enable_checkpointing": True}
+        return fit(tmp_path, Toy(linear()), steps=steps, trainer=options, **more).releases
 
-    fit(tmp_path, Toy(linear()), steps=1, trainer=trainer())
+    go(1)
     (checkpoint,) = tmp_path.rglob("*.ckpt")
-    with pytest.raises(LedgerError, match=r"version_1/ledger.jsonl is missing or empty.*ledger=.*version=0"):
-        fit(tmp_path, Toy(linear()), steps=2, trainer=trainer(), start=checkpoint)
-    assert fit(tmp_path, Toy(linear()), steps=2, trainer=trainer(version=0), start=checkpoint).releases == 2
+    with pytest.raises(
+        LedgerError, match=r"version_1/ledger.jsonl is missing or empty: .* \(ledger=.../ledger.jsonl\)"
+    ):
+        go(2, start=checkpoint)
+    assert go(2, start=checkpoint, ledger=str(tmp_path / "lightning_logs/version_0/ledger.jsonl")) == 2

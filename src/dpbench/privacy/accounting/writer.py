@@ -104,9 +104,9 @@ class LedgerWriter:
             return self._continue(header, start, known)
         if start:
             raise LedgerError(
-                f"the checkpoint had made {start} releases, but {self.path} is missing or empty: put the ledger of its "
-                "run there, or say where that is (a strategy's ledger=..., or the same folder of the logger, such as "
-                "CSVLogger(..., version=0), which else takes a new one)."
+                f"the checkpoint had made {start} releases, but {self.path} is missing or empty: a logger "
+                "takes a new folder for each trainer, and the ledger lies in that of the first. Give its path to the "
+                "strategy (ledger=.../ledger.jsonl), or put it there."
             )
         os.ftruncate(self._file.fileno(), 0)  # of a run that failed before its first release, and cost nothing
         self._write(_header_line(header))
