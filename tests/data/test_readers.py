@@ -263,6 +263,11 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert users.names == ["007", "7"] and users.sizes.tolist() == [2, 1]
     assert [part.tolist() for part in users.batch(0, [0, 1])] == [[1.5, 3.0], [4, 6]]
     assert read_user_table(tmp_path / "t.csv", "id", features=["b"]).batch(1, [0])[0].tolist() == [5]
+    together = read_user_table(tmp_path / "t.csv", "id", features=[["b", "a"], "b"]).batch(0, [0, 1])
+    assert together[0].dtype == torch.float32 and together[0].tolist() == [[4, 1.5], [6, 3]]
+    assert together[1].dtype == torch.int64 and together[1].tolist() == [4, 6]
+    with pytest.raises(ConfigurationError, match="an empty list of columns"):
+        read_user_table(tmp_path / "t.csv", "id", features=[[], "b"])
     monkeypatch.setattr(pd, "read_parquet", without_pyarrow)
     with pytest.raises(ConfigurationError, match=r'Parquet needs pyarrow: pip install "dpbench-lightning\[parquet\]"'):
         read_user_table(tmp_path / "t.parquet", user="writer")
@@ -328,6 +333,9 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     assert data.held_out == "rows" and data.model_options == {"input_shape": (4,), "num_classes": 12}
     assert data.test_users is not None and data.test_users.names == ["bob"]
     frame().to_parquet(tmp_path / "t.parquet")
+    pd.DataFrame({"user": list("abc"), "x": [1, 2, 3], "y": [4.0, 5, 6], "label": [0, 1, 2]}).to_csv(tmp_path / "t.csv")
+    data = load("user_table", tmp_path, path="t.csv", features=[["x", "y"], "label"])
+    assert data.model_options == {"input_shape": (2,), "num_classes": 3}
     data = load("user_table", tmp_path, path=str(tmp_path / "t.parquet"), user="writer", held_out=0.3)
     assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
     assert not set(data.train.names) & set(data.test_users.names)
@@ -348,6 +356,11 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
         ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv nor \.parquet"),
         ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
         ("user_table", {"path": "one.csv", "features": ["z"]}, r"has no column 'z'; it has user, a, b\."),
+        ("user_table", {"path": "one.csv", "features": [["a", "z"], "b"]}, r"has no column 'z'; it has user, a, b\."),
+        ("user_table", {"path": "one.csv", "features": [[], "b"]}, r"such as \[\[age, height\], label\], not"),
+        ("user_table", {"path": "two.csv"}, r"has columns of single numbers beside 'user'.*features=\[\[age, height\]"),
+        ("user_table", {"path": "two.csv", "features": [["user", "a"]]}, "column 'user' holds no single numbers"),
+        ("user_table", {"path": "none.csv"}, r"a relative path is taken from the folder of the data sets"),
         ("user_table", {"path": "one.csv", "user": "who"}, r"has no column 'who' for the user; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "images": "grey"}, "images must be channels_first, channels_last, gray"),
         ("user_table", {"path": "one.csv", "held_out": 1.0}, "held_out must be a share between 0 and 1"),
@@ -359,6 +372,7 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
 def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("")
     (tmp_path / "one.csv").write_text("user,a,b\n1,2,3\n")
+    (tmp_path / "two.csv").write_text("user,a,b\n1,2,3\n2,3,4\n")
     with pytest.raises((ConfigurationError, DataError), match=says):
         load(name, tmp_path, **options)
 

@@ -153,6 +153,16 @@ def test_a_run_whose_ledger_was_damaged_meanwhile_says_so(tmp_path: Path) -> Non
     assert "it was cut" in write_result(Run(RunFolder(tmp_path), CONFIG), {}, 20, 1.0, 1.0)["privacy"]["damage"]
 
 
+def test_a_figure_that_is_missing_says_why(tmp_path: Path) -> None:
+    sampling = FixedSizeSampling(1000, 50)
+    writer = LedgerWriter(tmp_path / "ledger.jsonl", Header("example", "replace_one", 1000, 1e-5))
+    writer.append(Release(0, sampling, (SumQuery("all", 1.0, 1.5),)))
+    writer.close()
+    record = write_result(Run(RunFolder(tmp_path), CONFIG), {}, 1, 1.0, 1.0)
+    text = summary(record, RunFolder(tmp_path), "not logged")
+    assert "not computed (pld does not cover fixed_size lots) at delta" in text
+
+
 def test_an_intact_run_says_nothing(tmp_path: Path) -> None:
     by_result(tmp_path)
     assert "damage" not in read_result(RunFolder(tmp_path))["privacy"]

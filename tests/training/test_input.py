@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from omegaconf import OmegaConf
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.training import objective
-from dpbench.training.build import build_trainer
+from dpbench.training.build import build_trainer, module_for, plain
+from tests.test_conf import composed
 from tests.training.test_cli import TINY
 
 FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -171,6 +173,22 @@ def test_one_line_and_nothing_left(
     assert err.count("\n") == 1
     assert message in err
     assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "message"),
+    [
+        ("mnist_cnn", ["vocabulary_size"], "MNISTCNN.*choose model=char_lstm or word_lstm with module=next_token"),
+        ("char_lstm", ["vocabulary_size"], "ImageClassifier.*choose module=next_token"),
+        ("char_lstm", ["num_features", "num_tags"], "choose model=tag_regression with module=tags"),
+        ("char_lstm", ["input_shape", "num_classes"], "choose model=autoencoder, .* with module=classifier or gan"),
+        ("char_lstm", ["length"], "the data say length of themselves: choose another model"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_with_those_that_do(model: str, said: list[str], message: str) -> None:
+    cfg = OmegaConf.masked_copy(composed(f"model={model}"), ["model", "module", "optimizer", "schedule"])
+    with pytest.raises(ConfigurationError, match=message):
+        module_for(plain(cfg), dict.fromkeys(said, 3))
 
 
 PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.reports.ledgers import shown_noise
 from dpbench.reports.table import UNPROVEN
 from dpbench.runs.folder import Run, RunFolder
@@ -54,7 +56,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         rows.append(("epsilon", "infinite (no privacy)"))
     else:
         for name, value in privacy["epsilon"].items():
-            shown = "not computed" if value is None else f"{value:.3f}"
+            shown = _not_computed(privacy, name) if value is None else f"{value:.3f}"
             shown += f" ({UNPROVEN})" if "damage" in privacy else ""
             rows.append(
                 (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
@@ -72,6 +74,14 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         ("wandb", opening.replace(str(folder), _from_here(folder.path))),
     ]
     return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"
+
+
+def _not_computed(privacy: Mapping[str, Any], accountant: str) -> str:
+    """Say why an accountant gives no figure, where that is its sampling."""
+    sampling = privacy.get("sampling")
+    if sampling is None or ACCOUNTANTS[accountant].covers(sampling_from_dict(sampling)):
+        return f"not computed (dpbench account RUN --accountant {accountant} says why)"
+    return f"not computed ({accountant} does not cover {sampling['kind']} lots)"
 
 
 def _from_here(path: Path) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpbench.training import processes
 from dpbench.training.averaging import moving_average
 from dpbench.training.checks import CALLBACK, Kind, class_of, parts_made_later, several
 from dpbench.training.options import options_of
+from dpbench.training.search_path import choices_of
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -190,11 +192,30 @@ def _made_for(model_options: Mapping[str, Any], group: str, cls: type, options: 
     try:
         inspect.signature(cls).bind(**options)
     except TypeError as error:
+        groups = ("model", "module") if group == "model" else ("module",)
+        words = [_or(f"{one}=", _choices_for(model_options, one)) for one in groups]
+        words = words if all(words) else [f"another {group}"]
         raise ConfigurationError(
             f"{group}: {brief(error)} of {cls.__name__}; the data say {', '.join(model_options) or 'nothing'} of "
-            f"themselves: choose another {group}."
+            f"themselves: choose {' with '.join(words)}."
         ) from error
     return _call(cls, options, group)
+
+
+def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
+    """Names of a group's choices that need something of what the data say, and nothing else of them."""
+    found = []
+    for name, own in choices_of(group):
+        with suppress(ConfigurationError):  # no class, or one of a package that is not installed
+            parameters = options_of(class_of(own, group)).values()
+            needed = {one.name for one in parameters if one.default is one.empty} - {"model", "optimizer", *own}
+            found += [name] if needed and needed <= model_options.keys() else []
+    return found
+
+
+def _or(before: str, names: Sequence[str]) -> str:
+    *others, last = names or [""]
+    return f"{before}{', '.join(others)}{' or ' if others else ''}{last}" if names else ""
 
 
 def _if_chosen(group: str, config: Mapping[str, Any], make: Callable[..., Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -39,13 +39,15 @@ def groups_of(*folders: Path) -> dict[str, list[str]]:
 
 def choices_with(group: str, option: str) -> list[str]:
     """Names in a group whose files have an option."""
-    found = []
+    return [name for name, options in choices_of(group) if option in options]
+
+
+def choices_of(group: str) -> Iterator[tuple[str, Any]]:
+    """Names in a group, each with the options that its file gives the group."""
     for folder in (conf_dir(), *plugin_dirs()):
         for path in sorted((folder / group).glob("*.yaml")):
             file: Any = OmegaConf.load(path)
-            if option in file.get(group, file):  # a file may say more than its group does
-                found.append(path.stem)
-    return found
+            yield path.stem, file.get(group, file)  # a file may say more than its group does
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,12 @@ def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> Use
     Args:
         path: A `.csv` or `.parquet` file, or a folder of `.parquet` files.
         user: Column with the user of each row. In a CSV users are texts: 007 is not 7.
-        **reading: See `Reading`; without `features` these are all other columns, in the order of the table.
+        **reading: See `Reading`; without `features` these are all other columns, in the order of the table. A list
+            among the names of features puts columns of numbers together: [["age", "height"], "label"] makes inputs
+            (2,), float32, and a target.
 
     Raises:
-        ConfigurationError: Parquet without pyarrow.
+        ConfigurationError: Parquet without pyarrow, or an empty list of columns.
         DataError: The file is absent, damaged or empty, or has no such column; a row has no user, or another shape than
             the first; see also `assemble`.
     """
@@ -41,11 +44,13 @@ def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> Use
     if len(nameless):
         raise DataError(f"{where}: row {nameless[0]} has no {user!r}: leave such rows out, or name their user.")
     features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
-    made = Reading(features=features, **reading)
-    missing = [name for name in features if name not in frame.columns]
+    named = {one if isinstance(one, str) else "+".join(one): one for one in features}
+    made = Reading(features=features if isinstance(features, Mapping | str) else list(named), **reading)
+    wanted = [name for one in named.values() for name in ([one] if isinstance(one, str) else one)]
+    missing = [name for name in wanted if name not in frame.columns]
     if missing:
         raise DataError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(str, frame.columns))}.")
-    columns = {name: _column(frame[name], name, where) for name in features}
+    columns = {name: _feature(frame, one, where) for name, one in named.items()}
     names, numbers = np.unique(frame[user].to_numpy(), return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     ends = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
@@ -68,6 +73,19 @@ def _frame(path: Path, user: str) -> pd.DataFrame:
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are kinds of these
         raise DataError(f"{path} cannot be read as a table ({brief(error)}): get an intact copy.") from error
     raise ConfigurationError(f"{path} is neither .csv nor .parquet, nor a folder of .parquet files.")
+
+
+def _feature(frame: pd.DataFrame, columns: str | Sequence[str], where: str) -> Column:
+    """A column, or several of numbers beside each other."""
+    if isinstance(columns, str):
+        return _column(frame[columns], columns, where)
+    if not columns:
+        raise ConfigurationError("features hold an empty list of columns: name some, or leave it out.")
+    parts = [_column(frame[name], name, where) for name in columns]
+    for name, part in zip(columns, parts, strict=True):
+        if isinstance(part, list) or part.ndim != 1:
+            raise DataError(f"{where}: column {name!r} holds no single numbers, and cannot be put beside others.")
+    return np.stack(parts, axis=1).astype(np.float32)
 
 
 def _column(series: Any, name: str, where: str) -> Column:

@@ -26,6 +26,11 @@ Share = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
 FeatureNames = Annotated[
     list[str] | dict[str, list[int] | None] | None, "names of features, or {name: shape} such as {pixels: [1, 28, 28]}"
 ]
+TableFeatures = Annotated[
+    list[str | Annotated[list[str], Field(min_length=1)]] | dict[str, list[int] | None] | None,
+    "names of features, or {name: shape} such as {pixels: [1, 28, 28]}, or names with lists of columns that make one "
+    "feature together, such as [[age, height], label]",
+]
 Layout = Annotated[
     Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
 ]
@@ -88,7 +93,7 @@ def load_table(
     path: FilePath = None,
     test_path: FilePath = None,
     user: str = "user",
-    features: FeatureNames = None,
+    features: TableFeatures = None,
     images: Layout = None,
     text: Text = None,
     sequence_length: Length = None,
@@ -105,7 +110,8 @@ def load_table(
         path: `.csv` or `.parquet`, in the folder of the data sets unless absolute.
         test_path: Of test data; without it, users are held out.
         user: The column.
-        features: See `dpbench.data.readers.columns.Reading`, as `images`, `text` and `sequence_length`.
+        features: See `dpbench.data.readers.columns.Reading`, as `images`, `text` and `sequence_length`; a list among
+            them puts columns together.
         images: Layout of the first feature.
         text: What the first feature is split into.
         sequence_length: Tokens of a sequence.
@@ -117,13 +123,30 @@ def load_table(
     file, test_file = _paths(root, path, test_path)
     reading = _reading(features, images, text, sequence_length, vocabulary, tags)
     test = read_user_table(test_file, user, **reading) if test_file else None
-    return _data(read_user_table(file, user, **reading), test, held_out, num_classes, str(file))
+    data = _data(read_user_table(file, user, **reading), test, held_out, num_classes, str(file))
+    examples = data.train.examples
+    if features is None and isinstance(examples, Rows) and examples.tensors[0].dim() == 1:
+        raise ConfigurationError(
+            f"{file} has columns of single numbers beside {user!r}: say which are the input together, and which is the "
+            "target: data.options.features=[[age, height], label]."
+        )
+    return data
 
 
 def _paths(root: Path, path: str | None, test_path: str | None) -> tuple[Path, Path | None]:
     if path is None:
         raise ConfigurationError("data.options.path must say which file the training users are in.")
-    return root / Path(path).expanduser(), root / Path(test_path).expanduser() if test_path else None
+    return _file(root, path), _file(root, test_path) if test_path else None
+
+
+def _file(root: Path, path: str) -> Path:
+    own = Path(path).expanduser()
+    if not own.is_absolute() and not (root / own).exists():
+        raise DataError(
+            f"there is no file {root / own}: a relative path is taken from the folder of the data sets (data.root, "
+            "$DPBENCH_DATA). Give an absolute one, or put the file there."
+        )
+    return root / own
 
 
 def _reading(
@@ -181,7 +204,8 @@ def _model_options(parts: list[Dataset[Any]], num_classes: int | None) -> dict[s
         return {"num_features": first.features.shape[1], "num_tags": first.targets.shape[1]}
     if not isinstance(first, Rows):
         return {}
-    options: dict[str, Any] = {"input_shape": tuple(first.tensors[0].shape[1:])}
+    shape = tuple(first.tensors[0].shape[1:])
+    options: dict[str, Any] = {"input_shape": shape} if shape else {}  # networks take no single number
     labels = [part.tensors[1] for part in parts if isinstance(part, Rows) and len(part.tensors) > 1]
     if labels and labels[0].dtype == torch.int64 and labels[0].dim() == 1:
         low, high = min(int(own.min()) for own in labels), max(int(own.max()) for own in labels)
