@@ -68,7 +68,7 @@ def edited(old: str, new: str) -> Callable[[list[str]], list[str]]:
 def accounted(capsys: pytest.CaptureFixture[str], run: Path, status: int) -> tuple[bool, str]:
     assert main(["account", str(run), "--json"]) == status
     out, err = capsys.readouterr()
-    assert err.count("\n") == bool(status)
+    assert err.count("dpbench: error: ") == bool(status)
     return json.loads(out)["complete"], err
 
 
