@@ -62,7 +62,7 @@ STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
 }
 TRANSFORMS: dict[str, dict[str, Any]] = {"–": {}, "discretized": {"discretization_threshold": 1e-3}}
 DENOISERS: dict[str, dict[str, Any]] = {"–": {}, "error correction": {"correction_threshold": 1e-2}}
-SAMPLERS = ("poisson", "fixed_size", "shuffled")
+SAMPLERS = ("poisson", "fixed_size", "full", "shuffled")
 UNITS: dict[str, Callable[[], dict[str, Any]]] = {
     "example": dict,
     "microbatch": lambda: {"microbatch_size": 4},
@@ -103,9 +103,12 @@ def cells() -> Iterator[Cell]:
 
 @cache
 def _digits(sampler: str, unit: str) -> ImageDataModule | UserDataModule:
+    full = sampler == "full"  # all records in each lot: as many are kept as a lot has elsewhere
     if unit == "user":
-        return UserDataModule("digits_users", expected_batch_size=_COHORT, sampling=sampler)
-    return ImageDataModule("digits", expected_batch_size=_LOT, sampling=sampler, image_size=8)
+        users = 100 - int(_COHORT) if full else 0
+        return UserDataModule("digits_users", expected_batch_size=_COHORT, sampling=sampler, val_users=users)
+    held_out = 1437 - int(_LOT) if full else 0
+    return ImageDataModule("digits", expected_batch_size=_LOT, sampling=sampler, image_size=8, val_size=held_out)
 
 
 def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, torch.Tensor]:
@@ -262,7 +265,7 @@ Written by `make combinations`, which trains every combination for two steps on 
 two, and checks that the ledger gives an epsilon and that both end with the same weights. ✓: works with each of the
 optimizers {optimizers}, in one process and in two; a number: refused, for the reason below.
 Columns: how lots are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of local
-training, of the 100 made-up users of `digits_users`).
+training, of the 100 made-up users of `digits_users`). With `full`, 32 examples or ten users are all that there are.
 """
 
 

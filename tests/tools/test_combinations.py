@@ -44,6 +44,7 @@ def in_the_page(cell: Cell) -> str:
     return row[column]
 
 
+@pytest.mark.slow
 def test_the_page_tells_the_truth() -> None:
     chosen = covering()
     found = outcomes(chosen, processes=(1,))
