@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.measure import Process, start, wait_until_quiet
 from benchmarks.rows import Row, origin, read, write
+from dpbench.files import write_atomically
 from dpbench.reports.markdown import markdown_rows
-from dpbench.runs.files import write_atomically
 from dpbench.training.threads import SPINS
 
 WORKLOAD, METHOD = "mnist_cnn b256", "harness/flat"

@@ -23,7 +23,7 @@ from benchmarks.measure import busy
 from benchmarks.ours import bare
 from benchmarks.plain import MakeOptimizer, Step, plain
 from benchmarks.workloads import WORKLOADS, Workload
-from dpbench.runs.files import write_atomically
+from dpbench.files import write_atomically
 from dpbench.runs.provenance import commit, hardware, versions
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.search_path import conf_dir

@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.methods import MALLOC, PURE, REFERENCE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS
+from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.runs.files import write_atomically
 
 _COLORS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
 _KINDS = ("mnist_cnn b256", "small_alexnet b128", "densenet40 b64", "mlp b256")

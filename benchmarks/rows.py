@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.methods import MALLOC
+from dpbench.files import write_atomically
 from dpbench.runs import provenance
-from dpbench.runs.files import write_atomically
 
 Row = dict[str, Any]
 

@@ -32,7 +32,7 @@ GIVEN = {  # what the harness passes beside the file
     "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags"},
     "data": {"seed"},
     "module": {"model", "optimizer", "num_classes", "vocabulary_size", "num_tags"},
-    "strategy": {"seed", "ledger", "fingerprint", "records"},
+    "strategy": {"seed", "ledger", "fingerprint", "records", "audit"},
     "optimizer": {"params"},
     "schedule": {"optimizer"},
     "trainer": {"logger", "callbacks", "default_root_dir"},
@@ -70,7 +70,7 @@ def test_composes_and_targets_bind(choice: str) -> None:
 def test_groups() -> None:
     assert set(GROUPS) == {
         *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
-        *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records"),
+        *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records", "audit"),
     }
     assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
     assert set(GROUPS["model"]) == {

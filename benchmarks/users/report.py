@@ -8,8 +8,8 @@ from benchmarks.methods import MALLOC
 from benchmarks.report import goal_row
 from benchmarks.rows import Row
 from benchmarks.users.measure import FLOWER, OURS, PFL
+from dpbench.files import write_atomically
 from dpbench.reports.markdown import markdown_rows
-from dpbench.runs.files import write_atomically
 
 _FASTER = 2.0  # than a peer: the goal
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from dpbench.callback import choices, earlier_fits, guards
+from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
@@ -126,22 +127,22 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
         trained, releases = attached(self._attached).trained, self._releases
         loader = self._loader = guards.require_lot_loader(trainer)
-        lots, sampling = loader.lots, loader.lots.sampling
-        guards.refuse_other_unit(self._source.unit, sampling)
+        lots = loader.lots
+        guards.refuse_other_unit(self._source.unit, lots.sampling)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
             if trainer.global_step:
                 guards.refuse_unknown_past(None, self.private)
             releases.forget()
-        rank, world = trainer.global_rank, trainer.world_size
-        releases.take_part(Processes(rank, world, trainer.strategy.broadcast, dist.all_reduce))
+        releases.take_part(processes_of(trainer))
         lots.attended = True
+        let_canaries_in(self.audit, releases, lots, trained)
+        sampling = lots.sampling
         lots.start_at(releases.made)  # lot t belongs to release t
         self._source.begin(loader)
         guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population, sampling.unit)
         horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
-        groups = first_groups(self._source, releases, trained)
-        sizes = getattr(pl_module, "record_metrics", {})
+        groups, sizes = first_groups(self._source, releases, trained), getattr(pl_module, "record_metrics", {})
         releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon)
         self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(self.mechanism.plan)
@@ -153,7 +154,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
         self._attached = None
         if self._loader is not None:
-            self._loader.lots.attended = False
+            self._loader.lots.attended, self._loader.lots.added = False, 0
+        leave_scores(self._releases)
         self._releases.budget.close()
         self._source.detach()
 
@@ -241,6 +243,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         guards.refuse_unknown_past(state_dict.get("private", True), self.private)
         self._releases.load_state_dict(state_dict)
         self._restored = True
+
+
+def processes_of(trainer: pl.Trainer) -> Processes:
+    """Those of a training, as releases see them."""
+    return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce)
 
 
 def first_groups(source: RecordSource, releases: Releases, trained: Trained) -> tuple[VectorGroup, ...]:

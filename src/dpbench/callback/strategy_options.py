@@ -8,6 +8,7 @@ from typing import Any
 
 from dpbench.callback.options import CheckedOptions
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.auditing.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
@@ -46,6 +47,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         fingerprint: Names everything else that determines the run (data, model, code). With it, a run resumed after
             a crash repeats the releases after its checkpoint instead of spending new ones.
         records: What a record is, where it is no example or microbatch of the batch.
+        audit: Canaries that join the lots, by which `dpbench audit` checks the epsilon of this training; the model
+            learns from them too. None: none.
 
     Raises:
         ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
@@ -69,6 +72,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     ledger: str | None = None
     fingerprint: str | None = None
     records: RecordSource | None = None
+    audit: GradientCanaries | None = None
 
     _fixed = False
 

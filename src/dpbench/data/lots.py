@@ -50,6 +50,8 @@ class Lots(TorchSampler[list[int]]):
         attended: Whether a strategy has taken them over for a training.
         work: What each record costs, by its position, so that processes get equal shares of a lot's work; set by the
             strategy. None: the same.
+        added: Records of an audit, which are drawn like those of the data set and come after them; set by the strategy.
+            They are in no lot that a loader hands out.
     """
 
     def __init__(self, sampling: Sampling, seed: int | None) -> None:
@@ -66,15 +68,22 @@ class Lots(TorchSampler[list[int]]):
         self.position = self.phase = self.microbatches = 0
         self.attended = False
         self.work: NDArray[Any] | None = None
+        self.added = 0
         self.seed = seed
         self._key = seed
-        self._drawn: tuple[tuple[int, int], Sequence[Positions]] | None = None
+        self._drawn: tuple[tuple[int, int, int], Sequence[Positions]] | None = None
         self._shares: dict[tuple[int, ...], Share] = {}
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling; it cannot change, since the ledger counts on it."""
-        return self._sampling
+        """The sampling, of added records too, in lots of the same size; nothing else changes it."""
+        given, size = self._sampling, self._sampling.population + self.added
+        return given if not self.added else type(given).at_rate(size, given.expected_batch_size / size, given.unit)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Expected number of records in a lot, as it was asked for: without added ones where lots hold everybody."""
+        return self._sampling.expected_batch_size
 
     def __repr__(self) -> str:
         return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
@@ -102,7 +111,7 @@ class Lots(TorchSampler[list[int]]):
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
             microbatch lies on one rank as a whole), else None.
         """
-        key = (step, rank, world, self.phase, self.microbatches, id(self.work))
+        key = (step, rank, world, self.phase, self.microbatches, id(self.work), self.added)
         if key not in self._shares:
             if len(self._shares) >= _REMEMBERED:
                 self._shares.pop(next(iter(self._shares)))
@@ -121,10 +130,21 @@ class Lots(TorchSampler[list[int]]):
         return lot[order], drawn[order]
 
     def lot(self, step: int) -> Positions:
-        """Positions of all records of lot `step`, over all ranks; may be empty."""
-        number, place = divmod(step, self.sampling.lots_per_draw)
-        if self._drawn is None or self._drawn[0] != (number, self.phase):
-            self._drawn = (number, self.phase), self.sampling.draw(self._rng(number))
+        """Positions of all records of the data set in lot `step`, over all ranks; may be empty."""
+        drawn = self._lot(step)
+        return drawn[drawn < self._sampling.population] if self.added else drawn
+
+    def added_in(self, step: int) -> Positions:
+        """Numbers of the added records in lot `step`, from 0 on."""
+        drawn = self._lot(step) - self._sampling.population
+        return drawn[drawn >= 0]
+
+    def _lot(self, step: int) -> Positions:
+        sampling = self.sampling
+        number, place = divmod(step, sampling.lots_per_draw)
+        key = number, self.phase, self.added
+        if self._drawn is None or self._drawn[0] != key:
+            self._drawn = key, sampling.draw(self._rng(number))
         return self._drawn[1][place]
 
     def _rng(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:

@@ -78,8 +78,7 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any]:
         """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
-        seal = self._seal if self._writer is None else self._writer.seal
-        return {"ledger": None if seal is None else seal._asdict()}
+        return {"ledger": None if self.seal is None else self.seal._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Expect the ledger of a checkpoint."""
@@ -162,6 +161,11 @@ class Budget:
         """Raise BudgetExhausted if nothing remains."""
         if self.exhausted:
             raise BudgetExhausted(f"target_epsilon={self.target_epsilon} is spent ({self.epsilon():.4g}).")
+
+    @property
+    def seal(self) -> Seal | None:
+        """Seal of the ledger up to the newest release, or that of a checkpoint; None on ranks other than 0."""
+        return self._seal if self._writer is None else self._writer.seal
 
     @property
     def exhausted(self) -> bool:

@@ -31,6 +31,8 @@ class Stream(IntEnum):
     """Random inputs from which first bounds are found."""
     LOCAL_TRAINING = 6
     """The local training of a user: order of its examples, dropout and the like."""
+    CANARIES = 7
+    """Coins and coordinates of an audit."""
 
 
 def fresh_key() -> int:

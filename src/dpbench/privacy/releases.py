@@ -18,6 +18,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.auditing.canaries import Canaries
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
 from dpbench.privacy.events import Event, Summands, equivalent_queries
 from dpbench.privacy.gradients.parameter import ParameterGradients
@@ -69,8 +70,8 @@ class Releases:
         noise_multiplier: Given, or found once a training has begun.
         phase: Of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
-        watchers: Called with the mechanism on each process, with its own sums before noise; for references without
-            privacy only.
+        watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
+        canaries: That join the lots of an audited training, or None.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Releases:
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
+        self.canaries: Canaries | None = None
         self.key = fresh_key() if seed is None else seed
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
@@ -146,9 +148,8 @@ class Releases:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands)
-        self._names = trained.names
-        parameters, z = trained.parameters, self.noise_multiplier
-        self._mechanism = Mechanism(self.recipe, sampling, z, parameters, groups, metric_sizes, self.memory, summands)
+        self._names, facts = trained.names, (groups, metric_sizes, self.memory, summands)
+        self._mechanism = Mechanism(self.recipe, sampling, self.noise_multiplier, trained.parameters, *facts)
 
     def open_ledger(self, path: Path, horizon: Horizon = ENDLESS) -> None:
         """Write or continue the ledger; nothing without privacy.
@@ -165,9 +166,7 @@ class Releases:
         if not self.recipe.private:
             return
         plan, sampling = self.mechanism.plan, self.mechanism.plan.sampling
-        replay = None
-        if self.seed is not None and self.fingerprint is not None:
-            replay = replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
+        replay = replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
         facts = sampling.unit, sampling.neighbouring_relation, sampling.population, self.budget.delta, replay
         header = Header(*facts, microbatch_size=plan.summands.per_summand)
         resumed = self.made > 0 or self.fingerprint is not None
@@ -225,11 +224,15 @@ class Releases:
             if self.recipe.private:
                 raise ConfigurationError("exact sums of private records may not be watched.")
             watch(mechanism)
+        if self.canaries is not None:
+            self.canaries.insert(mechanism, self.made)
         if self.processes.rank == 0 and self.recipe.noise:
             key = noise_key(self.key, mechanism.digest, self.phase, self.made)
             mechanism.add_noise(keyed_generator(key, mechanism.total.device))
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
+        if self.canaries is not None:
+            self.canaries.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
             checksum = float(mechanism.total.sum(dtype=torch.float64)).hex()
             self.budget.record(Release(self.made, mechanism.plan.sampling, mechanism.plan.queries, checksum))
@@ -240,18 +243,23 @@ class Releases:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         state = {"private": self.recipe.private, "releases": self.made, "noise_multiplier": self.noise_multiplier}
         own = {} if self._mechanism is None else self._mechanism.state_dict()
-        return {**state, **own, **self.budget.state_dict()}
+        audit = {} if self.canaries is None else {"canaries": self.canaries.state_dict()}
+        return {**state, **own, **audit, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the releases of a checkpoint."""
         self.made, self.memory = int(state["releases"]), state
         self.budget.load_state_dict(state)
-        if self.noise_multiplier is None:
-            self.noise_multiplier = state["noise_multiplier"]
+        self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
 
 
-def replay_key(fingerprint: str, seed: int, names: Sequence[str], mechanism: Mechanism) -> str:
-    """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included."""
+def replay_key(fingerprint: str | None, seed: int | None, names: Sequence[str], mechanism: Mechanism) -> str | None:
+    """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
+
+    None where no fingerprint or seed is known: then nothing can be repeated.
+    """
+    if fingerprint is None or seed is None:
+        return None
     rounding = torch.__version__, native.signature()
     facts = [fingerprint, seed, mechanism.total.device.type, list(names), mechanism.digest, *rounding]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

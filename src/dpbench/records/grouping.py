@@ -34,11 +34,11 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
             f"microbatch_size={microbatch_size} does not go with record_of_row: the rows of one record, or those of a "
             "microbatch, can be clipped together, not both. Leave one out."
         )
-    sampling = loader.lots.sampling
-    number = sampling.expected_batch_size / microbatch_size
+    size = loader.lots.expected_batch_size
+    number = size / microbatch_size
     if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
         raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not fit lots of {sampling.expected_batch_size:g} records: choose "
+            f"microbatch_size={microbatch_size} does not fit lots of {size:g} records: choose "
             "a divisor of data.expected_batch_size."
         )
     return round(number), microbatch_size

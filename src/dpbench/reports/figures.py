@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dpbench.runs.files import replacing
+from dpbench.files import replacing
 
 _UNDATED = {".pdf": {"CreationDate": None}}  # the same figure is the same file
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from dpbench.files import write_atomically
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Array, RenyiAccountant
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.claims import claims_of, claims_table, delta_in, identities_table, read_claims
-from dpbench.runs.files import write_atomically
 
 _COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
 

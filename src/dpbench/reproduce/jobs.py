@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpbench.errors import ConfigurationError, Interrupted, brief
+from dpbench.files import write_json
 from dpbench.reproduce.tables import Table, Variant
 from dpbench.runs.code import code_hash, foreign_code
-from dpbench.runs.files import write_json
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.record import read_result

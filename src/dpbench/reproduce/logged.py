@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from dpbench.files import write_atomically
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.pictures import draw_curves, draw_histogram, draw_series
 from dpbench.reproduce.tables import Table
-from dpbench.runs.files import write_atomically
 from dpbench.runs.readers import read_csv, read_metrics
 
 Logged = dict[str, pd.DataFrame]

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
 from dpbench.privacy.accounting import ledger_epsilon
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
@@ -21,7 +22,6 @@ from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import ONLY, Table, select_cell, short_name
 from dpbench.runs.code import code_hash
-from dpbench.runs.files import write_atomically
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_csv
 

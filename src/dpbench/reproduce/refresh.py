@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.files import write_atomically
 from dpbench.reproduce.choices import RUNS, with_choices
 from dpbench.reproduce.logged import read_logged
 from dpbench.reproduce.outputs import refuse_other_words, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.runs.files import write_atomically
 from dpbench.training.search_path import conf_dir
 
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from scipy import stats
 
+from dpbench.files import write_atomically
 from dpbench.privacy.mechanism.adaptive import QuantileBounds, with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.markdown import markdown_rows
-from dpbench.runs.files import write_atomically
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 ROUNDS, RECORDS, FIRST_BOUND = 200, 100, 0.1

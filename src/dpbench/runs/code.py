@@ -13,8 +13,8 @@ from dpbench.errors import ConfigurationError
 
 _KNOWN = {"dpbench", "torch", "torchvision", "pytorch_lightning", "torchmetrics"}  # by code_hash() and versions()
 COMPUTING = (
-    "__init__.py", "errors.py", "locks.py", "callback", "data", "models", "modules", "privacy", "records", "runs",
-    "strategies", "training",
+    "__init__.py", "errors.py", "files.py", "locks.py", "callback", "data", "models", "modules", "privacy", "records",
+    "runs", "strategies", "training",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed. `runs` belongs
 to it because the key of the noise comes from here, and what a resumed run starts from is read there."""

@@ -12,7 +12,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.runs.files import write_atomically
+from dpbench.files import write_atomically
 from dpbench.runs.folder import RunFolder
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import write_json
 from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.code import code_hash, foreign_code
-from dpbench.runs.files import write_json
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.ledgers import doubt_about, noise_of, read_run_ledger
 from dpbench.runs.provenance import commit, config_hash, hardware, versions

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
+from dpbench.files import write_json
 from dpbench.modules.image_generator import SHAPE
-from dpbench.runs.files import write_json
 from dpbench.runs.folder import RunFolder
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
 from dpbench.synthesis.downstream import accuracies

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import replacing
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
-from dpbench.runs.files import replacing
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.provenance import commit, config_hash

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
+from dpbench.files import replacing
 from dpbench.modules.gan import GAN
-from dpbench.runs.files import replacing
 from dpbench.runs.folder import RunFolder
 
 _SEED = 0  # the same noise each time, so that grids can be compared

@@ -16,6 +16,7 @@ from torch import nn
 from dpbench.callback.guards import refuse_precision, refuse_uncovered
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
+from dpbench.privacy.auditing.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint, run_key
@@ -51,6 +52,8 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     records = build_records(config)
     if records is not None and not issubclass(cls, PrivateStrategy):
         cls, options = FederatedAveraging, {}  # the same path, without clipping and noise
+    if not issubclass(cls, PrivateStrategy) and config.get("audit", {}).get("_target_"):
+        raise ConfigurationError("an audit asks what private releases show: choose a private strategy, or audit=none.")
     if issubclass(cls, PrivateStrategy):
         refuse_precision(config["trainer"].get("precision"))
         options |= {
@@ -58,6 +61,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
             "ledger": str(folder.ledger),
             "fingerprint": fingerprint(config),
             "records": records,
+            "audit": build_audit(config),
         }
     else:  # of an experiment, perhaps: the baseline of a private run is that run with strategy=none
         options = {name: value for name, value in options.items() if name in options_of(cls)}
@@ -79,6 +83,14 @@ def build_records(config: dict[str, Any]) -> RecordSource | None:
             f"records._target_={config['records']['_target_']} is no dpbench.records.source.RecordSource."
         )
     return source
+
+
+def build_audit(config: dict[str, Any]) -> GradientCanaries | None:
+    """The canaries of a run that is audited."""
+    if "audit" not in config:  # of an older run
+        return None
+    audit: GradientCanaries | None = _if_chosen("audit", config, lambda cls, **own: _call(cls, own, "audit"))
+    return audit
 
 
 def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from dpbench.runs.files import replacing, write_json
+from dpbench.files import replacing, write_json
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 

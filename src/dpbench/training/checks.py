@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.privacy.auditing.canaries import GradientCanaries
 from dpbench.strategies import NonPrivate, PrivateStrategy
 from dpbench.training.objective import objective_of
 from dpbench.training.options import check_options, check_values, described, fits, nearest, options_of, shown
@@ -106,8 +107,9 @@ _KINDS = {
     "data": Kind((pl.LightningDataModule,), frozenset({"seed"})),
     "model": Kind((nn.Module,)),
     "module": Kind((pl.LightningModule,), frozenset({"model", "optimizer", "monitored", "schedule"})),
-    "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records"})),
+    "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records", "audit"})),
     "records": Kind((object,), protocol="dpbench.records.source.RecordSource"),
+    "audit": Kind((GradientCanaries,)),
     "optimizer": OPTIMIZER,
     "schedule": SCHEDULE,
     "trainer": Kind(
@@ -127,8 +129,9 @@ _PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "d
 _SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
 _PARTS = {"model": "none", "optimizer": "none", "schedule": "constant"}  # of a module, and the choice without
 _MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
-_OPTIONAL = {*_PARTS, "records"}  # groups that may name no class
-_NEEDED = (*(group for group in _KINDS if group != "records"), "run", "logger", "diagnostics", "seed", "callbacks")
+_NEWER = {"records", "audit"}  # groups that older runs have not
+_OPTIONAL = {*_PARTS, *_NEWER}  # groups that may name no class
+_NEEDED = (*(group for group in _KINDS if group not in _NEWER), "run", "logger", "diagnostics", "seed", "callbacks")
 _OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
 
 
@@ -158,8 +161,8 @@ def check_config(config: Mapping[str, Any]) -> None:
             check_options(cls, options, group)
             _refuse_gaps(cls, options, group)
     for group, kind in _KINDS.items():
-        if group == "records" and group not in config:
-            continue  # of an older run
+        if group in _NEWER and group not in config:
+            continue
         _check_group(group, _mapping(config[group], group), kind)
     for name, options in _mapping(config["callbacks"], "callbacks").items():
         if options is not None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import clip_weights
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.records.count import count_records
 from dpbench.records.record_gradients import record_gradients
-from dpbench.runs.files import write_atomically
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_csv
 from dpbench.strategies import PrivateStrategy

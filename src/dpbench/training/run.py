@@ -18,10 +18,10 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from dpbench.callback.guards import PRIVATE_PAST
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
+from dpbench.files import remove_torn
 from dpbench.privacy import native
 from dpbench.runs.claim import full_disk_explained, held
 from dpbench.runs.code import code_hash
-from dpbench.runs.files import remove_torn
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.runs.provenance import commit

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.runs.files import write_atomically
+from dpbench.files import write_atomically
 from dpbench.runs.folder import Run, RunFolder
 
 SCHEMA = 1

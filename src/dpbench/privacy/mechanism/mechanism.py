@@ -53,6 +53,7 @@ class Mechanism:
         total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all.
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
+        metric_sizes: Number of values of each metric that the module offers.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Mechanism:
         self._metrics = [dict(values) for values in (memory or {}).get("metrics", ())]
         self._sampling, self._z = sampling, noise_multiplier
         self._sizes = tuple(parameter.numel() for parameter in parameters)
-        self._metric_sizes = dict(metric_sizes or {})
+        self.metric_sizes = dict(metric_sizes or {})
         bounds: tuple[Bounds, Bounds] | None = (memory or {}).get("bounds") if recipe.adaptation is not None else None
         first, present = bounds if bounds and len(bounds[0]) == len(groups) else (None, None)
         self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
@@ -88,7 +89,7 @@ class Mechanism:
         if recipe.adaptation is not None:
             statistics += recipe.adaptation.statistics(groups, summands.expected(sampling), self._z)
         if recipe.metrics is not None:
-            statistics += recipe.metrics.statistics(self._metric_sizes, self._z, sampling, summands)
+            statistics += recipe.metrics.statistics(self.metric_sizes, self._z, sampling, summands)
         return ReleasePlan(sampling, groups, self._z, self._sizes, tuple(statistics), recipe.allocation, summands)
 
     @property
@@ -130,7 +131,7 @@ class Mechanism:
         parts = [] if recipe.adaptation is None else [recipe.adaptation.measure(norms, self.plan.groups)]
         if recipe.metrics is not None:
             of_rows = merge if merge is not None and isinstance(merge[2], Tensor) else None  # microbatches: of examples
-            parts.append(recipe.metrics.measure(values or {}, self._metric_sizes, rows, of_rows))
+            parts.append(recipe.metrics.measure(values or {}, self.metric_sizes, rows, of_rows))
         if parts:
             self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
         return exact, norms
@@ -161,7 +162,7 @@ class Mechanism:
             own, released = released[: len(groups)], released[len(groups) :]
             self.plan = self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own)))
         if self.recipe.metrics is not None:
-            self.metrics = self.recipe.metrics.named(released, self._metric_sizes)
+            self.metrics = self.recipe.metrics.named(released, self.metric_sizes)
             self._metrics.append(self.metrics)
 
     def take_metrics(self) -> dict[str, float]:

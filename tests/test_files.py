@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbench.runs.files import remove_torn, replacing, write_atomically, write_json
+from dpbench.files import remove_torn, replacing, write_atomically, write_json
 
 
 def test_atomic_write_leaves_the_old_file_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

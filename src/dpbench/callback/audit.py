@@ -1,0 +1,34 @@
+"""Canaries of an audited training: let in where it begins, and what they saw left where it ends."""
+
+from __future__ import annotations
+
+from dpbench.data.lots import Lots
+from dpbench.privacy.auditing.canaries import Canaries, GradientCanaries
+from dpbench.privacy.auditing.file import FILE_NAME, write_scores
+from dpbench.privacy.randomness import fresh_key
+from dpbench.privacy.releases import Releases, Trained
+
+
+def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: Lots, trained: Trained) -> None:
+    """Have canaries drawn like the records of the data set, after `Releases.take_part`; none without options.
+
+    Raises:
+        ConfigurationError: There is no room for so many, or nothing to audit.
+    """
+    releases.canaries, lots.added = None, 0
+    if options is None:
+        return
+    memory = releases.memory.get("canaries") or {}
+    key = memory.get("key", fresh_key() if options.seed is None else options.seed)
+    facts = releases.recipe, lots.sampling, trained.names, trained.sizes, lots.added_in, releases.processes
+    canaries = Canaries(options, releases.processes.broadcast(key), *facts)
+    if memory:
+        canaries.sums.load_state_dict(memory["sums"])
+    releases.canaries, lots.added = canaries, canaries.in_lots
+
+
+def leave_scores(releases: Releases) -> None:
+    """Write what the canaries saw beside the ledger, on rank 0."""
+    path, seal = releases.budget.path, releases.budget.seal
+    if releases.canaries is not None and releases.made and path is not None and seal is not None:
+        write_scores(path.with_name(FILE_NAME), releases.canaries.sums.scores(), seal)
