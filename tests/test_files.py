@@ -53,3 +53,10 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name).touch()
     remove_torn(tmp_path)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {".lock", "last.ckpt", "last.ckpt.1"}
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        write_atomically(tmp_path / "f", "new")
+    assert error.value.filename == str(tmp_path / "f") and ".f." not in str(error.value)

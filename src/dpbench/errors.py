@@ -67,6 +67,8 @@ class WorkerDied(DPBenchError):
 
 
 def brief(error: BaseException) -> str:
-    """The first line that an exception has to say, or its type's name if it says nothing."""
+    """The first line that an exception has to say, or its type's name if it says nothing; of YAML, where and what."""
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)

@@ -35,6 +35,10 @@ def replacing(path: Path) -> Iterator[Path]:
             _exchange_folder(path, new)
         else:
             os.replace(new, path)
+    except OSError as error:
+        if error.filename == str(new):  # nobody has heard of that name
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         _remove(new)
 

@@ -18,6 +18,7 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 from dpbench.reports import account_plot
 from dpbench.reports.account import AccountingRequest, account
+from tests.reports.test_table import finished
 
 DELTA = 1e-5
 POISSON = PoissonSampling(1000, 0.02)
@@ -185,6 +186,20 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "unknown accountant 'magic'; known are rdp, pld" in refused(
         capsys, "account", run, "--accountant", "rdp,magic"
     )
+
+
+def test_a_ledger_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no run without privacy, whose epsilon would be infinite, nor one that costs nothing."""
+    write(tmp_path / "b")
+    finished(tmp_path / "a", 0.9, 1.5)
+    result = tmp_path / "a" / "result.json"
+    assert "trained without privacy" in refused(capsys, "account", tmp_path / "a")
+    record = json.loads(result.read_text())
+    record["privacy"] |= {"delta": DELTA, "releases": 50}
+    result.write_text(json.dumps(record))
+    for path in (tmp_path / "a", tmp_path):
+        told = refused(capsys, "account", path)
+        assert "a: ledger.jsonl is missing, of which result.json tells. Without it no epsilon can be told" in told
 
 
 def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

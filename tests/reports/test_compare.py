@@ -130,7 +130,9 @@ def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere", "nowhere holds no finished run"),
+        ("nowhere", "nowhere is not there: name a folder"),
+        ("wandb:", "wandb: names no project: write wandb:ENTITY/PROJECT"),
+        ("wandb:a/b/c", "wandb:a/b/c names no project"),
         ("wandb:nobody/nothing", "wandb cannot list nobody/nothing: Could not find"),
         ("wandb:me/dpbench:empty", "wandb has no runs in me/dpbench, group empty"),
     ],

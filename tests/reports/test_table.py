@@ -81,3 +81,11 @@ def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no finished run"):
         collect([tmp_path])
+
+
+def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0.9, 1.5)
+    (tmp_path / "empty").mkdir()
+    for name, why in {"nowhere": "is not there", "a/result.json": "is a file", "empty": "no finished run"}.items():
+        with pytest.raises(ConfigurationError, match=why):
+            collect([tmp_path / "a", tmp_path / name])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
 
 import dpbench
+from dpbench.errors import ConfigurationError
 from dpbench.runs.folder import RunFolder, finished_runs_below
 
 PACKAGE = Path(dpbench.__file__).parent
@@ -27,6 +29,35 @@ def test_finished_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
     found = finished_runs_below([tmp_path, tmp_path / "a"])
     assert [run.path for run in found] == [tmp_path, tmp_path / "a", tmp_path / "b" / "c"]
     assert all(run.finished for run in found)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "ledger.jsonl", "checkpoints/last.ckpt", "curves.png"])
+def test_a_folder_with_a_name_of_a_file(name: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).refuse_misplaced()
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=f"{name} is a folder, and a run has a file there: move it away"):
+        RunFolder(tmp_path).refuse_misplaced()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", ".hydra", "wandb"])
+def test_a_file_with_a_name_of_a_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=f"{name} is a file, and a run has a folder there: move it away"):
+        RunFolder(tmp_path).refuse_misplaced()
+
+
+def test_a_run_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def closed(path: str) -> object:  # a superuser may read everything
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(ConfigurationError, match="closed cannot be read .Permission denied.: what is in it would be"):
+        finished_runs_below([tmp_path])
 
 
 def strings_of(path: Path) -> set[str]:

@@ -23,6 +23,19 @@ from tests.reports.test_table import finished
 from tests.test_conf import composed
 
 NO_JSON = [b"", b'{"metrics": {', b"\xff\xfe\x00\x01", b"[" * 100_000]
+RECORD = b'{"config": {"run": {"name": "a"}}, "metrics": {"m": %s}, "privacy": {"epsilon": {"rdp": %s}, "delta": %s}, '
+RECORD += b'"seed": 0, "seconds": %s, "steps": %s}'
+NO_RUN = [  # shapes that are right, of numbers that nothing can have
+    RECORD % values
+    for values in [
+        (b"NaN", b"1", b"0.1", b"1", b"1"),
+        (b"1e999", b"1", b"0.1", b"1", b"1"),
+        (b"1", b"-1", b"0.1", b"1", b"1"),
+        (b"1", b"1", b"7", b"1", b"1"),
+        (b"1", b"1", b"0.1", b"-1", b"1"),
+        (b"1", b"1", b"0.1", b"1", b"-1"),
+    ]
+]
 NO_RECORD = [b"{}", b"[1, 2]", b"5", b"null", b'"abc"', b'{"metrics": 5, "privacy": []}']
 NO_TABLE = [
     b"",
@@ -53,7 +66,7 @@ def test_results(content: bytes, name: str, tmp_path: Path, capsys: pytest.Captu
     path.write_bytes(content)
     one_line(capsys, path, "table", tmp_path)
     one_line(capsys, path, "compare", tmp_path, "--plot", tmp_path / "p.png")
-    with pytest.raises(ConfigurationError, match=f"{path} is damaged: delete {path} to make it again"):
+    with pytest.raises(ConfigurationError, match=f"{path} is damaged: delete {path}, and `dpbench "):
         Job("r", "c", 0, (), "", "", 1, str(path.parent)).result()
 
 
@@ -162,3 +175,21 @@ def test_an_error_that_says_nothing() -> None:
     Damaged.base_folder = "."  # type: ignore[attr-defined]
     with pytest.raises(DataError, match=r"incomplete or damaged \(IndexError\)"):
         sources._open(Damaged, "MNIST", folder, True, False)
+
+
+@pytest.mark.parametrize("content", NO_RUN)
+def test_numbers_that_no_result_can_have(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    one_line(capsys, path, "table", tmp_path)
+    path.write_bytes(RECORD % (b"1", b"1", b"0.1", b"1", b"1"))
+    assert main(["table", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("values", ["1e308,-1e308", "inf,-inf", "3e38,-3e38"])
+def test_numbers_that_no_picture_can_show(values: str, tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0.95, 1.5)
+    first, second = values.split(",")
+    (tmp_path / "a" / "metrics.csv").write_text(f"step,test/accuracy\n1,{first}\n2,{second}\n3,0.5\n")
+    assert main(["compare", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 0
+    assert (tmp_path / "p.png").is_file()

@@ -288,6 +288,14 @@ def test_priors_need_a_threshold(threshold: str, capsys: pytest.CaptureFixture[s
     [
         ("calibrate --epsilon 3 --delta 1e-5 --sample-rate .01 --steps 10 --microbatch-size 0", "at least 1, not 0"),
         ("reproduce list foo", "list takes no further words"),
+        ("reproduce pyvacy/mnist --status seeds=999999", "seeds=999999 asks for more runs of each cell than 1,000"),
+        ("reproduce pyvacy/mnist --status seeds=1,1", "seeds=1,1 names one of them twice"),
+        ("reproduce pyvacy/mnist --status rows=a,b,a", "rows=a,b,a names one of them twice"),
+        ("reproduce pyvacy/mnist --status trainer=foo", "there is no trainer=foo. Known: cpu"),
+        ("reproduce pyvacy/mnist --status --replace", "--status writes nothing that --replace could overwrite"),
+        ("reproduce nowhere.yaml", "nowhere.yaml is not there: name a definition"),
+        (f"resume {__file__}", "test_input.py is a file: name the folder of a run"),
+        (f"train hydra.run.dir={__file__}", "test_input.py: a file is in the way"),
         ("reproduce gradient_compression/table1 --status launcher=foo", "there is no launcher=foo. Known: "),
     ],
 )
@@ -307,7 +315,8 @@ def test_letters_that_a_terminal_cannot_print(monkeypatch: pytest.MonkeyPatch) -
 
 
 HUGE = f"calibrate --epsilon 3 --delta 1e-5 --steps 10 --batch-size 5 --population {10**400}"
-FILES = [f"reproduce claims {option} {Path(__file__)}" for option in ("--out", "--runs")]
+FILES = [f"reproduce claims {option} {Path(__file__)}{end}" for option in ("--out", "--runs") for end in ("", "/x")]
+FILES += [f"{words} --plot {Path(__file__)}/x.png" for words in ("account x", "compare x")]
 USAGE = [
     HUGE,
     *FILES,
@@ -321,7 +330,10 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize("words", [*USAGE, "table ''", "compare x --plot .", "sample '' --n 3 --out x", "resume ''"])
+EMPTY = ["table ''", "compare ''", "sample '' --n 3 --out x", "resume ''"]
+
+
+@pytest.mark.parametrize("words", [*USAGE, *EMPTY, "compare x --plot ."])
 def test_wrong_usage_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(shlex.split(words))

@@ -111,5 +111,6 @@ def _one_line_errors(command: Callable[[], int]) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"dpbench: error: {where}{error.strerror or error}", file=sys.stderr)
+        in_the_way = "a file is in the way, " if isinstance(error, FileExistsError | NotADirectoryError) else ""
+        print(f"dpbench: error: {where}{in_the_way}{error.strerror or error}", file=sys.stderr)
     return 1

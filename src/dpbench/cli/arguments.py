@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,11 +62,27 @@ def place(word: str) -> Path:
     return Path(word)
 
 
+def text(word: str) -> str:
+    """A word that is not empty."""
+    place(word)
+    return word
+
+
 def folder(word: str) -> Path:
     """A folder that is there, or can be made."""
     path = place(word)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a file: name a folder")
+    return _writable(path)
+
+
+def _writable(path: Path) -> Path:
+    """Find out now, not when there is something to write."""
+    above = path if path.is_dir() else next(one for one in path.absolute().parents if one.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {above} is a file")
+    if not os.access(above, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission in {above}")
     return path
 
 
@@ -86,4 +103,4 @@ def png(word: str) -> Path:
     path = place(word)
     if path.suffix != ".png" or path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} {'is a folder' if path.is_dir() else 'should end in .png'}")
-    return path
+    return _writable(path)

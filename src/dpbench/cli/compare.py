@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dpbench.cli.arguments import Commands, add_command, png
+from dpbench.cli.arguments import Commands, add_command, png, text
 
 _EPILOG = """\
 examples:
@@ -19,7 +19,7 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "compare", "how runs differ: settings, metrics, curves", _EPILOG)
     what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
-    parser.add_argument("sources", nargs="+", metavar="WHAT", help=what)
+    parser.add_argument("sources", type=text, nargs="+", metavar="WHAT", help=what)
     parser.add_argument("--plot", type=png, default=Path("compare.png"), metavar="PNG", help="default: compare.png")
 
 

@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         print(COMPUTED_TABLES[options.table].make()(out))
         return 0
+    if options.status and options.replace:
+        raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
     part = part_of(options.words)
     text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.replace)
     print(text)
@@ -78,6 +80,7 @@ def _seeds(value: str) -> tuple[int, ...] | int | None:
     return tuple(map(int, seeds)) if listed else int(seeds[0])
 
 
+_MOST_SEEDS = 1000
 _READERS: dict[str, Callable[[str], Any]] = {
     "rows": lambda value: _names(value) or None,
     "columns": lambda value: _names(value) or None,
@@ -113,6 +116,12 @@ def part_of(words: Sequence[str]) -> Part:
                 f"{word!r} is none of rows=NAME,NAME columns=NAME,NAME seeds=NUMBER (how many, or with commas which) "
                 "trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE."
             )
-    if values.get("seeds") == 0:
+    seeds = values.get("seeds")
+    if seeds == 0:
         raise ConfigurationError("seeds=0 leaves nothing to run; seeds=0, (with a comma) is seed 0 alone.")
+    if isinstance(seeds, int) and seeds > _MOST_SEEDS:
+        raise ConfigurationError(f"seeds={seeds} asks for more runs of each cell than {_MOST_SEEDS:,}.")
+    for key, several in values.items():
+        if isinstance(several, tuple) and len(set(several)) < len(several):
+            raise ConfigurationError(f"{key}={','.join(map(str, several))} names one of them twice.")
     return Part(**values, sweep=tuple(sweep))

@@ -58,6 +58,8 @@ def load(source: str) -> list[ComparedRun]:
         ConfigurationError: There is nothing.
     """
     folder = Path(source)
+    if not folder.is_dir():
+        raise ConfigurationError(f"{source} is {'a file' if folder.exists() else 'not there'}: name a folder.")
     if (folder / "runs.csv").is_file():
         return _from_table(folder)
     folders = finished_runs_below([folder])

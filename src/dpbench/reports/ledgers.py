@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpbench.errors import ConfigurationError
-from dpbench.runs.folder import RunFolder
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.runs.folder import RunFolder, require_readable
+from dpbench.runs.ledgers import lost_ledger
 
 
 def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
@@ -17,16 +18,21 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
         paths: Ledgers, folders of runs, folders of sweeps.
 
     Raises:
-        ConfigurationError: A folder holds none, or a ledger is named twice.
+        ConfigurationError: A folder holds none, cannot be looked into, or a ledger is named twice.
+        LedgerError: The ledger of a private run is gone.
     """
     found: list[Path] = []
     for path in paths:
+        require_readable(path)
         own = RunFolder(path).ledger
         below = [own] if own.exists() else sorted(path.rglob(own.name)) if path.is_dir() else [path]
         if not path.exists():
             raise ConfigurationError(
                 f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
             )
+        for folder in without_ledger([path]):
+            if (lost := lost_ledger(folder)) is not None:
+                raise LedgerError(f"{folder}: {lost}. Without it no epsilon can be told: restore it.")
         if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
         if not below:
@@ -39,9 +45,14 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
     """Runs below some folders that trained and have no ledger, because their strategy is not private."""
+    return sorted(str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None)
+
+
+def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
+    """Runs below some folders that trained and have no ledger, for whatever reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoints)
     found = {trace.parent for path in paths if path.is_dir() for name in traces for trace in path.rglob(name)}
-    return sorted(str(folder) for folder in found if not RunFolder(folder).ledger.exists())
+    return [run for run in map(RunFolder, sorted(found)) if not run.ledger.exists()]
 
 
 def shown_range(value: float | list[float]) -> str:

@@ -35,11 +35,14 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
         privacy), seconds per step, steps; `ledger` if one is not intact.
 
     Raises:
-        ConfigurationError: There is no finished run.
+        ConfigurationError: There is no finished run in one of the folders.
     """
+    for folder in folders:  # each: one that is mistyped is not left out
+        if not folder.is_dir():
+            raise ConfigurationError(f"{folder} is {'a file' if folder.exists() else 'not there'}: name a folder.")
+        if not finished_runs_below([folder]):
+            raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {folder}.")
     runs = finished_runs_below(folders)
-    if not runs:
-        raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {', '.join(map(str, folders))}.")
     records = [read_result(run) for run in runs]
     settings = pd.DataFrame([flat_settings(record["config"]) for record in records])
     # An option that only some strategies have differs if those runs differ in it.

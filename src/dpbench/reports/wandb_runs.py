@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import wandb
 
@@ -20,6 +22,8 @@ def recorded(place: str) -> list[ComparedRun]:
         ConfigurationError: There are none, or wandb does not answer.
     """
     project, _, group = place.partition(":")
+    if not re.fullmatch(r"[^/\s]+/[^/\s]+", project):
+        raise ConfigurationError(f"wandb:{place} names no project: write wandb:ENTITY/PROJECT or ...:GROUP behind it.")
     try:
         runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
     except (ValueError, OSError, wandb.Error) as error:

@@ -14,7 +14,7 @@ from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table, table_names
-from dpbench.training.search_path import conf_dir, groups_of
+from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def reproduce_table(
 def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bool, replace: bool) -> tuple[str, bool]:
     conf = conf_dir()
     table = with_choices(table, conf, out)
-    for word in part.sweep:
-        key, _, choice = word.partition("=")
-        if key == "launcher" and choice not in (launchers := groups_of(conf)["launcher"]):
-            raise ConfigurationError(f"there is no {word}. Known: {', '.join(launchers)}.")
+    for word in (*part.sweep, *part.trainer):
+        group, _, choice = word.partition("=")
+        if group in ("launcher", "trainer") and choice not in (choices := groups_of(conf, *plugin_dirs())[group]):
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(choices)}.")
     selected = table.selected(part.rows, part.columns, part.seeds)
     jobs = table_jobs(selected, conf, runs, part.trainer)
     if not only_status:

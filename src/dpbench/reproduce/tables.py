@@ -207,6 +207,8 @@ def read_table(name: str, conf: Path) -> Table:
         ConfigurationError: There is none, or it is not a definition.
     """
     path = Path(name) if name.endswith(_ENDING) else conf / "table" / f"{name}{_ENDING}"
+    if not path.is_file() and name.endswith(_ENDING):
+        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
     if not path.is_file():
         names = sorted([*OTHERS, *table_names(conf)])
         near = difflib.get_close_matches(name, names, 1)
@@ -226,11 +228,20 @@ _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
     "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal",
 }  # fmt: skip
+_SHAPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("rows", "columns", "paper", "trials"), ("names, each with what belongs to it", (dict,))),
+    **dict.fromkeys(("notes", "series"), ("a list", (list,))),
+    "seeds": ("a number of them, or a list", (int, list)),
+    "hours": ("a number", (int, float)),
+}
 
 
 def _table(name: str, command: str, data: dict[str, Any]) -> Table:
     if unknown := set(data) - _FIELDS:
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
+    for key, (wanted, kinds) in _SHAPES.items():
+        if key in data and not isinstance(data[key], kinds):
+            raise ValueError(f"{key} must be {wanted}, not {data[key]!r}")
     rows, columns = (_lines(data[key]) for key in ("rows", "columns"))
     seeds = data["seeds"]
     table = Table(

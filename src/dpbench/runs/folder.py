@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import FILE_NAME
 
 
@@ -15,10 +17,11 @@ class _Entry:
 
     Args:
         name: Relative to the run's folder, with slashes.
+        is_folder: Whether it is a folder.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, is_folder: bool = False) -> None:
+        self._name, self.is_folder = name, is_folder
 
     @overload
     def __get__(self, folder: None, owner: type[RunFolder]) -> str: ...
@@ -58,13 +61,13 @@ class RunFolder:
     path: Path
 
     config = _Entry("config.yaml")
-    hydra = _Entry(".hydra")
+    hydra = _Entry(".hydra", is_folder=True)
     log = _Entry("train.log")
     lock = _Entry(".lock")
-    wandb = _Entry("wandb")
+    wandb = _Entry("wandb", is_folder=True)
     ledger = _Entry(FILE_NAME)
     metrics = _Entry("metrics.csv")
-    checkpoints = _Entry("checkpoints")
+    checkpoints = _Entry("checkpoints", is_folder=True)
     checkpoint = _Entry("checkpoints/last.ckpt")
     checkpoint_metrics = _Entry("checkpoints/metrics.json")
     stop_request = _Entry("checkpoints/.stop")
@@ -73,12 +76,21 @@ class RunFolder:
     evaluation = _Entry("evaluation.json")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
-    samples_by_step = _Entry("samples")
+    samples_by_step = _Entry("samples", is_folder=True)
     gradient_histogram = _Entry("nonprivate_gradient_histogram.csv")
     diagnostics = _Entry("nonprivate_diagnostics.png")
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def refuse_misplaced(self) -> None:
+        """Raise ConfigurationError where a folder has the name of one of the run's files, or the other way round."""
+        for own in vars(type(self)).values():
+            if isinstance(own, _Entry):
+                path, kinds = own.__get__(self, type(self)), ("file", "folder")
+                if path.exists() and path.is_dir() != own.is_folder:
+                    wanted, found = kinds if not own.is_folder else kinds[::-1]
+                    raise ConfigurationError(f"{path} is a {found}, and a run has a {wanted} there: move it away.")
 
     @property
     def finished(self) -> bool:
@@ -111,12 +123,34 @@ class Run:
     private: bool = True
 
 
-def finished_runs_below(folders: Iterable[Path]) -> list[RunFolder]:
+def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     """Folders of finished runs: those that were named, and all below them, sorted.
 
     Args:
         folders: Of runs, or of sweeps.
+
+    Raises:
+        ConfigurationError: A folder among them cannot be looked into.
     """
     name = RunFolder.result
+    for folder in folders:
+        require_readable(folder)
     found = {path.parent for folder in folders for path in (*folder.glob(name), *folder.rglob(f"*/{name}"))}
     return [RunFolder(path) for path in sorted(found)]
+
+
+def require_readable(folder: Path) -> None:
+    """Look into a folder and all below it, because a search leaves out silently what it may not read.
+
+    Raises:
+        ConfigurationError: One of them is closed to this user.
+    """
+
+    def refuse(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            raise ConfigurationError(
+                f"{error.filename} cannot be read ({error.strerror}): what is in it would be left out."
+            ) from error
+
+    for _ in os.walk(folder, onerror=refuse):
+        pass

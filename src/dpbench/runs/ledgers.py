@@ -86,6 +86,18 @@ def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
     return None
 
 
+def lost_ledger(run: RunFolder) -> str | None:
+    """Say who tells of a run's ledger that is not there.
+
+    Returns:
+        None where it is there, or where nobody tells of one: the run had no privacy. Otherwise a piece of a sentence.
+    """
+    for witness, told, _ in _witnesses(run) if not run.ledger.exists() else ():
+        if Seal.read(told.get("ledger")) is not None or told.get("releases"):
+            return f"{run.ledger.name} is missing, of which {witness} tells"
+    return None
+
+
 def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Who tells what of a ledger, and whether it was complete then."""
     for record in (run.result, run.partial_result):

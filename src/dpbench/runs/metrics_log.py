@@ -72,7 +72,10 @@ class MetricsCSV(Logger):
             return {}
         try:
             with open(self.path, encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
+                reader = csv.DictReader(file)
+                rows, columns = list(reader), reader.fieldnames or []
+            if "step" not in columns or len(set(columns)) < len(columns):
+                raise ValueError("it has no column step" if "step" not in columns else "a column is there twice")
             # `float` reads what was written to the last bit; what pandas does depends on its version.
             return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
         except (ValueError, KeyError, TypeError, csv.Error) as error:

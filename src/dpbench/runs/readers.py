@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpbench.errors import ConfigurationError, brief
 
 AGAIN = "delete {path} to make it again"
 _OF_A_CHECKPOINT: dict[str, type] = {"state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping}
 
+_DRAWABLE = 1e100
+_FromZero = Annotated[float, Field(ge=0)]
+
 
 class _Open(BaseModel):
     """Some keys are needed, others may be there."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class _Privacy(_Open):
-    epsilon: dict[str, float | None]
-    delta: float | None = None
+    epsilon: dict[str, _FromZero | None]
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     unit: str | None = None
 
 
@@ -43,8 +46,8 @@ class Record(_Open):
     privacy: _Privacy
     config: _Config
     seed: int
-    seconds: float
-    steps: int
+    seconds: _FromZero
+    steps: Annotated[int, Field(ge=0)]
 
 
 class Evaluation(_Open):
@@ -110,13 +113,16 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
 def read_metrics(path: Path) -> pd.DataFrame:
     """metrics.csv, with the step as its index; an empty table if there is none.
 
+    Numbers that no picture can show, infinite ones among them, are NaN.
+
     Raises:
         ConfigurationError: It is damaged.
     """
-    if not path.is_file():
+    if not path.exists():
         return pd.DataFrame()
     table = read_csv(path, ["step"], "move {path} away: the run's curves are lost, its result is not")
-    return table.set_index("step")
+    table = table.set_index("step")
+    return table.where(table.abs() < _DRAWABLE)
 
 
 def read_checkpoint(path: Path, resumed: bool = False) -> dict[str, Any]:

@@ -30,12 +30,13 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     Raises:
         ConfigurationError: A file is damaged.
     """
-    record = read_json(folder.result, Record)
+    again = "delete {path}, and `dpbench %s` makes it again"
+    record = read_json(folder.result, Record, again % f"resume {folder}")
     if record["privacy"].get("delta") is not None and folder.ledger.is_file():
         damage = record["privacy"].get("damage") or doubt_about(folder)
         record["privacy"] |= {} if damage is None else {"damage": damage}
-    if folder.evaluation.is_file():
-        found = read_json(folder.evaluation, Evaluation)
+    if folder.evaluation.exists():
+        found = read_json(folder.evaluation, Evaluation, again % f"evaluate {folder}")
         if found["steps"] == record["steps"]:
             numbers = {name: value for name, value in found.items() if isinstance(value, float)}
             record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}

@@ -126,9 +126,7 @@ def _composed(hydra: Hydra, name: str, overrides: Sequence[str], mode: RunMode) 
         raise
     except Exception as error:  # Hydra's own, where a word is something that it does not expect
         if (mark := getattr(error, "problem_mark", None)) is not None:
-            raise ConfigurationError(
-                f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', None)}."
-            ) from error
+            raise ConfigurationError(f"{mark.name}, {brief(error)}.") from error
         bad = [word for word in overrides if "hydra." in word] or overrides
         raise ConfigurationError(f"{' '.join(bad)} cannot be composed: {brief(error)}") from error
     HydraConfig.instance().set_config(cfg)

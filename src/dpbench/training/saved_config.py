@@ -46,11 +46,16 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         ConfigurationError: The folder holds no run, or its configuration is damaged.
     """
     path = folder.config
+    if folder.path.is_file():
+        raise ConfigurationError(f"{folder} is a file: name the folder of a run.")
+    folder.refuse_misplaced()
     if not path.is_file():
         raise ConfigurationError(f"{folder} holds no run of dpbench ({path} is missing).")
     try:
         config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError, AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # else OmegaConf's, of what is no mapping
+            raise
         raise ConfigurationError(f"{path} is damaged: {brief(error)} (restore it; a resume needs it)") from error
     if not isinstance(config, dict) or not {"run", "data", "strategy"} <= set(config):
         raise ConfigurationError(f"{path} is damaged: it holds no settings of a run (restore it; a resume needs it).")
