@@ -89,3 +89,15 @@ def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
     for name, why in {"nowhere": "is not there", "a/result.json": "is a file", "empty": "no finished run"}.items():
         with pytest.raises(ConfigurationError, match=why):
             collect([tmp_path / "a", tmp_path / name])
+
+
+def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) -> None:
+    for name, target in (("a", "dpbench.privacy.auditing.canaries.GradientCanaries"), ("b", None)):
+        finished(tmp_path / name, 0.9, 1.5)
+        path = tmp_path / name / "result.json"
+        record = json.loads(path.read_text())
+        record["config"]["audit"] = {"_target_": target}
+        path.write_text(json.dumps(record))
+    table = collect([tmp_path]).set_index("run")
+    assert table.loc["b", "test accuracy (%)"] == 90 and table["test accuracy (%)"].isna()["a"]
+    assert list(table["learned from canaries"]) == ["yes", "–"]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpbench import strategies
+from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.models import MLP
@@ -22,9 +23,10 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.auditing.canaries import GradientCanaries
-from dpbench.privacy.auditing.scores import ScoreSums
+from dpbench.privacy.auditing.scores import Scores, ScoreSums
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.records import LocalTraining, Users
+from dpbench.runs.record import is_audited
 from tools.combinations import STRATEGIES
 
 Seen = list[tuple[NDArray[np.float64], NDArray[np.bool_], float, float]]
@@ -64,6 +66,8 @@ def train(
     steps: int = STEPS,
     hidden: int = 32,
     checkpoint: Path | None = None,
+    devices: int = 1,
+    processes: str = "auto",
     **options: Any,
 ) -> tuple[strategies.PrivateStrategy, pl.Trainer]:
     data = data_of(sampling, unit)
@@ -80,6 +84,9 @@ def train(
     trainer = pl.Trainer(
         max_steps=steps,
         accelerator="cpu",
+        devices=devices,
+        strategy=processes,
+        use_distributed_sampler=False,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -200,3 +207,35 @@ def test_wrong_noise_is_not_as_declared(factor: float, seen: Seen, tmp_path: Pat
     strategy, _ = train(strategies.DPSGD, tmp_path)
     with pytest.raises(AssertionError):
         check(seen, strategy)
+
+
+def test_the_command_line_audits(tmp_path: Path) -> None:
+    words = ["audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8"]
+    small = [*words, "logger=none", "trainer.max_steps=4", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(["train", *small]) == 0
+    assert scores_of(tmp_path / "run")["scores"]["releases"] == 4
+    assert is_audited(json.loads((tmp_path / "run" / "result.json").read_text()))
+
+
+def test_nothing_to_audit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "audit=gradient_canaries", "strategy=none", f"hydra.run.dir={tmp_path / 'run'}"]) == 1
+    assert "choose a private strategy, or audit=none" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
+    sums = []
+    for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_spawn"})):
+        train(strategies.DPSGD, tmp_path / name, steps=4, **devices)
+        sums.append(Scores.from_json(scores_of(tmp_path / name)["scores"]))
+    one, two = sums
+    np.testing.assert_array_equal(one.drawn, two.drawn)
+    np.testing.assert_allclose(one.llr, two.llr, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_discriminator_is_audited(seen: Seen, tmp_path: Path) -> None:
+    words = ["experiment=pyvacy/gan", "data=digits", "audit=gradient_canaries", "audit.canaries=300", "logger=none"]
+    assert main(["train", *words, "trainer.max_steps=6", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    residuals = np.concatenate([(x - drawn) / z for x, drawn, z, _ in seen])
+    assert abs(residuals.std() - 1) < 4.5 / np.sqrt(2 * len(residuals)) < 0.3

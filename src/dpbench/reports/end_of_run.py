@@ -11,6 +11,7 @@ from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.reports.ledgers import shown_noise
 from dpbench.reports.table import UNPROVEN
 from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.record import is_audited
 
 
 class EndOfRun:
@@ -66,6 +67,8 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
     rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
+    if is_audited(record):
+        rows.append(("audit", f"dpbench audit {_from_here(folder.path)}; the model learned from canaries too"))
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),

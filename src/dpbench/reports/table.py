@@ -11,7 +11,7 @@ import pandas as pd
 from dpbench.errors import ConfigurationError
 from dpbench.reports.markdown import markdown_rows
 from dpbench.runs.folder import RunFolder, finished_runs_below
-from dpbench.runs.record import read_result
+from dpbench.runs.record import is_audited, read_result
 
 _ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",
@@ -31,8 +31,9 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
 
     Returns:
         Columns: run, the settings in which the runs differ, accuracy (of other tasks what was measured on validation
-        and test data), the unit of privacy where one is no example, epsilon by each accountant (infinite without
-        privacy), seconds per step, steps; `ledger` if one is not intact.
+        and test data; nothing of a model that learned from the canaries of an audit, which a column says), the unit of
+        privacy where one is no example, epsilon by each accountant (infinite without privacy), seconds per step, steps;
+        `ledger` if one is not intact.
 
     Raises:
         ConfigurationError: There is no finished run in one of the folders.
@@ -51,14 +52,18 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     table = settings[differing].rename(columns=named).astype(object)
     table = table.where(table.notna(), "–")
     table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
+    audited = [is_audited(record) for record in records]
+    measured = [{} if one else record["metrics"] for one, record in zip(audited, records, strict=True)]
     for name, label in _ACCURACIES.items():
-        values = [record["metrics"].get(name) for record in records]
+        values = [metrics.get(name) for metrics in measured]
         if any(value is not None for value in values):
             table[label] = [100 * (float("nan") if value is None else value) for value in values]
     if not set(_ACCURACIES.values()) & set(table):  # no classifiers
-        names = {name for record in records for name in record["metrics"] if name.startswith(_MEASURED)}
+        names = {name for metrics in measured for name in metrics if name.startswith(_MEASURED)}
         for name in sorted(names, reverse=True):
-            table[name] = [record["metrics"].get(name) for record in records]
+            table[name] = [metrics.get(name) for metrics in measured]
+    if any(audited):
+        table["learned from canaries"] = ["yes" if one else "–" for one in audited]
     if any(record.get("judged_on") == "val" for record in records):
         table["images judged on"] = [record.get("judged_on", "–") for record in records]
     units = [record["privacy"].get("unit") or "–" for record in records]

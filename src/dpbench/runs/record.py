@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
             record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
             record["judged_on"] = found["judged_on"]
     return record
+
+
+def is_audited(record: Mapping[str, Any]) -> bool:
+    """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
+    return bool((record["config"].get("audit") or {}).get("_target_"))
 
 
 def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
