@@ -406,7 +406,7 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--accountant", "rdp-analytical"], "does not cover 'poisson' sampling"),
         (["--sampling", "fixed"], "need the population"),
         (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-06"),
-        (["--sample-rate", "2"], "sample_rate must lie in (0, 1]"),
+        (["--sample-rate", "2"], "sample_rate must lie from 1e-12 to 1, not 2"),
         (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),
     ],
 )

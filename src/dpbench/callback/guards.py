@@ -112,7 +112,9 @@ def require_lot_loader(trainer: pl.Trainer) -> LotLoader:
         )
     refuse_uncovered(loader.lots.sampling)
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0 or trainer.overfit_batches:  # type: ignore[attr-defined]
-        raise ConfigurationError("limit_train_batches and overfit_batches drop lots: set max_steps instead.")
+        raise ConfigurationError(
+            "limit_train_batches, overfit_batches and fast_dev_run drop lots: set max_steps instead."
+        )
     return loader
 
 

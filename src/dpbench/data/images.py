@@ -123,7 +123,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.spec = source(name)
         self.name = name
         self.root = data_root(root)
-        self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
+        self._expected_batch_size, self._kind = expected_batch_size, "poisson" if sampling is None else sampling
         self._val_size, self._eval_batch_size = val_size, eval_batch_size
         self._image_size = image_size if image_size is not None else self.spec.image_size
         self._download, self._seed = download, seed

@@ -16,6 +16,7 @@ from dpbench.privacy.events import Event, Summands, SumQuery
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
+_MOST = 1e12  # beyond, squares of these numbers leave what floating-point numbers hold
 _LEAST = 1e-12  # noise multiplier and ε below are taken for zero
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
@@ -204,6 +205,8 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
     if noise_multiplier is None and target_epsilon is None:
         raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
     for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-        if value is not None and not _LEAST <= value < float("inf"):
+        if value is not None and not _LEAST <= value <= _MOST:
             hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(f"{name} must be a positive number, not {value}{hint}.")
+            raise ConfigurationError(
+                f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}."
+            )

@@ -128,8 +128,8 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     options = _without_marks(config["data"])
     cls = class_of(config["data"], "data")
     seed = None if config["strategy"].get("secure", False) else run_key(config)
-    if "sampling" in options_of(cls):
-        options["sampling"] = options.get("sampling") or getattr(strategy, "default_sampling", "shuffled")
+    if "sampling" in options_of(cls) and options.get("sampling") is None:
+        options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
     data: pl.LightningDataModule = _call(cls, {**options, "seed": seed}, "data")
     data.prepare_data()
     data.setup("fit")

@@ -49,6 +49,10 @@ Interval = Annotated[
     AfterValidator(lambda x: x if not isinstance(x, int | float) or x > 0 else int("")),
     "a whole number of lots from 1 on, or a share of an epoch above 0",
 ]
+Some = Annotated[int | float, Field(gt=0), "a number above 0 (trainer.max_steps ends a run)"]
+Share = Annotated[int | float, Field(ge=0), "a number from 0 on"]
+Rate = Annotated[float, Field(gt=0), "a positive number"]
+Factor = Annotated[float, Field(ge=0), "a number from 0 on"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 
@@ -100,8 +104,8 @@ class Kind:
     protocol: str = ""
 
 
-OPTIMIZER = Kind((Optimizer,), frozenset({"params"}))
-SCHEDULE = Kind((LRScheduler,), frozenset({"optimizer"}))
+OPTIMIZER = Kind((Optimizer,), frozenset({"params"}), {"lr": Rate})
+SCHEDULE = Kind((LRScheduler,), frozenset({"optimizer"}), {"gamma": Factor})
 CALLBACK = Kind((pl.Callback,))
 _KINDS = {
     "data": Kind((pl.LightningDataModule,), frozenset({"seed"})),
@@ -122,6 +126,10 @@ _KINDS = {
             "check_val_every_n_epoch": Positive | None,
             "val_check_interval": Interval,
             "num_nodes": Annotated[Literal[1], "1"],
+            "limit_train_batches": Some | None,
+            "limit_val_batches": Share | None,
+            "limit_test_batches": Share | None,
+            "num_sanity_val_steps": Annotated[int, Field(ge=-1), "a whole number from 0 on, or -1 for all"] | None,
         },
     ),
 }
@@ -314,6 +322,10 @@ def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"trainer.max_time={shown(most)} is no duration: {brief(error)}") from error
         if left <= 0:
             raise ConfigurationError(f"trainer.max_time={shown(most)} leaves no time to train: give a positive one.")
+    for kind in ("steps", "epochs"):
+        least, limit = trainer.get(f"min_{kind}") or 0, trainer.get(f"max_{kind}") or -1
+        if -1 < limit < least:
+            raise ConfigurationError(f"trainer.min_{kind}={least} is more than trainer.max_{kind}={limit}.")
     endless = trainer.get("max_steps", -1) == -1 and trainer.get("max_epochs", -1) == -1 and not trainer.get("max_time")
     budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
     if endless and not budget:

@@ -147,6 +147,11 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
 def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
     """Hydra's message without its ornaments, with the nearest name that exists."""
     text = str(error)
+    if (several := re.search(r"Ambiguous value for argument '(.*?)'", text)) is not None:
+        key, _, values = several[1].partition("=")
+        return (
+            f"{several[1]} is several values: add -m for a sweep (dpbench train), or write {key}=[{values}] for a list."
+        )
     if "missing EQUAL" in text:
         bad = [word for word in words if "=" not in word and not word.startswith("-")]
         return f"{' '.join(bad)!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help)."

@@ -25,6 +25,7 @@ _NAMES = {**vars(typing), **vars(collections.abc)}  # PyTorch's annotations name
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "null"}
 _WORDS |= {list: "a list", dict: "a dictionary", Path: "a path"}
 _LARGEST = 2**53  # beyond, whole numbers are no longer exact as floating-point ones
+_HUGE = 1e38  # beyond, what computes in 32 bits overflows
 _DEEPEST = 20
 
 
@@ -38,6 +39,8 @@ def check_values(value: Any, path: str, depth: int = 0) -> None:
         raise ConfigurationError(f"{path.split('.', maxsplit=1)[0]} is nested more than {_DEEPEST} levels deep.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"{path} must be finite, not {value}.")
+    if isinstance(value, float) and abs(value) > _HUGE:
+        raise ConfigurationError(f"{path} must lie between -{_HUGE:g} and {_HUGE:g} (32-bit numbers), not {value}.")
     if type(value) is int and abs(value) > _LARGEST:
         raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
     for key, inner in value.items() if isinstance(value, Mapping) else ():
@@ -111,7 +114,8 @@ def described(hint: Any) -> str:
     if origin in (Union, UnionType):
         parts = [described(part) for part in inner if not _is_object(part)]
         parts.sort(key=lambda part: (part == "null", part.startswith("a list")))
-        return " or ".join(dict.fromkeys(parts)) or "an object"
+        comma = "," if " in which each " in " ".join(parts[:-1]) else ""  # else null would be one of these
+        return f"{comma} or ".join(dict.fromkeys(parts)) or "an object"
     if origin is tuple and ... not in inner:
         return f"a list of {len(inner)}: {', '.join(map(described, inner))}"
     if origin in (list, tuple, collections.abc.Iterable, collections.abc.Sequence) and inner:

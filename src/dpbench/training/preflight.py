@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -85,12 +86,15 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
         return
     if flags.config_path is not None:
         raise ConfigurationError("--config-path takes the place of all configuration: add your own with --config-dir.")
+    if flags.package is not None:
+        raise ConfigurationError("--package changes nothing of a run: leave it out.")
     primary = flags.config_name or name
     with _loaded(conf, flags.config_dir) as hydra:
         _refuse_other_choices(hydra, flags.overrides)
         many = flags.multirun or hydra.get_mode(primary, flags.overrides) == RunMode.MULTIRUN
         master = _composed(hydra, primary, flags.overrides, RunMode.MULTIRUN if many else RunMode.RUN)
         if not many:
+            _refuse_launchers(flags.overrides)
             _check_places(master.hydra, ("run.dir",))
             _check_job(master)
             return
@@ -148,6 +152,14 @@ def _refuse_other_choices(hydra: Hydra, overrides: Sequence[str]) -> None:
             raise ConfigurationError(f"{key} takes one name, not {shown(one.value())}. Known: {', '.join(names)}.")
 
 
+def _refuse_launchers(overrides: Sequence[str]) -> None:
+    """A single run is made here and now, wherever the user wanted it to go."""
+    for word in overrides:
+        key, _, choice = word.partition("=")
+        if key in ("launcher", "hydra/launcher") and choice != "basic":
+            raise ConfigurationError(f"{word} is for sweeps, and this is one run, made here: add -m, or leave it out.")
+
+
 def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
     """The overrides of each job; of a sweeper that chooses, one job with what it does not choose."""
     sweeper: Any = master.hydra.sweeper
@@ -166,6 +178,9 @@ def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
             str(one.input_line) for one in parsed if one.is_sweep_override() and not [*one.sweep_string_iterator()]
         ]
         raise ConfigurationError(f"{' '.join(empty)} leaves nothing to run: the sweep has no job.")
+    twice = [job for job, count in Counter(map(tuple, jobs)).items() if count > 1]
+    if twice:
+        raise ConfigurationError(f"the sweep has the run {' '.join(twice[0])} twice: name each value once.")
     return jobs
 
 

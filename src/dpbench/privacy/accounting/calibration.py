@@ -203,7 +203,7 @@ class TrainingSetting:
             if value is not None and not low <= value <= high:
                 raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
         if self.sample_rate is not None and not _SMALLEST_RATE <= self.sample_rate <= 1:
-            raise ConfigurationError(f"sample_rate must lie in (0, 1], not {self.sample_rate:g}.")
+            raise ConfigurationError(f"sample_rate must lie from {_SMALLEST_RATE:g} to 1, not {self.sample_rate:g}.")
         if self.delta is not None:
             check_delta(self.delta)
         if not self.scheme.known_by_rate:

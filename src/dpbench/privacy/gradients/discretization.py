@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from dpbench.privacy.gradients.convolution import ConvolutionGradients
 from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients
 from dpbench.privacy.native import kernels
 
+_LARGEST = 1e30  # threshold; its square is still a floating-point number
 _CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
 
 
@@ -136,5 +136,5 @@ class Discretization:
 
 def check_threshold(threshold: float | None, name: str) -> None:
     """Raise ConfigurationError unless the threshold is None or a number from 0 on."""
-    if threshold is not None and not 0 <= threshold < math.inf:
-        raise ConfigurationError(f"{name} must be a number from 0 on (or null), not {threshold}.")
+    if threshold is not None and not 0 <= threshold <= _LARGEST:
+        raise ConfigurationError(f"{name} must be a number from 0 to {_LARGEST:g} (or null), not {threshold}.")
