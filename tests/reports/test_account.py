@@ -239,7 +239,8 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["account", str(tmp_path), "--plot", "plot.pdf"])
     assert "should end in .png" in capsys.readouterr().err
-    assert main(["account", str(tmp_path), "--plot", str(tmp_path / "plot.png" / "x.png")]) == 1
+    with pytest.raises(SystemExit):
+        main(["account", str(tmp_path), "--plot", str(tmp_path / "plot.png" / "x.png")])
     assert capsys.readouterr().err.count("\n") == 1
 
 
