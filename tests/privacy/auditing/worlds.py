@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release
 from dpbench.privacy.auditing import Scores, ScoreSums
+from dpbench.privacy.events import SumQuery
+from dpbench.privacy.sampling import PoissonSampling, Sampling
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class World:
 
     Attributes:
         noise, move, drawn_rate: Factors on noise, sensitivity and rate.
+        reach: As declared to the auditor.
         shuffled, same_noise, shared_noise: Shuffled epochs for Poisson lots; one noise for all releases; one for all
             canaries of a release.
     """
@@ -28,6 +32,7 @@ class World:
     noise: float = 1.0
     move: float = 1.0
     drawn_rate: float = 1.0
+    reach: float = 1.0
     shuffled: bool = False
     same_noise: bool = False
     shared_noise: bool = False
@@ -56,10 +61,22 @@ class World:
     def sums(self, seed: int = 0) -> ScoreSums:
         """What an auditor adds up."""
         member, observed, drawn = self.seen(seed)
-        sums = ScoreSums(member, self.replace_one)
+        sums = ScoreSums(member, self.replace_one, self.reach)
         for x, there in zip(observed, drawn, strict=True):
             sums.add(x, there, self.z, self.rate)
         return sums
 
     def scores(self, seed: int = 0) -> Scores:
         return self.sums(seed).scores()
+
+
+def ledger_of(world: World, sampling: Sampling | None = None, delta: float = 1e-5) -> Ledger:
+    """What such a run declares: one query of sensitivity 1; Poisson lots of 5,000 records by default."""
+    sampling = sampling or PoissonSampling(5000, world.rate)
+    header = Header(sampling.unit, sampling.neighbouring_relation, sampling.population, delta)
+    release = (SumQuery("all", 1.0, world.z),)
+    return Ledger([header], [(0, Release(number, sampling, release)) for number in range(world.releases)])
+
+
+NOISE = {1: 2.1423, 4: 0.9395, 10: 0.6349}
+"""Noise multipliers by ε at δ = 1e-5, of 100 releases at a rate of 5 %, by privacy loss distributions."""

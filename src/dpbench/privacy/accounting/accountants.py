@@ -287,31 +287,41 @@ class ContinuousRenyiAccountant(RenyiAccountant):
 
 @dataclass(frozen=True)
 class PldAccountant(Accountant):
-    """Numerical composition of privacy loss distributions, each loss rounded up to a multiple of 1e-4.
+    """Numerical composition of privacy loss distributions, each loss rounded up to a multiple of an interval.
 
     Over millions of releases at tiny rates the rounding adds up, and RDP can be the tighter of two true bounds.
+
+    Attributes:
+        interval: Wider ones are faster, and bounds as well.
     """
+
+    interval: float = 1e-4
 
     def covers(self, sampling: Sampling) -> bool:
         return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)  # which says if it takes long
 
-    def _composed(self, events: Events) -> PLDAccountant:
+    def composed(self, events: Events) -> PLDAccountant:
+        """All releases, for those who ask for more than one ε or δ.
+
+        Raises:
+            ConfigurationError: It would take too long.
+        """
         rough = ACCOUNTANTS["rdp"].epsilon(events, 1e-5)
         if rough > PLD_LIMIT or sum(events.values()) > PLD_MOST_RELEASES:
             raise ConfigurationError(
                 f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0f} or for more than "
                 f"{PLD_MOST_RELEASES:.0e} releases (its tables would take hours and gigabytes): use rdp."
             )
-        accountant = PLDAccountant(next(iter(events)).sampling.relation)
+        accountant = PLDAccountant(next(iter(events)).sampling.relation, self.interval)
         for event, count in events.items():
             accountant.compose(dp_event(event), count)
         return accountant
 
     def epsilon(self, events: Events, delta: float) -> float:
-        return float(self._composed(events).get_epsilon(delta))
+        return float(self.composed(events).get_epsilon(delta))
 
     def delta(self, events: Events, epsilon: float) -> float:
-        return float(self._composed(events).get_delta(epsilon))
+        return float(self.composed(events).get_delta(epsilon))
 
 
 @dataclass(frozen=True)
