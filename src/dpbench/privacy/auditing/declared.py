@@ -176,14 +176,15 @@ def _rate(scores: Scores) -> Checked | None:
 
 def _dispersion(scores: Scores) -> Checked | None:
     counts, lots = _counts(scores), scores.lots
-    if len(counts) < 2 or lots.variance < _LEAST_VARIANCE:
+    if len(counts) < 2 or scores.releases < 2 or lots.variance < _LEAST_VARIANCE:
         return None
     free, measured = len(counts) - 1, counts.mean() / lots.mean
     variance = measured * lots.mean - measured**2 * (lots.mean - lots.variance)  # of rates that are off by one factor
     if variance < _LEAST_VARIANCE:
         return None
     index = float(((counts - counts.mean()) ** 2).sum()) / variance
-    spread = 1 + lots.cumulant / lots.variance**2 / 2  # variance of the index over that of a χ²
+    # Variance of the index over that of a χ², by the delta method: 1 for Poisson numbers, 1 − 1/T for binomial ones.
+    spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
     tail = stats.chi2(free / spread)
     return Checked(index / free, 1.0, _two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
 
