@@ -102,7 +102,7 @@ def test_replay_is_not_written_again(tmp_path: Path) -> None:
         writer.append(release(5))
         assert len(read_ledger(tmp_path / "l").releases) == 6
     again = LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
-    with closing(again), pytest.raises(LedgerError, match="another sum or other parameters.*the local training of records="):
+    with closing(again), pytest.raises(LedgerError, match="another sum or .*local training of records="):
         again.append(release(3, std=9.0))
 
 
