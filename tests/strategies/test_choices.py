@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import pytorch_lightning.callbacks
 import pytorch_lightning.tuner
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD
@@ -166,3 +166,36 @@ def test_nothing_is_released_where_a_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
         trainer.fit(module_of(pl, {}), loader_of(pictures()), DataLoader(pictures(), 60))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shared", [48, 10, 0])
+def test_what_is_watched_is_measured_on_other_records(shared: int, tmp_path: Path) -> None:
+    """A Subset of the training data is known again; looking at it is allowed."""
+    records = pictures()
+    held_out = Subset(records, [*range(shared)]) if shared else pictures()
+    for stopping in ([], [pl.callbacks.EarlyStopping("val/loss")]):
+        module = module_of(pytorch_lightning, {"validation_step": ["val/loss"]})
+        private = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+        folder = tmp_path / str(len(stopping))
+        trainer = trainer_for(folder, private, 9, more=stopping)
+        if shared and stopping:
+            with pytest.raises(ConfigurationError, match=f"EarlyStopping watches val/loss, and {shared} records of"):
+                trainer.fit(module, loader_of(records), DataLoader(held_out, 16))
+        else:
+            trainer.fit(module, loader_of(records), DataLoader(held_out, 16))
+
+
+def test_a_training_step_does_not_stop_the_training(tmp_path: Path) -> None:
+    module = module_of(pytorch_lightning, {})
+    step = module.training_step
+
+    def stopping(batch: Any, batch_idx: int) -> Any:
+        loss = step(batch, batch_idx)
+        module.trainer.should_stop |= bool(loss < 100)
+        return loss
+
+    module.training_step = stopping
+    private = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    with pytest.raises(ConfigurationError, match=r"trainer.should_stop was set during a training step"):
+        trainer_for(tmp_path, private, 9).fit(module, loader_of(pictures()), DataLoader(pictures(), 16))
+    assert private.releases == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,11 @@ def test_a_second_fit_draws_new_lots(tmp_path: Path) -> None:
     trainer_for(tmp_path, strategy, 4).fit(make_classifier(), second)
     assert second.lots.position == 8
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 8
+
+
+def test_a_used_strategy_can_be_pickled(tmp_path: Path) -> None:
+    strategy = fit(tmp_path, make_classifier(), steps=2)
+    assert pickle.loads(pickle.dumps(strategy)).epsilon() == strategy.epsilon()
 
 
 def test_nothing_trained_has_no_epsilon() -> None:

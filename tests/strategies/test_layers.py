@@ -269,3 +269,28 @@ def _compiled(way: str, backend: str, folder: Path) -> Tensor:
 @pytest.mark.parametrize("way", ["net", "in place", "module"])
 def test_compiled_networks(way: str, backend: str, tmp_path: Path) -> None:
     assert torch.allclose(_compiled(way, backend, tmp_path), _compiled("not", backend, tmp_path), atol=1e-5)
+
+
+class Prune(pl.Callback):
+    """Changes what the weight is between two epochs."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        torch.nn.utils.prune.l1_unstructured(module.out, "weight", 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_computes_a_weight_is_refused(tmp_path: Path) -> None:
+    """Pruning before or during the training, and TorchScript, which lets no hooks in."""
+    data = TensorDataset(torch.randint(0, 7, (SIZE, 5)))
+    pruned, scripted = Language(), Language()
+    torch.nn.utils.prune.l1_unstructured(pruned.out, "weight", 0.5)
+    scripted.out = torch.jit.script(nn.Sequential(nn.Linear(4, 7)))
+    for module, more, message in (
+        (pruned, [], r"out \(Linear\) is pruned, .*make it plain"),
+        (Language(), [Prune()], "weight of out .* is no longer a parameter: it was replaced during the training"),
+        (scripted, [], "is compiled by TorchScript, which lets no hooks in"),
+    ):
+        strategy = DPSGD(noise_multiplier=1.0, max_grad_norm=BOUND, seed=3, ledger=str(tmp_path / "ledger.jsonl"))
+        with pytest.raises(UnsupportedModuleError, match=message):
+            trainer_for(tmp_path, strategy, 4, more=more).fit(module, loader_of(data, 12))
+        (tmp_path / "ledger.jsonl").unlink(missing_ok=True)

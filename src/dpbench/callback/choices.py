@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+from torch.utils._pytree import tree_flatten
 
+from dpbench.data.records import shared_records
 from dpbench.errors import ConfigurationError
 from dpbench.records.packages import classes
 
@@ -44,6 +46,48 @@ def refuse_choices(trainer: pl.Trainer) -> None:
             raise ConfigurationError(f"{watcher} watches {name}, but the training step logs it: a metric {_REMEDY}.")
 
 
+def refuse_stop(trainer: pl.Trainer, before: bool) -> None:
+    """Refuse that a training step stops the training: the records of a lot are in its sight.
+
+    Args:
+        trainer: About to release a lot.
+        before: `trainer.should_stop` when the lot was opened.
+
+    Raises:
+        ConfigurationError: It is set now.
+    """
+    if trainer.should_stop and not before:
+        raise ConfigurationError(
+            "trainer.should_stop was set during a training step, where the records of the lot are in sight: when to "
+            "stop must not depend on them. Set max_steps or max_time, or watch a metric of validation data "
+            "(EarlyStopping)."
+        )
+
+
+def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:
+    """Refuse choices by a metric of validation data among which are training records.
+
+    Args:
+        trainer: In validation.
+        training: The data set of the training.
+
+    Raises:
+        ConfigurationError: Names the callback or schedule, and the metric.
+    """
+    watched = [(watcher, name) for watcher, name in _watched(trainer) if not _is_released(name)]
+    if not watched:
+        return
+    loaders, _ = tree_flatten(trainer.val_dataloaders)
+    for loader in loaders:
+        shared = shared_records(getattr(loader, "dataset", None), training)
+        if shared:
+            raise ConfigurationError(
+                f"{watched[0][0]} watches {watched[0][1]}, and {shared} records of the validation data are training "
+                "records: such a metric is not private. Hold records out (torch.utils.data.random_split), or decide "
+                "beforehand."
+            )
+
+
 def _watched(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Pairs of a callback or schedule that makes choices and the metric that it watches."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -58,8 +102,12 @@ def _watched(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
 
 def _is_held_out(name: str) -> bool:
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    private = name.startswith("private/") or name == "privacy/epsilon" or name in _COUNTED
-    return private or name.startswith("val") or bool(words & _HELD_OUT)
+    return _is_released(name) or name.startswith("val") or bool(words & _HELD_OUT)
+
+
+def _is_released(name: str) -> bool:
+    """Whether a metric says nothing of records but what was released."""
+    return name.startswith("private/") or name == "privacy/epsilon" or name in _COUNTED
 
 
 def _names_from_lots(trainer: pl.Trainer) -> set[str]:

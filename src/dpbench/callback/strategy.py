@@ -68,7 +68,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         budget = Budget(self.target_epsilon, self.delta, self.accountant)
         self._releases = Releases(self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint)
         self._source = self._source_of_records()
-        self._restored = self._released = False
+        self._restored = self._released = self._stopping = False
         self._admitted: bool | None = None
         self._loader: LotLoader | None = None
         self._attached: Attached | None = None
@@ -171,7 +171,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """Begin a lot: its release, its records, and the random numbers of the model."""
         guards.stop_gradient_averaging(trainer)
         guards.require_same_loader(trainer, self._loader)
-        self._released = False
+        self._released, self._stopping = False, trainer.should_stop
         for parameter in attached(self._attached).trained.parameters:
             parameter.grad = None  # what hooks see of a lot before its release is nothing
         self._releases.open_lot()
@@ -190,6 +190,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             return
         if self._released:
             raise ConfigurationError(SECOND_RELEASE)
+        choices.refuse_stop(trainer, self._stopping)
         self._releases.budget.refuse_overdraft()
         self._source.close_lot()
         for parameter, gradient in zip(trained.parameters, self._releases.release(), strict=True):
@@ -212,6 +213,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
                 epsilon = self._releases.budget.epsilon_here()
                 pl_module.log("privacy/epsilon", epsilon, prog_bar=True, logger=False, batch_size=1)
             self._log(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse choices by validation data that are training data."""
+        if self._loader is not None and self.private and not trainer.sanity_checking:
+            choices.refuse_training_records(trainer, self._loader.dataset)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that no lot of the epoch was left out."""

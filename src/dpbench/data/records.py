@@ -136,6 +136,15 @@ def refuse_repeated(dataset: Any) -> None:
             )
 
 
+def shared_records(one: Any, other: Any) -> int:
+    """Number of records of a data set that another one has too: both are it, or Subsets or ConcatDatasets of it."""
+    sized = [dataset for dataset in (one, other) if hasattr(dataset, "__len__")]
+    if len(sized) < 2:
+        return 0
+    mine, theirs = ({id(origin): rows for origin, rows in _origins(dataset, None)} for dataset in sized)
+    return sum(len(np.intersect1d(rows, theirs[key])) for key, rows in mine.items() if key in theirs)
+
+
 def _origins(dataset: Any, rows: NDArray[np.int64] | None) -> Iterator[tuple[Any, NDArray[np.int64]]]:
     """Underlying data sets, each with the positions of its records among `rows` (None: all)."""
     rows = np.arange(count_of(dataset)) if rows is None else rows

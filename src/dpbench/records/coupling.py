@@ -121,6 +121,7 @@ class CouplingProbe:
             self._first = not probe.says() and self._first
         finally:
             self._state.finish()
+            del self._state  # copies of all that the module holds
             self._trainer.loggers = loggers
 
     def _chosen(self, record_of: Rows, lot: Lot) -> Rows:

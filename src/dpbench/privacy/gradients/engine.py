@@ -240,7 +240,7 @@ class PerRecordEngine:
             own = [next(following) for _ in use.edges]
             if any(grad is not None for grad in own):
                 for name, gradients in self._use_gradients(use, own, records, verify).items():
-                    parameter = use.layer.get_parameter(name)
+                    parameter = _parameter(use, name)
                     if parameter in parts:
                         parts[parameter].append(gradients)
         return [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
@@ -319,3 +319,13 @@ def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -
     if not parts:
         return zero_gradients(parameter, records)
     return parts[0] if len(parts) == 1 else parts[0].plus(parts[1:])
+
+
+def _parameter(use: _Use, name: str) -> nn.Parameter:
+    try:
+        return use.layer.get_parameter(name)
+    except AttributeError as error:
+        raise UnsupportedModuleError(
+            f"{name} of {use.who} is no longer a parameter: it was replaced during the training (by pruning, say), and "
+            "nothing is released to what took its place. Change the network before or after the training."
+        ) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
@@ -54,6 +55,10 @@ def _few(names: list[str]) -> str:
 
 def _problem(module: nn.Module) -> str | None:
     trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is compiled by TorchScript, which lets no hooks in; take the module that it was made from"
+    if any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
+        return "is pruned, so that its weight is computed from others; make it plain (torch.nn.utils.prune.remove)"
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
