@@ -7,7 +7,7 @@ WORKERS ?= 2
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations layers rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
+.PHONY: help demo test test-slow results combinations layers audits rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,9 @@ combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write 
 layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a minute)
 	$(BIN)/python -m tools.layer_table > docs/layers.md.new
 	mv docs/layers.md.new docs/layers.md
+
+audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
+	$(BIN)/python -m tools.audits
 
 rooms: $(VENV)/.ready-dev ## Write the table of rooms in CONTRIBUTING.md from the contracts on imports
 	$(BIN)/python -m tools.rooms

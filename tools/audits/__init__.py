@@ -1,0 +1,1 @@
+"""Tables of claimed, sound and audited epsilons: every strategy, every kind of record, and broken mechanisms."""

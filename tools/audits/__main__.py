@@ -1,0 +1,85 @@
+"""`python -m tools.audits [--out results/audit]`: all runs, a line of a CSV each, and the page (`make audits`).
+
+Lines that are there already, of the same code, are kept: interrupted, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from dpbench import strategies
+from dpbench.runs.code import code_hash
+from tools.audits.mutants import MUTANTS
+from tools.audits.page import page
+from tools.audits.runs import Setting, audited
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 10.0)
+SETTINGS = (
+    Setting("flat"),
+    Setting("flat, discretized", options={"discretization_threshold": 1e-3}),
+    Setting("flat, error correction", options={"correction_threshold": 1e-2}),
+    Setting("flat, private metrics", options={"metrics": {"accuracy": 1.0, "loss": 3.0}}),
+    Setting("per layer", partial(strategies.DPSGD, clipping="per_layer")),
+    Setting("per parameter", partial(strategies.DPSGD, clipping="per_parameter")),
+    Setting("by dimension", partial(strategies.VectorGroups, split="dimension", allocation="dimension")),
+    Setting("adaptive quantile", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
+    Setting("adaptive mean", partial(strategies.AdaptiveMeanClipping, norm_noise_multiplier=20.0)),
+    Setting("automatic", strategies.AutomaticClipping),
+    Setting("microbatches of four", unit="microbatch"),
+    Setting("lots of a fixed size", sampling="fixed_size"),
+    Setting("truncated Poisson lots", sampling="truncated_poisson"),
+    Setting("every record in every lot", sampling="full", lot=512, steps=20, canaries=500),
+    Setting("users", unit="user", data="mnist_writers", lot=20, steps=60, canaries=500),
+)
+SIZES = tuple(
+    Setting(f"{count:,} canaries", data="mnist", lot=256, steps=200, canaries=count)
+    for count in (2000, 10_000)
+    for canaries in (2000, 10_000)
+)
+BROKEN = {
+    "counts without noise": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
+    "users weighted by examples": Setting("", unit="user", data="mnist_writers", lot=20, steps=40, canaries=500),
+}
+
+Row = dict[str, Any]
+
+
+def jobs() -> Iterator[tuple[str, str, float, Callable[[], Row]]]:
+    """(table, name, epsilon, what computes the line)."""
+    for table, settings in (("strategies", SETTINGS), ("sizes", SIZES)):
+        for setting in settings:
+            for epsilon in EPSILONS:
+                yield table, setting.name, epsilon, partial(audited, setting, epsilon)
+    for name, mutant in MUTANTS.items():
+        setting = BROKEN.get(name, Setting(""))
+        yield "mutants", name, 4.0, lambda setting=setting, mutant=mutant: audited(setting, 4.0, broken=mutant())  # type: ignore[misc]
+
+
+def main(out: Path) -> None:
+    """Run what is missing, and write the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "runs.csv"
+    done = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else pd.DataFrame()
+    rows: list[Any] = [] if done.empty else done[done["code"] == code_hash()].to_dict("records")
+    have = {(row["table"], row["name"], row["asked"]) for row in rows}
+    for table, name, epsilon, compute in tqdm([*jobs()], disable=None):
+        if (table, name, epsilon) in have:
+            continue
+        rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
+        new = path.with_suffix(".new")
+        pd.DataFrame(rows).to_csv(new, index=False)
+        new.replace(path)
+    (out / "README.md").write_text(page(pd.DataFrame(rows)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--out", type=Path, default=Path("results") / "audit")
+    main(arguments.parse_args().out)

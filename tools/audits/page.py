@@ -1,0 +1,109 @@
+"""The page of results/audit."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dpbench.reports.markdown import markdown_rows
+
+ELSEWHERE = {
+    "another divisor": "tests/strategies/test_mutants.py (divided_twice)",
+    "counts without noise": "tests/strategies/test_strategies.py",
+    "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
+}
+"""Tests of the repository that find what canaries do not show."""
+
+_HEAD = """# Claimed, sound and audited
+
+Written by `make audits` (code {code}): every strategy and every kind of record is trained with canaries for an epsilon
+of 1, 2, 4, 8 and 10 by RDP at δ = 1e-5, and each run is audited by what its own releases showed, at 95 % confidence. A
+passed audit is no proof.
+
+* claimed: the ledger's epsilon by RDP; sound: the tightest by an accountant that covers the lots.
+* one run, DP only (Steinke et al. 2023): assumes nothing. One run, f-DP (Mahloujifar et al. 2025): the family of
+  curves.
+* family: a lower limit of the area under the ROC curve against the ledger's own trade-off curve; canaries are
+  independent. game: the auditor knows in which lots a canary was; noise is independent, and lots are as declared.
+* noise: measured over declared (1 is right).
+
+## Strategies and kinds of records
+
+Digits, a network with one layer of 64, lots of 64, 150 steps, 1,000 canaries; "every record in every lot": 512 digits,
+20 steps, 500 canaries; users: the 539 writers of mnist_writers, cohorts of 20, 60 rounds, 500 canaries.
+
+{strategies}
+
+## As many canaries
+
+MNIST, lots of 256, 200 steps; the share of the sound epsilon that the audit certifies.
+
+{sizes}
+
+## Broken mechanisms
+
+Claimed 4, flat clipping on digits, but for the last two (adaptive quantile, and users). Seconds are of CPU time:
+training and audit.
+
+{mutants}
+
+Of {correct} correct runs above {violated} were called VIOLATED and {undeclared} NOT AS DECLARED.
+"""
+
+
+def _number(value: object, digits: int = 2) -> str:
+    return "–" if pd.isna(value) else f"{float(value):.{digits}f}"  # type: ignore[call-overload, arg-type]
+
+
+def page(runs: pd.DataFrame) -> str:
+    """The page, in Markdown."""
+    good = runs[runs["table"] != "mutants"]
+    verdicts = good["verdict"].value_counts()
+    return _HEAD.format(
+        code=runs["code"].iloc[-1],
+        strategies=_bounds(runs[runs["table"] == "strategies"]),
+        sizes=_shares(runs[runs["table"] == "sizes"]),
+        mutants=_mutants(runs[runs["table"] == "mutants"]),
+        correct=len(good),
+        violated=int(verdicts.get("VIOLATED", 0)),
+        undeclared=int(verdicts.get("NOT AS DECLARED", 0)),
+    )
+
+
+def _bounds(runs: pd.DataFrame) -> str:
+    head = ["strategy", "claimed", "sound", "one run, DP only", "one run, f-DP", "family", "game", "noise", "verdict"]
+    lines = [head]
+    for row in runs.to_dict("records"):
+        noise = row["declared_mu"] / row["measured_mu"] if row["measured_mu"] else float("nan")
+        values = [row[name] for name in ("claimed", "sound", "one_run", "f_dp", "family", "game")]
+        lines.append([str(row["name"]), *map(_number, values), _number(noise, 3), str(row["verdict"])])
+    return markdown_rows(lines, text=1)
+
+
+def _shares(runs: pd.DataFrame) -> str:
+    lines = [["canaries", "claimed", "sound", "DP only", "family", "game", "share of DP only", "of family", "of game"]]
+    for row in runs.to_dict("records"):
+        values = [row[name] for name in ("claimed", "sound", "one_run", "family", "game")]
+        shares = [
+            "–" if pd.isna(row[name]) else f"{100 * row[name] / row['sound']:.0f} %"
+            for name in ("one_run", "family", "game")
+        ]
+        lines.append([str(row["name"]), *map(_number, values), *shares])
+    return markdown_rows(lines, text=1)
+
+
+def _mutants(runs: pd.DataFrame) -> str:
+    lines = [["mechanism", "sound", "family", "game", "noise", "verdict", "found by", "seconds"]]
+    for row in runs.to_dict("records"):
+        found = [str(row[name]) for name in ("violated", "failed") if isinstance(row[name], str) and row[name]]
+        noise = row["declared_mu"] / row["measured_mu"] if row["measured_mu"] else float("nan")
+        lines.append(
+            [
+                str(row["name"]),
+                *(_number(row[name]) for name in ("sound", "family", "game")),
+                _number(noise),
+                str(row["verdict"]),
+                "; ".join(found) or ELSEWHERE.get(str(row["name"]), "nothing"),
+                _number(row["train_seconds"] + row["audit_seconds"], 1),
+            ]
+        )
+    return markdown_rows(lines, text=1)
