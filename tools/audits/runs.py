@@ -15,13 +15,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from dpbench.privacy.auditing.audit import AuditResult, audit
 
 from dpbench import strategies
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.auditing.audit import AuditResult, audit
 from dpbench.privacy.auditing.canaries import GradientCanaries
 from dpbench.records import LocalTraining, Users
 
