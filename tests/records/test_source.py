@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,11 @@ from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.source import Attached, Piece, RecordSource
 from dpbench.strategies import (
     DPSGD,
-    AdaptiveMeanClipping,
-    AdaptiveQuantileClipping,
-    AutomaticClipping,
-    ClipOnly,
-    DiscretizedDPSGD,
-    NoiseOnly,
-    PrivateStrategy,
-    VectorGroups,
 )
+from tests.strategies.recipes import EVERY, Make
 from tests.strategies.worlds import loader_of, trainer_for, weights_of
 
-Make = Callable[..., PrivateStrategy]
-STRATEGIES: dict[str, Make] = {
-    "dpsgd": DPSGD,
-    "layers": partial(DPSGD, clipping="per_parameter"),
-    "discretized": DiscretizedDPSGD,
-    "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
-    "mean": AdaptiveMeanClipping,
-    "groups": partial(VectorGroups, groups={"a": "*weight", "b": "*bias"}),
-    "automatic": AutomaticClipping,
-    "metrics": partial(DPSGD, metrics={"length": 2.0}),
-    "clip_only": ClipOnly,
-    "noise_only": NoiseOnly,
-}
+STRATEGIES = {**EVERY, "metrics": partial(DPSGD, metrics={"length": 2.0})}
 
 
 class TwoTensors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,33 +26,16 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.releases import Releases
 from dpbench.records import LocalTraining
 from dpbench.strategies import (
-    DPSGD,
     AdaptiveMeanClipping,
     AdaptiveQuantileClipping,
-    AutomaticClipping,
     ClipOnly,
-    DiscretizedDPSGD,
-    NoiseOnly,
-    PrivateStrategy,
-    VectorGroups,
 )
 from tests.checks import accepts_scale
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
+from tests.strategies.recipes import EVERY
 from tests.strategies.worlds import weights_of
 
-Make = Callable[..., PrivateStrategy]
-STRATEGIES: dict[str, Make] = {
-    "dpsgd": DPSGD,
-    "layers": partial(DPSGD, clipping="per_parameter"),
-    "discretized": DiscretizedDPSGD,
-    "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
-    "mean": partial(AdaptiveMeanClipping, initial_max_grad_norm=0.3),
-    "groups": partial(VectorGroups, groups={"a": "*weight", "b": "*bias"}),
-    "automatic": AutomaticClipping,
-    "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),
-    "clip_only": ClipOnly,
-    "noise_only": NoiseOnly,
-}
+STRATEGIES = {**EVERY, "mean": partial(AdaptiveMeanClipping, initial_max_grad_norm=0.3)}
 DOUBLE = {"precision": "64-true"}
 
 

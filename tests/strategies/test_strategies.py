@@ -33,19 +33,14 @@ from dpbench.strategies import (
     PrivateStrategy,
     VectorGroups,
 )
+from tests.strategies.recipes import PRIVATE, Make
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, update, weights_of
 from tools.optimizers import OPTIMIZERS
 
 QUIET = 1e-9
-Make = Callable[..., PrivateStrategy]
-
 STRATEGIES: dict[str, Make] = {
-    "dpsgd": DPSGD,
-    "discretized": DiscretizedDPSGD,
-    "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),
-    "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
+    **PRIVATE,
     "quantile_layers": partial(AdaptiveQuantileClipping, clipping="per_layer", count_noise_std=3.0, update="linear"),
-    "mean": AdaptiveMeanClipping,
     "groups": partial(VectorGroups, groups={"conv": ["*.0.*", "*.1.*"], "dense": "*.5.*"}, split="dimension"),
     "joint": partial(
         VectorGroups,
@@ -53,7 +48,6 @@ STRATEGIES: dict[str, Make] = {
         split="joint",
         scales={"conv": 2, "dense": 1},
     ),
-    "automatic": AutomaticClipping,
     "metrics": partial(DPSGD, metrics={"accuracy": 1.0, "loss": 3.0}, metrics_share=0.1),
     "microbatches": partial(DPSGD, microbatch_size=4),
     "all": partial(
