@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dpbench import __version__
-from dpbench.cli import account, calibrate, compare, evaluate, priors, reproduce, resume, sample, table, train
+from dpbench.cli import account, audit, calibrate, compare, evaluate, priors, reproduce, resume, sample, table, train
 from dpbench.cli.arguments import Commands, OneLineParser
 from dpbench.errors import DPBenchError, Interrupted
 from dpbench.training.threads import wait_briefly
@@ -34,6 +34,7 @@ _OF_HYDRA: dict[str, Command] = {"train": train, "priors": priors}  # which read
 _COMMANDS: dict[str, Command] = _OF_HYDRA | {
     "resume": resume,
     "account": account,
+    "audit": audit,
     "calibrate": calibrate,
     "reproduce": reproduce,
     "compare": compare,

@@ -51,6 +51,8 @@ class RunFolder:
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
         evaluation: What `dpbench evaluate` found of a GAN.
+        audit: What the canaries of an audited run saw, see `privacy.auditing.file`.
+        audit_picture: What `dpbench audit` draws.
         curves: Picture of the metrics.
         samples: Picture of what a GAN generates now.
         samples_by_step: Folder of such pictures, one for each validation.
@@ -74,6 +76,8 @@ class RunFolder:
     result = _Entry("result.json")
     partial_result = _Entry("partial_result.json")
     evaluation = _Entry("evaluation.json")
+    audit = _Entry("audit.json")
+    audit_picture = _Entry("audit.png")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
     samples_by_step = _Entry("samples", is_folder=True)

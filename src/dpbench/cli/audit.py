@@ -1,0 +1,44 @@
+"""`dpbench audit`: is the epsilon of a run true, as far as canaries can tell."""
+
+from __future__ import annotations
+
+import argparse
+
+from dpbench.cli.arguments import Commands, add_command, place
+
+_EPILOG = """\
+The run must have been trained with canaries: made-up vectors that join the lots by the flip of a coin. What they saw
+gives lower bounds of epsilon, which must not exceed the sound one, and shows whether noise, sensitivity and lots were
+as declared. The picture is audit.png in the folder of the run.
+
+"The family" is the ledger's own releases with all noise scaled by one factor.
+
+exit status: 0 consistent, 1 no audit is possible, 3 the epsilon is violated, or something is not as declared.
+A passed audit is no proof: it finds what these canaries show, no more.
+
+examples:
+  dpbench train audit=gradient_canaries hydra.run.dir=runs/audited
+  dpbench audit runs/audited
+  dpbench audit runs/audited --confidence 0.99 --json
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(commands, "audit", "is a run's epsilon true, as far as canaries tell", _EPILOG)
+    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run with canaries")
+    what = "of each bound by itself, and of the verdict as a whole (default: 0.95)"
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the audit and draw its picture; 3 where something is wrong with the run."""
+    from dpbench.privacy.auditing import Verdict
+    from dpbench.reports.audit import audit_run
+    from dpbench.reports.audit_plot import plot_audit
+
+    report = audit_run(options.run, options.confidence)
+    picture = plot_audit(report.run.audit_picture, report)
+    print(report.to_json() if options.json else f"{report.text}\n  {'picture':<12} {picture}")
+    return 0 if report.result.verdict == Verdict.CONSISTENT else 3

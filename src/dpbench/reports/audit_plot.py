@@ -1,0 +1,75 @@
+"""The picture of an audit: scores of canaries, and their ROC curve under the claimed trade-off curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from dpbench.privacy.auditing import Family, Scores
+from dpbench.reports.audit import AuditReport
+from dpbench.reports.figures import new_figure, write_figure
+
+_BLUE, _RED, _GRAY = "#3060a8", "#c04030", "#808080"
+
+
+def plot_audit(path: Path, report: AuditReport) -> Path:
+    """Draw scores of members and others, and which pairs of error rates they give.
+
+    Args:
+        path: The PNG.
+        report: Of one run.
+    """
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    _draw_scores(left, report.scores)
+    _draw_roc(right, report.scores, report.family)
+    for ax in (left, right):
+        ax.legend(frameon=False, fontsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{report.result.verdict}: sound ε {_figure(report.result.sound)}, audited {_best(report)}")
+    return write_figure(path, figure)
+
+
+def _figure(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _best(report: AuditReport) -> str:
+    return f"at least {_figure(report.result.audited)}"
+
+
+def _draw_scores(ax: Axes, scores: Scores) -> None:
+    low, high = np.quantile(scores.llr, [0.002, 0.998])  # what lies beyond would leave the rest one bar
+    bins = np.linspace(low, max(high, low + 1e-9), 60)
+    shown = np.clip(scores.llr, bins[0], bins[-1])
+    for name, which, color in (("members", scores.member, _BLUE), ("others", ~scores.member, _GRAY)):
+        ax.hist(shown[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+    ax.set_xlabel("score of a canary: log-likelihood ratio of what was released")
+    ax.set_ylabel("canaries")
+
+
+def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """False and true positive rates of all thresholds, from the highest down."""
+    order = np.argsort(-scores, kind="stable")
+    hits, alarms = np.cumsum(member[order]), np.cumsum(~member[order])
+    last = np.append(np.diff(scores[order]) != 0, True)  # equal scores are called together
+    true, false = hits[last] / max(hits[-1], 1), alarms[last] / max(alarms[-1], 1)
+    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+
+
+def _draw_roc(ax: Axes, scores: Scores, family: Family) -> None:
+    least = 1 / scores.canaries
+    false, true = roc(scores.llr, scores.member)
+    ax.plot(np.maximum(false, least), true, color=_BLUE, label="these canaries", drawstyle="steps-post")
+    at = np.geomspace(least, 1, 300)
+    if family.uncovered is None:
+        curve = family.curve(1.0)
+        most = np.array([1 - curve(alpha) for alpha in at])
+        ax.plot(at, most, color=_RED, label="most that the ledger allows")
+    ax.plot(at, at, color=_GRAY, linewidth=0.8, linestyle=":", label="guessing")
+    ax.set_xscale("log")
+    ax.set_xlabel("others called members (share)")
+    ax.set_ylabel("members called members (share)")

@@ -1,0 +1,150 @@
+"""`dpbench audit`: table, JSON, picture and exit status of a run with canaries, and one line for each bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpbench.cli import main
+from dpbench.privacy.accounting.ledger import Header
+from dpbench.privacy.accounting.seal import seal_of
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.auditing.file import FILE_NAME, write_scores
+from dpbench.reports.audit_plot import roc
+from dpbench.runs.folder import RunFolder
+from tests.privacy.auditing.worlds import World, ledger_of
+
+WORLD = World(z=1.0, releases=40, canaries=400)
+
+
+def leave(folder: Path, world: World, declared: World | None = None) -> Path:
+    """Write what a run of such a world leaves."""
+    folder.mkdir(parents=True)
+    ledger, path = ledger_of(declared or world), folder / RunFolder.ledger
+    facts = ledger.header
+    writer = LedgerWriter(path, Header(facts.unit, facts.neighbouring_relation, facts.population, facts.delta))
+    for _, release in ledger.releases:
+        writer.append(release)
+    writer.close()
+    write_scores(folder / FILE_NAME, world.scores(), seal_of(path))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return leave(tmp_path / "run", WORLD)
+
+
+def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(run)]) == 0
+    text = capsys.readouterr().out
+    for words in ("400 canaries, 40 releases, 95 % confidence", "claimed", "sound", "CONSISTENT", "no proof", "(PLD)"):
+        assert words in text, words
+    assert (run / "audit.png").read_bytes().startswith(b"\x89PNG")
+    assert RunFolder.audit == FILE_NAME
+
+
+def test_json_tells_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(run), "--json", "--confidence", "0.9"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verdict"] == "CONSISTENT" and facts["confidence"] == 0.9 and "no proof" in facts["note"]
+    bounds = {bound["name"]: bound["epsilon"] for bound in facts["bounds"]}
+    assert 0 < bounds["release game, t"] <= facts["audited"] < facts["sound"] < facts["claimed"]
+    assert all(check["passed"] for check in facts["checks"])
+
+
+def test_less_noise_than_declared_is_a_violation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = leave(tmp_path / "run", replace(WORLD, noise=0.5), WORLD)
+    assert main(["audit", str(run)]) == 3
+    verdict = capsys.readouterr().out.partition("VIOLATED (")[2].partition(")")[0]
+    assert {"release game", "release game, t", "noise over declared"} <= set(re.split(", (?!t|lag|f|DP)", verdict))
+
+
+def test_no_noise_at_all_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = leave(tmp_path / "run", replace(WORLD, noise=0.0), WORLD)
+    assert main(["audit", str(run)]) == 3
+    assert "> 1000" in capsys.readouterr().out
+
+
+def test_more_noise_than_declared_is_not_as_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = leave(tmp_path / "run", replace(WORLD, noise=2**0.5), WORLD)
+    assert main(["audit", str(run)]) == 3
+    assert "NOT AS DECLARED (noise over declared)" in capsys.readouterr().out
+
+
+def test_roc_calls_equal_scores_together() -> None:
+    false, true = roc(np.array([2.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False]))
+    np.testing.assert_allclose(false, [0, 0, 0.5, 1])
+    np.testing.assert_allclose(true, [0, 0.5, 1, 1])
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def apply(run: Path) -> None:
+        data = json.loads((run / FILE_NAME).read_text())
+        change(data)
+        (run / FILE_NAME).write_text(json.dumps(data))
+
+    return apply
+
+
+def of_another_run(run: Path) -> None:
+    other = leave(run.parent / "other", replace(WORLD, z=2.0))
+    shutil.copy(other / RunFolder.ledger, run)
+
+
+def continued(run: Path) -> None:
+    lines = (run / RunFolder.ledger).read_text().splitlines(keepends=True)
+    (run / RunFolder.ledger).write_text("".join([*lines, lines[-1].replace('"number":39', '"number":40')]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shutil.rmtree, "No such directory; name a run"),
+        (lambda run: (run / FILE_NAME).unlink(), "trained without canaries.*audit=gradient_canaries"),
+        (lambda run: [path.unlink() for path in run.iterdir()], "holds no run: train one"),
+        (lambda run: (run / FILE_NAME).write_text("{"), "audit.json is damaged: train again"),
+        (lambda run: (run / FILE_NAME).write_text("[1]"), "audit.json is damaged"),
+        (changed(lambda data: data.update(schema=2)), "has schema 2, .* reads schema 1"),
+        (changed(lambda data: data.pop("scores")), "is damaged.*scores is no object"),
+        (changed(lambda data: data["scores"]["llr"].pop()), "is damaged.*differ in length"),
+        (changed(lambda data: data.pop("ledger")), "is damaged.*no seal of a ledger"),
+        (changed(lambda data: data["scores"].update(releases=39)), "holds 40 releases and the canaries saw 39"),
+        (of_another_run, "ledger.jsonl does not belong to audit.json .*other lines"),
+        (continued, "ledger.jsonl does not belong to audit.json .*continued by another run"),
+        (lambda run: (run / RunFolder.ledger).write_text(""), "ledger"),
+        (lambda run: (run / RunFolder.ledger).unlink(), "ledger"),
+    ],
+)
+def test_bad_input_is_one_line(
+    spoil: Callable[[Path], Any], words: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run)
+    assert main(["audit", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("dpbench: error: ") and error.count("\n") == 1, error
+    assert re.search(words, error), error
+    assert not (run / "audit.png").exists()
+
+
+def test_a_sweep_and_a_confidence_out_of_range_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(run.parent)]) == 1
+    assert "holds several runs" in capsys.readouterr().err
+    for word in ("0", "1", "1.5", "nan"):
+        assert main(["audit", str(run), "--confidence", word]) == 1
+        assert "confidence must lie strictly between 0 and 1" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / FILE_NAME).unlink()
+    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.privacy.auditing.canaries.GradientCanaries\n")
+    assert main(["audit", str(run)]) == 1
+    assert "`dpbench resume" in capsys.readouterr().err
