@@ -144,7 +144,7 @@ def test_exactly_one_is_missing() -> None:
         ({"epsilon": math.inf}, "epsilon must be"),
         ({"steps": 0}, "steps must be"),
         ({"epochs": -1.0}, "epochs must be"),
-        ({"sample_rate": 1.5}, r"sample_rate must lie in \(0, 1\]"),
+        ({"sample_rate": 1.5}, "sample_rate must lie from 1e-12 to 1, not 1.5"),
         ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
         ({"delta": 0.0}, "delta must lie"),
         ({"population": 0}, "population must be"),

@@ -327,7 +327,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["seed=-1"], "seed must be a whole number"),
     (["seed=abc"], "seed must be a whole number"),
     (["trainer.max_steps=0"], "must be positive"),
-    (["optimizer.lr=abc"], "optimizer.lr must be a number, not 'abc'"),
+    (["optimizer.lr=abc"], "optimizer.lr must be a positive number, not 'abc'"),
     (["foo"], "'foo' is no setting: write KEY=VALUE"),
     (
         [

@@ -212,7 +212,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             if self.private:
                 epsilon = self._releases.budget.epsilon_here()
                 pl_module.log("privacy/epsilon", epsilon, prog_bar=True, logger=False, batch_size=1)
-            self._log(trainer)
+            _log(trainer, self._releases)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse choices by validation data that are training data."""
@@ -227,16 +227,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the last epsilon beside the last accuracy."""
         refuse_unreleased_training(trainer, self.releases)
-        self._log(trainer)
-
-    def _log(self, trainer: pl.Trainer) -> None:
-        """Log what is private: epsilon, adaptive bounds and released metrics."""
-        values = {"privacy/epsilon": self._releases.budget.epsilon_here()} if self.private else {}
-        if self.recipe.adaptation is not None:
-            values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in self.mechanism.plan.groups}
-        values |= self.mechanism.take_metrics()
-        for logger in trainer.loggers if values else ():
-            logger.log_metrics(values, step=self.releases)  # Lightning counts one less
+        _log(trainer, self._releases)
 
     # ------------------------------------------------------------------------------------- checkpoints
 
@@ -254,6 +245,17 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 def processes_of(trainer: pl.Trainer) -> Processes:
     """Those of a training, as releases see them."""
     return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce)
+
+
+def _log(trainer: pl.Trainer, releases: Releases) -> None:
+    """Log what is private: epsilon, adaptive bounds and released metrics."""
+    recipe, mechanism = releases.recipe, releases.mechanism
+    values = {"privacy/epsilon": releases.budget.epsilon_here()} if recipe.private else {}
+    if recipe.adaptation is not None:
+        values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in mechanism.plan.groups}
+    values |= mechanism.take_metrics()
+    for logger in trainer.loggers if values else ():
+        logger.log_metrics(values, step=releases.made)  # Lightning counts one less
 
 
 def first_groups(source: RecordSource, releases: Releases, trained: Trained) -> tuple[VectorGroup, ...]:
