@@ -89,11 +89,11 @@ def test_few_correct_runs_are_accused() -> None:
     assert accused(4, runs=6)[Verdict.CONSISTENT] >= 5
 
 
-@pytest.mark.slow  # 50 s each
+@pytest.mark.slow  # 50 to 85 s each
 @pytest.mark.parametrize("epsilon", [1, 4, 10])
 def test_correct_runs_are_accused_at_most_at_the_nominal_rate(epsilon: int) -> None:
     found = accused(epsilon, runs=200)
-    assert 200 - found[Verdict.CONSISTENT] <= 0.05 * 200  # measured: 5, 5 and 4
+    assert 200 - found[Verdict.CONSISTENT] <= 0.05 * 200  # measured: 6, 6 and 5
 
 
 @pytest.mark.parametrize(
