@@ -170,6 +170,8 @@ def test_a_ledger_that_contradicts_itself(tmp_path: Path, capsys: pytest.Capture
 def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = write(tmp_path / "empty", steps=0)
     assert "no release is recorded" in refused(capsys, "account", empty)
+    (empty / "ledger.jsonl").write_text((empty / "ledger.jsonl").read_text() + '{"record": "release"\n' * 3)
+    assert "line 2 is damaged" in (error := refused(capsys, "account", empty)) and "is unknown" in error
     (tmp_path / "nothing").write_text("")
     assert "it is empty" in refused(capsys, "account", tmp_path / "nothing")
     (tmp_path / "bare").mkdir()

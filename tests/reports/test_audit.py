@@ -148,3 +148,13 @@ def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFi
     (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.privacy.auditing.canaries.GradientCanaries\n")
     assert main(["audit", str(run)]) == 1
     assert "`dpbench resume" in capsys.readouterr().err
+
+
+def test_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it trains is `experiment=audit`."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", "--self"]) == 0
+    out = capsys.readouterr().out
+    assert "CONSISTENT" in out and "1,000 canaries, 200 releases" in out
+    assert main(["audit", "--self", "run"]) == main(["audit"]) == 1
+    assert capsys.readouterr().err.count("dpbench audit --self trains one") == 2

@@ -108,7 +108,7 @@ def check(seen: Seen, strategy: strategies.PrivateStrategy) -> float:
     assert canaries is not None
     member = canaries.member
     there = np.concatenate([drawn for _, drawn, _, _ in seen])
-    moves = np.where(member, 0.5, -0.5) if canaries.sums.replace_one else np.ones(len(member))
+    moves = np.where(member, 0.5, -0.5) if canaries.sums.replace_one else np.full(len(member), canaries.sums.reach)
     residuals = np.concatenate([(x - np.where(drawn, moves, 0.0)) / z for x, drawn, z, _ in seen])
     assert there.any() and (canaries.sums.replace_one or not (there.reshape(-1, len(member)) & ~member).any())
     for part in (residuals[there], residuals[~there]):

@@ -26,11 +26,11 @@ SETTINGS = (
     Setting("flat, discretized", options={"discretization_threshold": 1e-3}),
     Setting("flat, error correction", options={"correction_threshold": 1e-2}),
     Setting("flat, private metrics", options={"metrics": {"accuracy": 1.0, "loss": 3.0}}),
-    Setting("per layer", partial(strategies.DPSGD, clipping="per_layer")),
-    Setting("per parameter", partial(strategies.DPSGD, clipping="per_parameter")),
+    Setting("per layer", partial(strategies.DPSGD, clipping="per_layer"), canaries=600),
+    Setting("per parameter", partial(strategies.DPSGD, clipping="per_parameter"), canaries=600),
     Setting("by dimension", partial(strategies.VectorGroups, split="dimension", allocation="dimension")),
     Setting("adaptive quantile", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
-    Setting("adaptive mean", partial(strategies.AdaptiveMeanClipping, norm_noise_multiplier=20.0)),
+    Setting("adaptive mean", partial(strategies.AdaptiveMeanClipping, norm_noise_multiplier=20.0), canaries=600),
     Setting("automatic", strategies.AutomaticClipping),
     Setting("microbatches of four", unit="microbatch"),
     Setting("lots of a fixed size", sampling="fixed_size"),
@@ -39,9 +39,7 @@ SETTINGS = (
     Setting("users", unit="user", data="mnist_writers", lot=20, steps=60, canaries=500),
 )
 SIZES = tuple(
-    Setting(f"{count:,} canaries", data="mnist", lot=256, steps=200, canaries=count)
-    for count in (2000, 10_000)
-    for canaries in (2000, 10_000)
+    Setting(f"{count:,} canaries", data="mnist", lot=1000, steps=200, canaries=count) for count in (2000, 10_000)
 )
 BROKEN = {
     "counts without noise": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
@@ -54,9 +52,9 @@ Row = dict[str, Any]
 def jobs() -> Iterator[tuple[str, str, float, Callable[[], Row]]]:
     """(table, name, epsilon, what computes the line)."""
     for table, settings in (("strategies", SETTINGS), ("sizes", SIZES)):
-        for setting in settings:
+        for number, setting in enumerate(settings):
             for epsilon in EPSILONS:
-                yield table, setting.name, epsilon, partial(audited, setting, epsilon)
+                yield table, setting.name, epsilon, partial(audited, setting, epsilon, seed=number)
     for name, mutant in MUTANTS.items():
         setting = BROKEN.get(name, Setting(""))
         yield "mutants", name, 4.0, lambda setting=setting, mutant=mutant: audited(setting, 4.0, broken=mutant())  # type: ignore[misc]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+from datetime import datetime
+from pathlib import Path
 
+from dpbench.cli import train
 from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.errors import ConfigurationError
 
 _EPILOG = """\
 The run must have been trained with canaries: made-up vectors that join the lots by the flip of a coin. What they saw
@@ -17,6 +22,7 @@ exit status: 0 consistent, 1 no audit is possible, 3 the epsilon is violated, or
 A passed audit is no proof: it finds what these canaries show, no more.
 
 examples:
+  dpbench audit --self                     train a small network with canaries, half a minute, and audit that
   dpbench train audit=gradient_canaries hydra.run.dir=runs/audited
   dpbench audit runs/audited
   dpbench audit runs/audited --confidence 0.99 --json
@@ -26,7 +32,8 @@ examples:
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "audit", "is a run's epsilon true, as far as canaries tell", _EPILOG)
-    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run with canaries")
+    parser.add_argument("run", type=place, nargs="?", metavar="RUN", help="folder of a run with canaries")
+    parser.add_argument("--self", action="store_true", help="train experiment=audit, and audit that run")
     what = "of each bound by itself, and of the verdict as a whole (default: 0.95)"
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -38,7 +45,20 @@ def run(options: argparse.Namespace) -> int:
     from dpbench.reports.audit import audit_run
     from dpbench.reports.audit_plot import plot_audit
 
-    report = audit_run(options.run, options.confidence)
+    if options.self == (options.run is not None):
+        raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
+    if not 0 < options.confidence < 1:
+        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
+    report = audit_run(_trained() if options.self else options.run, options.confidence)
     picture = plot_audit(report.run.audit_picture, report)
     print(report.to_json() if options.json else f"{report.text}\n  {'picture':<12} {picture}")
     return 0 if report.result.verdict == Verdict.CONSISTENT else 3
+
+
+def _trained() -> Path:
+    """Train the experiment of audits, in a folder of its own."""
+    folder = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-audit-{os.getpid()}"
+    words = ["experiment=audit", f"hydra.run.dir={folder}"]
+    if train.run(argparse.Namespace(words=words)):
+        raise ConfigurationError("the training that was to be audited has failed.")
+    return folder

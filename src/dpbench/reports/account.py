@@ -128,6 +128,8 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     if request.population is not None:
         ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
     if not any(ledger.releases for ledger in ledgers.values()):
+        if broken := next((f"{name}: {ledger.wrong}" for name, ledger in ledgers.items() if ledger.wrong), None):
+            raise LedgerError(f"{broken}, and no release can be read: what was published is unknown.")
         raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
     deltas = {ledger.header.delta for ledger in ledgers.values()}
     if request.delta is None and len(deltas) > 1:

@@ -152,7 +152,9 @@ class Canaries:
             )
         rng = np.random.default_rng(keyed_sequence((key, Stream.CANARIES)))
         self.member = rng.random(count) < 0.5
-        self.sums = ScoreSums(self.member, replace_one)
+        # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
+        self._reach = 1 / sampling.records_affected
+        self.sums = ScoreSums(self.member, replace_one, self._reach)
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self._index: list[tuple[Tensor, ...]] = []
@@ -201,11 +203,12 @@ class Canaries:
         self._changes = changes
         numbers = np.flatnonzero(drawn)
         longest = math.sqrt(self._coordinates) if self._bounded else math.inf
-        self._reach = tuple(min(longest, group.max_grad_norm) for group in plan.groups)
+        self._moves = tuple(min(longest, group.max_grad_norm) for group in plan.groups)
         if self._processes.rank == 0 and len(numbers):
             rows = self._rows(mechanism, numbers)
             values = {name: torch.zeros(len(numbers), size) for name, size in mechanism.metric_sizes.items()}
-            for _ in range(changes // 2 if self._replace_one else changes):
+            times = round(changes * self._reach)
+            for _ in range(times // 2 if self._replace_one else times):
                 mechanism.accumulate(rows, len(numbers), None, values)
 
     def _rows(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> list[ParameterGradients]:
@@ -231,7 +234,7 @@ class Canaries:
         score, start = np.zeros(len(self.member)), 0
         for parameter, places in self._places.items():
             group = self._group_of[parameter]
-            ratio = self._reach[group] / plan.noise_stds[group]
+            ratio = self._moves[group] / plan.noise_stds[group]
             power[group] = ratio**2
             values = noised[start : start + len(places.owner)] / plan.parameter_stds[parameter]
             np.add.at(score, places.owner, values * ratio / math.sqrt(self._coordinates))
