@@ -7,8 +7,8 @@ import pandas as pd
 from dpbench.reports.markdown import markdown_rows
 
 ELSEWHERE = {
-    "another divisor": "tests/strategies/test_mutants.py (divided_twice)",
-    "counts without noise": "tests/strategies/test_strategies.py",
+    "another divisor": "tests/strategies/test_dpsgd.py (updates equal the reference)",
+    "counts without noise": "tests/privacy/test_mechanism.py (noise of every statistic)",
     "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
 }
 """Tests of the repository that find what canaries do not show."""
