@@ -111,7 +111,9 @@ def test_every_workload_has_a_limit_and_every_point_a_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # Opacus' own
-@pytest.mark.parametrize("name", ["mnist_cnn b256", "small_alexnet b128", "lstm b128"])
+@pytest.mark.parametrize(
+    "name", ["mnist_cnn b256", pytest.param("small_alexnet b128", marks=pytest.mark.slow), "lstm b128"]
+)
 def test_all_start_from_the_same_loss_and_move(name: str) -> None:
     """Same network, same records: what is timed is the same work."""
     workload = workload_named(name)
@@ -155,6 +157,7 @@ def test_a_real_measurement(tmp_path: Path) -> None:
     assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
 
 
+@pytest.mark.slow
 def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optimizers.main(["--steps", "1", "--turns", "1", "--out", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "costs.csv")

@@ -110,7 +110,15 @@ def lots_of(one: LotLoader) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("collate", "workers"), [(mixup, 0), (mixup, 1), (mixup_sometimes, 0), (cutmix, 0), (standardized, 0), (nested, 0)]
+    ("collate", "workers"),
+    [
+        (mixup, 0),
+        pytest.param(mixup, 1, marks=pytest.mark.slow),
+        (mixup_sometimes, 0),
+        (cutmix, 0),
+        (standardized, 0),
+        (nested, 0),
+    ],
 )
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
     with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):

@@ -39,7 +39,9 @@ FIXED = TrainingSetting(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "pld" else []) for name in ACCOUNTANTS]
 )
-@pytest.mark.parametrize("setting", [POISSON, FIXED], ids=lambda setting: setting.sampling)
+@pytest.mark.parametrize(
+    "setting", [POISSON, pytest.param(FIXED, marks=pytest.mark.slow)], ids=["poisson", "fixed_size"]
+)
 def test_each_from_the_others(setting: TrainingSetting, name: str) -> None:
     """σ, q, T, ε and δ, each left out in turn, come back to 0.1 %."""
     if setting.sampling not in ACCOUNTANTS[name].samplings:
@@ -68,13 +70,14 @@ def test_inverse_anywhere(z: float, q: float, steps: int, delta: float) -> None:
     assert solved(replace(whole, steps=None)).steps >= steps
 
 
-@pytest.mark.parametrize("name", ["rdp", "pld"])
+@pytest.mark.parametrize("name", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
 def test_noise_for_a_target(name: str) -> None:
     for target in (0.5, 3.0):
         z = calibrate_noise_multiplier(lambda z: event(z, 0.01), 500, target, DELTA, name)
         assert target * 0.998 <= epsilon({event(z, 0.01): 500}, DELTA, name) <= target
 
 
+@pytest.mark.slow
 def test_pld_beyond_rdp() -> None:
     """Millions of steps at tiny rates: pld rounds up so often that rdp is tighter; the search goes the other way."""
     many = replace(POISSON, sample_rate=1e-4, steps=None, noise_multiplier=1.0, epsilon=1.0)

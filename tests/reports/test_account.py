@@ -231,6 +231,7 @@ def test_phases_and_changing_lots(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert value > epsilon({next(iter(events)): 30}, DELTA, name)
 
 
+@pytest.mark.slow
 def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b")
@@ -276,6 +277,7 @@ def test_the_picture_takes_each_run_as_the_text_does(tmp_path: Path, monkeypatch
     assert curve.get_ydata()[-1] == pytest.approx(found.facts["epsilon"])
 
 
+@pytest.mark.slow
 def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header = Header("example", "add_or_remove_one", 1000, DELTA)
     writer = LedgerWriter(tmp_path / "run" / "ledger.jsonl", header)
@@ -286,6 +288,7 @@ def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pyte
     assert "150 distinct costs, rounded to the costly side" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_twenty_thousand_adaptive_releases_are_one_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten groups whose bounds all change: equal costs are counted together (so that accountants need moments)."""
     rng = np.random.default_rng(0)

@@ -71,7 +71,7 @@ def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pyte
         (["gradient_compression/table1", "launcher=slurm", "seeds=1"], "there is no launcher=slurm"),
         (["gradient_compression/table1", "rows=sigma_0.7", "rows=sigma_1.1"], "rows= is given twice: write rows=A,B"),
         (["gradient_compression/table1", "trainer=cpu", "trainer=gpu"], "trainer= is given twice: choose one"),
-        (["gradient_compression/table1", "trainer=tpu", "seeds=1"], "sigma_0.7, .*trainer/tpu"),
+        (["gradient_compression/table1", "trainer=tpu", "seeds=1"], "there is no trainer=tpu"),
         (["gradient_compression/table1", "hydra.launcher.n_jobs=0"], "n_jobs=0 runs nothing: 2 runs two"),
     ],
 )

@@ -126,7 +126,10 @@ def test_every_strategy_is_as_declared(name: str, seen: Seen, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("unit", ["example", "microbatch", "user"])
-@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "truncated_poisson", "full"])
+@pytest.mark.parametrize(
+    "sampling",
+    ["poisson", "fixed_size", *(pytest.param(name, marks=pytest.mark.slow) for name in ("truncated_poisson", "full"))],
+)
 def test_every_unit_and_sampling(sampling: str, unit: str, seen: Seen, tmp_path: Path) -> None:
     strategy, _ = train(strategies.DPSGD, tmp_path, sampling, unit, steps=4 if sampling == "full" else STEPS)
     check(seen, strategy)

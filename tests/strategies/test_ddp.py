@@ -70,7 +70,7 @@ def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected
 @pytest.mark.parametrize(
     ("manual", "expected"),
     [
-        pytest.param(False, 12, id="auto"),
+        pytest.param(False, 12, id="auto", marks=pytest.mark.slow),
         pytest.param(True, 12, id="manual", marks=pytest.mark.slow),
         pytest.param(False, 1, id="empty", marks=pytest.mark.slow),
     ],

@@ -509,7 +509,10 @@ def test_unknown_sampling_is_refused(loader: Any, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({}, "give a noise_multiplier, a target_epsilon"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier must be a positive number from 1e-12 to 1e.12, not 0.0; use strategy=none"),
+        (
+            {"noise_multiplier": 0.0},
+            "noise_multiplier must be a positive number from 1e-12 to 1e.12, not 0.0; use strategy=none",
+        ),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be a positive number"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be a number or None, not nan"),
         ({"target_epsilon": 0.0}, "target_epsilon must be a positive number"),

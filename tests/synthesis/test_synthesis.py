@@ -263,7 +263,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         (["data.scale=standard"], "leave data.scale=symmetric"),
         (["module.discriminator_steps=0"], "discriminator_steps must be a whole number from 1 on"),
         (["data.image_size=18"], "sides that 4 divides"),
-        (["module.generator_optimizer.lr=-1"], "learning rate"),
+        (["module.generator_optimizer.lr=-1"], "generator_optimizer.lr must be a positive number"),
         (["strategy.max_physical_batch_size=8"], "needs automatic optimization"),
     ],
 )
@@ -294,6 +294,7 @@ def blobs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
+@pytest.mark.slow
 def test_classifiers_learn_from_synthetic_images_alone() -> None:
     found = accuracies(blobs(200, 0), blobs(100, 1), 4)
     assert min(found.values()) > 0.95

@@ -410,6 +410,7 @@ def test_refused_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert err.startswith("dpbench: error: noise_multiplier must be a positive number")
 
 
+@pytest.mark.slow
 def test_wrong_usage(tmp_path: Path) -> None:
     _, err = dpbench(tmp_path, "trian", status=2)
     assert err == "dpbench: error: there is no command trian. Did you mean train? See dpbench --help.\n"
@@ -428,6 +429,7 @@ def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
     assert "densenet40" in out
 
 
+@pytest.mark.slow
 def test_cfg_job_prints_the_configuration(tmp_path: Path) -> None:
     out, _ = dpbench(tmp_path, "train", "data=mnist", "--cfg", "job")
     assert "noise_multiplier: 1.1" in out
@@ -457,6 +459,7 @@ def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
     assert not run.folder.evaluation.exists()
 
 
+@pytest.mark.slow
 def test_a_refused_run_changes_nothing(tmp_path: Path, finished: Path) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file() and ".hydra" not in str(path)}
     _, err = dpbench(tmp_path, "train", *TINY, f"hydra.run.dir={finished}", "seed=7", status=1)

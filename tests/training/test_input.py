@@ -39,7 +39,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("trainer.max_steps=1e30", "trainer.max_steps must be positive"),
         ("seed=1.5", "seed must be a whole number from 0 on"),
         ("data.val_size=1.5", "data.val_size must be a whole number"),
-        ("model.hidden=[1.5]", "model.hidden must be a whole number or a list"),
+        ("model.hidden=[1.5]", "model.hidden must be a whole number, or a list"),
         ("seed=99999999999999999999999", "seed must lie between"),
     ],
     "intervals": [

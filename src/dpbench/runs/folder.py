@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import FILE_NAME
+from dpbench.privacy.auditing.file import FILE_NAME as SCORES
 
 
 class _Entry:
@@ -76,7 +77,7 @@ class RunFolder:
     result = _Entry("result.json")
     partial_result = _Entry("partial_result.json")
     evaluation = _Entry("evaluation.json")
-    audit = _Entry("audit.json")
+    audit = _Entry(SCORES)
     audit_picture = _Entry("audit.png")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
