@@ -54,6 +54,7 @@ def gaussian_delta(eps: float, mu: float) -> float:
 # ------------------------------------------------------------------------------------------------- closed forms
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(z=st.floats(1.5, 20), steps=st.integers(1, 30))
 def test_gaussian_without_sampling(z: float, steps: int) -> None:
@@ -197,6 +198,7 @@ def test_published_values() -> None:
 # --------------------------------------------------------------------------------------------------- properties
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(z=st.floats(0.7, 3), q=st.floats(1e-3, 0.05), steps=st.integers(10, 3000))
 def test_order_among_accountants(z: float, q: float, steps: int) -> None:

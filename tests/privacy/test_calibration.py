@@ -112,6 +112,7 @@ def test_what_was_spent_counts() -> None:
     assert z == pytest.approx(1.1, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_remaining_releases() -> None:
     one = event(1.0, 0.01)
     for name in ("rdp", "pld"):

@@ -340,6 +340,7 @@ def test_each_flag_can_be_left_out(capsys: pytest.CaptureFixture[str], flag: str
     assert facts["solved_for"] == key
 
 
+@pytest.mark.slow
 def test_batches_epochs_and_fixed_lots(capsys: pytest.CaptureFixture[str]) -> None:
     base = ("calibrate", "--population", 60_000, "--delta", 1e-5, "--epochs", 60)
     facts = answer(capsys, *base, "--batch-size", 256, "--noise-multiplier", 1.1)

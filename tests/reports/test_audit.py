@@ -68,6 +68,7 @@ def test_less_noise_than_declared_is_a_violation(tmp_path: Path, capsys: pytest.
     assert {"release game", "release game, t", "noise over declared"} <= set(re.split(", (?!t|lag|f|DP)", verdict))
 
 
+@pytest.mark.slow
 def test_no_noise_at_all_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = leave(tmp_path / "run", replace(WORLD, noise=0.0), WORLD)
     assert main(["audit", str(run)]) == 3
@@ -150,6 +151,7 @@ def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFi
     assert "`dpbench resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What it trains is `experiment=audit`."""
     monkeypatch.chdir(tmp_path)

@@ -180,6 +180,7 @@ def test_evaluation_of_other_data_than_trained_on(run: Path, tmp_path: Path) -> 
         evaluate(other, 200)
 
 
+@pytest.mark.slow
 def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(run, tmp_path / "broken")
     (broken / "config.yaml").write_text("a: [b", encoding="utf-8")
