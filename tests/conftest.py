@@ -15,6 +15,7 @@ import torch
 from absl import logging as absl_logging
 from hypothesis import settings
 
+torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 
