@@ -173,7 +173,7 @@ def test_failed_runs_are_listed_and_tried_again(
     assert main([*words, "seeds=1"]) == 1
     shown = capsys.readouterr().out
     assert "1/2 done, 0 running, 1 failed" in shown and "output.log" in shown
-    assert "short, plain, seed 0" in shown and "learning rate" in shown.partition("short, plain")[2]
+    assert "short, plain, seed 0" in shown and "optimizer.lr must be" in shown.partition("short, plain")[2]
     assert "–" in shown  # the missing cell stays
     folder = next((tmp_path / "runs").rglob("failed.json")).parent
     assert main([*words, "seeds=1", "--status"]) == 1
