@@ -18,6 +18,7 @@ from dpbench import strategies
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.locks import open_locked
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -178,10 +179,27 @@ def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
     _, trainer = train(strategies.DPSGD, tmp_path / "parts", steps=6, fingerprint="f")
     trainer.save_checkpoint(tmp_path / "six.ckpt")
     train(strategies.DPSGD, tmp_path / "parts", steps=10, fingerprint="f", checkpoint=tmp_path / "six.ckpt")
+    with pytest.raises(ConfigurationError, match="of a run with other canaries"):
+        other = GradientCanaries(CANARIES - 50, seed=1)
+        train(
+            strategies.DPSGD, tmp_path / "x", steps=10, audit=other, checkpoint=tmp_path / "six.ckpt", fingerprint="f"
+        )
     whole, parts = scores_of(tmp_path / "whole"), scores_of(tmp_path / "parts")
     assert whole == parts and whole["scores"]["releases"] == 10
     ledger = tmp_path / "whole" / "ledger.jsonl"
     assert whole["ledger"] == seal_of(ledger)._asdict()
+
+
+def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores cannot be written: the error is told, and the ledger can be continued."""
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpbench.callback.audit.write_scores", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(strategies.DPSGD, tmp_path, steps=2)
+    open_locked(tmp_path / "ledger.jsonl").close()
 
 
 def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

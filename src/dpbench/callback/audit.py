@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpbench.data.lots import Lots
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.auditing.canaries import Canaries, GradientCanaries
 from dpbench.privacy.auditing.file import FILE_NAME, write_scores
 from dpbench.privacy.randomness import fresh_key
@@ -23,7 +24,12 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
     facts = releases.recipe, lots.sampling, trained.names, trained.sizes, lots.added_in, releases.processes
     canaries = Canaries(options, releases.processes.broadcast(key), *facts)
     if memory:
-        canaries.sums.load_state_dict(memory["sums"])
+        try:
+            canaries.sums.load_state_dict(memory["sums"])
+        except ValueError:
+            raise ConfigurationError(
+                "the checkpoint is of a run with other canaries: resume it with the audit that it began with."
+            ) from None
     releases.canaries, lots.added = canaries, canaries.in_lots
 
 

@@ -155,9 +155,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._attached = None
         if self._loader is not None:
             self._loader.lots.attended, self._loader.lots.added = False, 0
-        leave_scores(self._releases)
         self._releases.budget.close()
         self._source.detach()
+        leave_scores(self._releases)  # last: a full disk keeps neither the ledger's lock nor the module
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the module back also after an error."""
