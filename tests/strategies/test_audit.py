@@ -179,11 +179,10 @@ def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
     _, trainer = train(strategies.DPSGD, tmp_path / "parts", steps=6, fingerprint="f")
     trainer.save_checkpoint(tmp_path / "six.ckpt")
     train(strategies.DPSGD, tmp_path / "parts", steps=10, fingerprint="f", checkpoint=tmp_path / "six.ckpt")
+    other = GradientCanaries(CANARIES - 50, seed=1)
+    options = {"audit": other, "checkpoint": tmp_path / "six.ckpt", "fingerprint": "f"}
     with pytest.raises(ConfigurationError, match="of a run with other canaries"):
-        other = GradientCanaries(CANARIES - 50, seed=1)
-        train(
-            strategies.DPSGD, tmp_path / "x", steps=10, audit=other, checkpoint=tmp_path / "six.ckpt", fingerprint="f"
-        )
+        train(strategies.DPSGD, tmp_path / "x", **options)
     whole, parts = scores_of(tmp_path / "whole"), scores_of(tmp_path / "parts")
     assert whole == parts and whole["scores"]["releases"] == 10
     ledger = tmp_path / "whole" / "ledger.jsonl"
