@@ -7,7 +7,7 @@ WORKERS ?= 2
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow results combinations layers audits rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
+.PHONY: help demo test test-slow test-cluster results combinations layers audits rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,7 +64,11 @@ results: $(VENV)/.ready ## Tables, figures and README.md again from the committe
 	$(BIN)/python -m dpbench.reproduce.refresh
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not cluster"
+
+test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm)
+	tests/cluster/install.sh
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 KILLS ?= 200
 RUNS ?= 100
@@ -99,6 +103,10 @@ $(VENV)/.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.ready-cluster: $(VENV)/.ready-dev
+	$(PIP) --editable ".[dev,ray]"
 	@touch $@
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev

@@ -11,7 +11,7 @@ import pytest
 
 import dpbench
 from dpbench.runs.provenance import versions
-from dpbench.training.launch import _installing
+from dpbench.training.search_path import installing
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -38,9 +38,9 @@ def test_the_sweep_of_the_readme_needs_no_extra() -> None:
 
 
 def test_the_hint_works_where_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert _installing("ray") == f'pip install -e "{ROOT}[ray]"'
-    monkeypatch.setattr("dpbench.training.launch.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
-    assert _installing("ray") == 'pip install "dpbench-lightning[ray]"'
+    assert installing("ray") == f'pip install -e "{ROOT}[ray]"'
+    monkeypatch.setattr("dpbench.training.search_path.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
+    assert installing("ray") == 'pip install "dpbench-lightning[ray]"'
 
 
 def test_our_version_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def commands() -> list[str]:
     """Every `dpbench train` line of a code block."""
-    lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
-    return sorted({line for line in lines if line.startswith("dpbench train ")})
+    texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES]
+    lines = [line for text in texts for line in text.splitlines()]
+    return sorted({line.removesuffix(" &") for line in lines if line.startswith("dpbench train ")})
 
 
 @pytest.mark.parametrize("command", commands())

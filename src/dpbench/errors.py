@@ -27,17 +27,33 @@ class DiskFull(DPBenchError):
     """A file of a run did not fit on a disk; the run can be continued."""
 
 
+OUT_OF_TIME = 1
+"""Stands where the number of a signal would: the time that a run was given is over (nobody stops a run by SIGHUP)."""
+OUT_OF_TIME_STATUS = 75
+"""Exit status then: EX_TEMPFAIL of sysexits.h, "try again later"."""
+
+
 class Interrupted(DPBenchError):
-    """A signal stopped the training after everything was saved.
+    """A signal, or the end of its time, stopped the training after everything was saved.
 
     Args:
-        number: The signal.
+        number: The signal, or `OUT_OF_TIME`.
         command: How to go on.
+
+    Attributes:
+        status: Exit status of a command that ends so: that of a shell for a signal, 75 for the end of the time.
     """
 
     def __init__(self, number: int, command: str) -> None:
-        super().__init__(f"interrupted. Checkpoint, ledger and partial result are kept; go on with: {command}")
+        why = "its time is over" if number == OUT_OF_TIME else "interrupted"
+        super().__init__(f"{why}. Checkpoint, ledger and partial result are kept; go on with: {command}")
         self.number, self.command = number, command
+        self.status = OUT_OF_TIME_STATUS if number == OUT_OF_TIME else 128 + number
+
+    @property
+    def of_one_run(self) -> bool:
+        """Whether it is the end of one run's time, after which others of a sweep go on."""
+        return self.number == OUT_OF_TIME
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str]]:
         return type(self), (self.number, self.command)
@@ -64,6 +80,24 @@ class WorkerDied(DPBenchError):
 
     def __reduce__(self) -> tuple[type[WorkerDied], tuple[int, int, str]]:
         return type(self), (self.rank, self.world, self.how)
+
+
+class PeerLost(DPBenchError):
+    """Another process of a training is gone, which torchrun or srun had started.
+
+    Args:
+        rank: Of this process.
+        world: Number of processes.
+        command: How to go on, if there is something to go on with.
+    """
+
+    def __init__(self, rank: int, world: int, command: str | None) -> None:
+        hint = f" What was released is in the ledger; start them again with: {command}" if command else ""
+        super().__init__(f"another process of this training has ended (this is {rank} of {world}, from 0).{hint}")
+
+
+class ToldElsewhere(DPBenchError):
+    """Another process of the training says what is wrong."""
 
 
 def brief(error: BaseException) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dpbench.data import sources
 from dpbench.data.images import ImageDataModule
 from dpbench.data.sources import SOURCES, data_root
 from dpbench.errors import ConfigurationError, DataError
@@ -42,6 +44,48 @@ def test_random_noise_is_fixed_and_balanced() -> None:
     assert abs(float(one.pixels.mean())) < 0.01
     assert abs(float(one.pixels.std()) - 1) < 0.01
     assert (torch.bincount(one.labels) - 5000).abs().max() < 400
+
+
+def test_random_noise_by_default_is_what_it_always_was() -> None:
+    digests = []
+    for split in ("train", "test"):
+        images = SOURCES["random_noise"].load(Path(), split, False)  # type: ignore[arg-type]
+        digests += [sha256(part.numpy().tobytes()).hexdigest()[:16] for part in (images.pixels, images.labels)]
+    assert digests == ["2b3cfd96313a200f", "e3d6cf7d9e3bb805", "4f0993408d55744d", "b16557d38df10870"]
+
+
+def test_random_noise_of_any_size_and_shape() -> None:
+    few = ImageDataModule("random_noise", expected_batch_size=8, train_size=40, test_size=7, like="mnist")
+    assert few.input_shape == (1, 28, 28) and len(few.train_set) == 40 == few.sampling.population
+    assert len(few.test_set) == 7
+    assert abs(float(few.train_set.pixels.std()) - 1) < 0.02
+    more = ImageDataModule("random_noise", train_size=400, test_size=70, like="mnist")
+    assert torch.equal(more.train_set.pixels[:40], few.train_set.pixels)
+    assert torch.equal(more.train_set.labels[:40], few.train_set.labels)
+    assert torch.equal(more.test_set.labels[:7], few.test_set.labels)
+    assert not torch.equal(more.test_set.pixels[:40], few.train_set.pixels)
+    small = ImageDataModule("random_noise", expected_batch_size=8, train_size=40, like="mnist", image_size=8)
+    assert small.input_shape == (1, 8, 8)
+    assert abs(float(small.train_set.pixels.std()) - 1) < 0.05  # not blurred
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_labels_of_noise_do_not_repeat_its_pixels(split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sources._NOISE_BYTES, split, 3 * 28 * 28)  # three images; the others from another stream
+    few, more = (sources.noise_like(SOURCES["mnist"], size, size).load(Path(), split, False) for size in (3, 20))
+    assert torch.equal(more.pixels[:3], few.pixels) and torch.equal(more.labels[:3], few.labels)
+    assert len(torch.unique(more.pixels.flatten(1), dim=0)) == 20
+
+
+def test_the_first_records_of_a_data_set() -> None:
+    whole, part = ImageDataModule("digits"), ImageDataModule("digits", train_size=100, test_size=10, val_size=20)
+    assert len(part.train_set) == 80 and len(part.test_set) == 10
+    kept = torch.cat([part.train_set.pixels, part.val_set.pixels])  # type: ignore[union-attr]
+    assert torch.equal(kept.flatten(1).sum(1).sort()[0], whole.train_set.pixels[:100].flatten(1).sum(1).sort()[0])
+    with pytest.raises(ConfigurationError, match="data.train_size=1438 is more than the 1437 train records of digits"):
+        ImageDataModule("digits", train_size=1438).setup()
+    with pytest.raises(ConfigurationError, match="data.like=mnist is for data=random_noise, .* not for digits"):
+        ImageDataModule("digits", like="mnist")
 
 
 def test_image_size() -> None:

@@ -17,10 +17,11 @@ from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import Header
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.auditing.file import FILE_NAME, write_scores
+from dpbench.privacy.canaries.file import FILE_NAME, write_scores
+from dpbench.reports.audit import audit_run
 from dpbench.reports.audit_plot import roc
 from dpbench.runs.folder import RunFolder
-from tests.privacy.auditing.worlds import World, ledger_of
+from tests.auditing.worlds import World, ledger_of
 
 WORLD = World(z=1.0, releases=40, canaries=400)
 
@@ -57,7 +58,9 @@ def test_json_tells_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     facts = json.loads(capsys.readouterr().out)
     assert facts["verdict"] == "CONSISTENT" and facts["confidence"] == 0.9 and "no proof" in facts["note"]
     bounds = {bound["name"]: bound["epsilon"] for bound in facts["bounds"]}
-    assert 0 < bounds["release game, t"] <= facts["audited"] < facts["sound"] < facts["claimed"]
+    assert 0 < bounds["release game, t"] < facts["sound"]
+    assert bounds["family"] == facts["audited"] < facts["sound"] < facts["claimed"]
+    assert facts["stored"] is None
     assert all(check["passed"] for check in facts["checks"])
 
 
@@ -96,6 +99,12 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     return apply
 
 
+def without_scores(run: Path) -> None:
+    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.privacy.canaries.GradientCanaries\n")
+    (run / RunFolder.result).write_text("{}")
+    (run / FILE_NAME).unlink()
+
+
 def of_another_run(run: Path) -> None:
     other = leave(run.parent / "other", replace(WORLD, z=2.0))
     shutil.copy(other / RunFolder.ledger, run)
@@ -111,6 +120,7 @@ def continued(run: Path) -> None:
     [
         (shutil.rmtree, "No such directory; name a run"),
         (lambda run: (run / FILE_NAME).unlink(), "trained without canaries.*audit=gradient_canaries"),
+        (without_scores, "trained with canaries, but .*audit.json is missing: restore a copy"),
         (lambda run: [path.unlink() for path in run.iterdir()], "holds no run: train one"),
         (lambda run: (run / FILE_NAME).write_text("{"), "audit.json is damaged: train again"),
         (lambda run: (run / FILE_NAME).write_text("[1]"), "audit.json is damaged"),
@@ -118,6 +128,7 @@ def continued(run: Path) -> None:
         (changed(lambda data: data.pop("scores")), "is damaged.*scores is no object"),
         (changed(lambda data: data["scores"]["llr"].pop()), "is damaged.*differ in length"),
         (changed(lambda data: data.pop("ledger")), "is damaged.*no seal of a ledger"),
+        (changed(lambda data: data.update(left_out=["bias"])), "is damaged.*left_out is no number"),
         (changed(lambda data: data["scores"].update(releases=39)), "holds 40 releases and the canaries saw 39"),
         (of_another_run, "ledger.jsonl does not belong to audit.json .*other lines"),
         (continued, "ledger.jsonl does not belong to audit.json .*continued by another run"),
@@ -136,6 +147,17 @@ def test_bad_input_is_one_line(
     assert not (run / "audit.png").exists()
 
 
+def test_what_is_left_out_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {f"bias {number}": 10 + number for number in range(8)}
+    changed(lambda data: data.update(left_out=groups))(run)
+    assert main(["audit", str(run)]) == 0
+    assert "left out     bias 0 (10 coordinates), bias 1 (11 coordinates), " in (out := capsys.readouterr().out)
+    assert "bias 5 (15 coordinates) and 2 more: no room for all canaries" in out
+    changed(lambda data: data.pop("left_out"))(run)  # as it was before it was told
+    report = audit_run(run)
+    assert report.left_out == {} and "left out" not in report.text
+
+
 def test_a_sweep_and_a_confidence_out_of_range_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(run.parent)]) == 1
     assert "holds several runs" in capsys.readouterr().err
@@ -146,7 +168,7 @@ def test_a_sweep_and_a_confidence_out_of_range_are_one_line(run: Path, capsys: p
 
 def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / FILE_NAME).unlink()
-    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.privacy.auditing.canaries.GradientCanaries\n")
+    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.privacy.canaries.canaries.GradientCanaries\n")
     assert main(["audit", str(run)]) == 1
     assert "`dpbench resume" in capsys.readouterr().err
 

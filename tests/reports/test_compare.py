@@ -19,7 +19,10 @@ RECORDED = [  # what the public API answered for two offline runs that were sync
         "name": "digits-mlp-dpsgd",
         "config": {"seed": 0, "strategy": {"_target_": "dpbench.strategies.DPSGD", "max_grad_norm": 1.0}},
         "summary": {"test/accuracy": 0.71, "privacy/epsilon_rdp": 3.5, "_step": 20, "_runtime": 7.1, "curves": {}},
-        "history": [{"_step": 10, "val/accuracy": 0.5}, {"_step": 20, "val/accuracy": 0.7}],
+        "history": [
+            {"_step": 1, "trainer/global_step": 10, "val/accuracy": 0.5},
+            {"_step": 2, "trainer/global_step": 20, "val/accuracy": 0.7},
+        ],
     },
     {
         "name": "digits-mlp-none",
@@ -27,12 +30,14 @@ RECORDED = [  # what the public API answered for two offline runs that were sync
         "summary": {"test/accuracy": 0.93, "privacy/epsilon_rdp": None, "_step": 20, "curves": {}},
         "history": [{"_step": 10, "val/accuracy": 0.8}],
     },
+    {"name": "multirun/x table", "config": {}, "summary": {"steps": 1}, "history": [], "job_type": "sweep"},  # no run
 ]
 
 
 class Answer:
     def __init__(self, data: dict[str, Any]) -> None:
         self.name, self.config, self.summary = data["name"], data["config"], data["summary"]
+        self.job_type = data.get("job_type", "train")
         self._history = data["history"]
 
     def history(self, pandas: bool) -> pd.DataFrame:
@@ -122,8 +127,13 @@ def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_p
     runs = recorded("me/dpbench:digits")
     text = compare(runs)
     assert Api.asked[-1] == ("me/dpbench", {"group": "digits"})
-    assert "| strategy._target_ | DPSGD | NonPrivate |" in text and "| strategy.max_grad_norm | 1.0 | – |" in text
+    assert (
+        len(runs) == 2
+        and "| strategy._target_ | DPSGD | NonPrivate |" in text
+        and "| strategy.max_grad_norm | 1.0 | – |" in text
+    )
     assert "71.00 %" in text and "_runtime" not in text
+    assert [list(run.curves.index) for run in runs] == [[10, 20], [10]]  # by releases, where dpbench has logged them
     assert draw(runs, tmp_path / "curves.png") is not None
 
 

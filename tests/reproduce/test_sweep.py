@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from submitit.core.utils import FailedJobError
 
 from dpbench.cli import main
 from dpbench.cli.reproduce import part_of
@@ -26,6 +26,7 @@ from dpbench.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.reproduce.run_table import COMPUTED_TABLES
 from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table
+from dpbench.training.launch import _of_others
 from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
@@ -183,12 +184,8 @@ def test_failed_runs_are_listed_and_tried_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, tmp_path: Path) -> None:
-    if launcher == "ray" and find_spec("hydra_plugins.hydra_ray_launcher") is None:
-        pytest.skip(
-            "the ray launcher is not installed"
-        )  # it wants an environment of its own, see conf/launcher/ray.yaml
     basic, other = tmp_path / "basic", tmp_path / "other"
     for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
         command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]
@@ -201,3 +198,20 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
 
 def test_what_is_made_without_runs_is_known_too() -> None:
     assert set(OTHERS) == set(COMPUTED_TABLES)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'), "needs Slurm (srun): here, take"),
+        (FailedJobError("sbatch: error: a\nsbatch: fatal: b"), "launcher=submitit: sbatch: fatal: b."),
+        (FailedJobError("Job (task=0) failed during processing with trace:\n-----\nx\n-----"), "with trace."),
+        (
+            ValueError("Cannot overwrite study direction from [MINIMIZE] to [MAXIMIZE]."),
+            "with the other hydra.sweeper.direction",
+        ),
+    ],
+)
+def test_what_others_say_is_one_line(error: RuntimeError | ValueError, told: str) -> None:
+    assert told in str(_of_others(error))
+    assert _of_others(RuntimeError("of somebody else")) is None

@@ -13,6 +13,7 @@ from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.choices import with_choices
 from dpbench.reproduce.jobs import table_jobs
+from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
@@ -144,3 +145,12 @@ def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Pat
     table = read_table(edited(definition, "strategy=none", "strategy=nothing"), conf_dir())
     with pytest.raises(ConfigurationError, match="own/digits, short, plain: .*nothing"):
         table_jobs(table, conf_dir(), tmp_path)
+
+
+def test_a_table_shows_only_what_its_runs_measure(definition: Path, tmp_path: Path) -> None:
+    asked = "nonprivate/train_accuracy\nmore: {nonprivate/accuracy_gap: gap}"
+    table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
+    with pytest.raises(ConfigurationError, match=r"set diagnostics\.training_records"):
+        table_jobs(table, conf_dir(), tmp_path)
+    assert len(table_jobs(table, conf_dir(), tmp_path, ["diagnostics=memorization"])) == 8
+    assert table.measure.least == 0 and MEASURES["nonprivate/accuracy_gap"].least == -100

@@ -23,8 +23,8 @@ from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.seal import seal_of
-from dpbench.privacy.auditing.canaries import GradientCanaries
-from dpbench.privacy.auditing.scores import Scores, ScoreSums
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.privacy.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.records import LocalTraining, Users
 from dpbench.runs.record import is_audited
@@ -165,6 +165,7 @@ def test_groups_without_room_are_left_out(seen: Seen, tmp_path: Path) -> None:
     """Biases of 32 and 10 coordinates cannot hold 200 canaries: the rest of the budget is audited, and says so."""
     strategy, _ = train(partial(strategies.DPSGD, clipping="per_parameter"), tmp_path)
     queries = strategy.mechanism.plan.queries
+    assert sorted(scores_of(tmp_path)["left_out"].values()) == [10, 32]
     audited = sum((q.sensitivity / q.noise_std) ** 2 for q in queries if "weight" in q.name) ** -0.5
     assert check(seen, strategy) == pytest.approx(audited) and audited > 0.5 * 1.2
 
@@ -179,10 +180,10 @@ def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
     _, trainer = train(strategies.DPSGD, tmp_path / "parts", steps=6, fingerprint="f")
     trainer.save_checkpoint(tmp_path / "six.ckpt")
     train(strategies.DPSGD, tmp_path / "parts", steps=10, fingerprint="f", checkpoint=tmp_path / "six.ckpt")
-    other = GradientCanaries(CANARIES - 50, seed=1)
-    options = {"audit": other, "checkpoint": tmp_path / "six.ckpt", "fingerprint": "f"}
-    with pytest.raises(ConfigurationError, match="of a run with other canaries"):
-        train(strategies.DPSGD, tmp_path / "x", **options)
+    for other in (GradientCanaries(CANARIES - 50, seed=1), None):
+        options = {"audit": other, "checkpoint": tmp_path / "six.ckpt", "fingerprint": "f"}
+        with pytest.raises(ConfigurationError, match="of a run with other canaries"):
+            train(strategies.DPSGD, tmp_path / "x", **options)
     whole, parts = scores_of(tmp_path / "whole"), scores_of(tmp_path / "parts")
     assert whole == parts and whole["scores"]["releases"] == 10
     ledger = tmp_path / "whole" / "ledger.jsonl"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from tools.audits.__main__ import SETTINGS
 from tools.audits.mutants import MUTANTS
+from tools.audits.overhead import NETWORKS, overhead
 from tools.audits.page import ELSEWHERE, page
 from tools.audits.runs import Setting, audited
 
@@ -33,11 +36,23 @@ def test_the_page() -> None:
         facts = {"table": table, "name": f"a {table}", "asked": 4.0, "claimed": 4.0, "sound": 3.4, "one_run": 1.0}
         bounds = {"f_dp": 1.5, "family": None, "game": 3.0, "declared_mu": 0.5, "measured_mu": 0.52}
         ending = {"verdict": "CONSISTENT", "violated": "", "failed": "", "train_seconds": 1.0, "audit_seconds": 2.0}
-        rows.append({**facts, **bounds, **ending, "code": "abc"})
-    text = page(pd.DataFrame(rows))
+        rows.append({**facts, **bounds, **ending, "code": "abc", "canaries": 2000})
+    rows[1]["name"] = "2,000 canaries"
+    text = page(pd.DataFrame(rows), pd.DataFrame({"ratio": [1.12, 1.31]}))
     assert "| a strategies | 4.00 | 3.40 | 1.00 | 1.50 | – | 3.00 | 0.962 | CONSISTENT |" in text
-    assert "| a sizes | 4.00 | 3.40 | 1.00 | – | 3.00 | 29 % | – | 88 % |" in text
+    assert "| 2,000 canaries | 4.00 | 3.40 | 1.00 | – | 3.00 | 29 % | – | 88 % |" in text
     assert "Of 2 correct runs above 0 were called VIOLATED" in text
+    assert "| release game, ε 1 to 10, 2,000 canaries: ≥ 85 % of the sound ε | 88 % | yes |" in text
+    assert "| family, ε 8, 10,000 canaries: ≥ 90 % of the sound ε | – | no |" in text
+    assert "| 2,000 canaries add ≤ 25 % | 12 … 31 % | no |" in text
+    assert "| noise within 10 % of the declared | 2 of 2; a strategies, ε 4: 4 % | yes |" in text
+    assert "| all mutants found | 1 by the audit, 0 by named tests | no |" in text
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_overhead_is_measured(network: str, data_folder: Path) -> None:
+    found = overhead(network, lot=16, steps=2, times=1)
+    assert found["ratio"] == pytest.approx(found["audited"] / found["without"]) and found["without"] > 0
 
 
 def test_every_strategy_and_kind_of_record_is_there() -> None:

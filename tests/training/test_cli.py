@@ -16,7 +16,6 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.runs.folder import Run, RunFolder
-from dpbench.training import wandb_log
 from dpbench.training.run import _prepare
 from dpbench.training.saved_config import SCHEMA, write_config
 
@@ -316,7 +315,6 @@ REFUSED: list[tuple[list[str], str]] = [
     (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
     (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
     (["trainer.max_steps=abc"], "trainer.max_steps must be positive, or -1 for no limit, not 'abc'"),
-    (["launcher=ray"], 'launcher=ray is not installed: pip install -e "'),
     (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
     (["data=cifar10", "data.root=nowhere", "data.download=false"], "nowhere/cifar-10-batches-py"),
     (["model=mnist_cnn"], "mnist_cnn needs images of at least 14×14 pixels"),
@@ -528,26 +526,6 @@ def test_what_is_held_out_is_looked_at_after_the_last_step(tmp_path: Path) -> No
 def test_precisions(tmp_path: Path, precision: str) -> None:
     run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=20", f"trainer.precision={precision}")
     assert json.loads((run / "result.json").read_text())["steps"] == 20
-
-
-def test_wandb_run_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {
-        "run": {"name": "n", "group": "g", "tags": ["t"]},
-        "logger": {"project": "p", "mode": "offline"},
-        "seed": 3,
-    }
-    logger = wandb_log.wandb_logger(Run(RunFolder(tmp_path), config))
-    run = logger.experiment
-    assert (run.name, run.group, run.job_type, run.tags, run.project) == ("n", "g", "train", ("t",), "p")
-    assert run.config["seed"] == 3
-    assert "wandb sync" in wandb_log.how_to_open(RunFolder(tmp_path))
-    wandb_log.finish_wandb()
-    assert wandb_log.how_to_open(RunFolder(tmp_path)).endswith(run.id)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    for logged_in, mode in ((True, "online"), (False, "offline")):
-        monkeypatch.setattr("wandb.login", lambda logged_in=logged_in, **_: logged_in)
-        assert wandb_log.wandb_mode("auto") == mode
-    assert wandb_log.wandb_mode("offline") == "offline"
 
 
 @pytest.mark.slow

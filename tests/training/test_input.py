@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.training import objective
+from dpbench.training import launch, objective
 from dpbench.training.build import build_trainer, module_for, plain
+from dpbench.training.search_path import conf_dir
 from tests.test_conf import composed
 from tests.training.test_cli import TINY
 
 FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+OPTUNA = "-m hydra/sweeper=optuna hydra.sweeper.direction=maximize data.val_size=200"
 CASES: dict[str, list[tuple[str, str]]] = {
     "numbers that are not finite": [
         ("optimizer.lr=nan", "optimizer.lr must be finite, not nan"),
@@ -77,7 +81,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
-        ("+logger.entity=me", "there is no key logger.entity. Known: mode, project, wandb"),
+        ("+logger.entity=me", "logger.entity is a setting of wandb: add logger=wandb (or many)"),
         ("+seeed=1", "there is no key seeed. Did you mean seed?"),
         ("+optimizer.momentun=1", "Did you mean optimizer.momentum?"),
         ("+module.monitored=val", "module.monitored cannot be set"),
@@ -121,7 +125,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("trainer.devices=9999", "trainer.devices must lie between 1 and"),
         ("trainer.devices=0", "trainer.devices must lie between 1 and"),
         ("+trainer.strategy=ddp", "take ddp_spawn (trainer=ddp_cpu"),
-        ("+trainer.num_nodes=2", "trainer.num_nodes must be 1"),
+        ("+trainer.num_nodes=2", "trainer.num_nodes=2 needs a process on each node"),
     ],
     "sweeps": [
         ("-m seed=0,-1", "seed must be a whole number from 0 on (below 2^32), not -1"),
@@ -134,9 +138,39 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("-m launcher=joblib hydra.launcher.n_jobs=0 seed=0,1", "hydra.launcher.n_jobs=0 runs nothing"),
         ("-m hydra.sweeper.params=5", "hydra.sweeper.params=5"),
         ("-m +hydra.sweeper.params={seed:{a:1}}", "+hydra.sweeper.params={seed:{a:1}} cannot be composed"),
-        ("-m hydra/sweeper=optuna", "hydra/sweeper=optuna is not installed: pip install -e "),
-        ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic"),
-        ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, joblib"),
+        ("-m hydra/sweeper=ax", "hydra/sweeper=ax is not installed: pip install hydra-ax-sweeper."),
+        (
+            "-m hydra/sweeper=nevergrad",
+            "hydra/sweeper=nevergrad is not installed: pip install hydra-nevergrad-sweeper.",
+        ),
+        ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic, "),
+        ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, "),
+    ],
+    "sweeps that choose": [
+        (f"{OPTUNA} optimizer.lr=0.1", "the sweeper has nothing to choose: give a key several values"),
+        (f"{OPTUNA} optimizer.lr=interval(1,0.1)", "optimizer.lr=interval(1,0.1) has no inside"),
+        (f"{OPTUNA} optimizer.lr=interval(-1,0.5)", "optimizer.lr must be a positive number, not -1"),
+        (f"{OPTUNA} optimizer.lr=interval(0.5,inf)", "optimizer.lr must be finite"),
+        (f"{OPTUNA} optimizer.lr=range(1,0)", "optimizer.lr=range(1,0) leaves nothing to choose from"),
+        (f"{OPTUNA} strategy=dpsgd,nosuch", "there is no strategy=nosuch. Known: "),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials must be positive, not 0"),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs must be positive, not 0"),
+        (
+            f"{OPTUNA} seed=0,1 hydra.sweeper.direction=up",
+            "hydra.sweeper.direction must be maximize or minimize, not 'up'",
+        ),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.direction=minimize", "the sweeper would choose the least val/accuracy"),
+        (
+            f"{OPTUNA} seed=0,1 hydra.sweeper.storage=sqlite:///x.db",
+            "hydra.sweeper.storage=sqlite:///x.db keeps nothing",
+        ),
+        (
+            f"{OPTUNA} hydra/sweeper/sampler=grid optimizer.lr=interval(1,2)",
+            "a grid takes single values, not optimizer.lr",
+        ),
+        (f"{OPTUNA} hydra/sweeper/sampler=foo", "there is no hydra/sweeper/sampler=foo. Known: cmaes, grid"),
+        (f"{OPTUNA} hydra.sweeper.params=5", "hydra.sweeper.params=5"),
+        (f"{OPTUNA} seed=0,1 data.val_size=0", "only test data are there to measure it"),
     ],
     "words that Hydra cannot read": [
         ("run.name=a=b", "'run.name=a=b' cannot be read"),
@@ -144,7 +178,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("hydra.run.dir=~/xx", "'hydra.run.dir=~/xx' cannot be read"),
         (f"seed={'9' * 5000}", "cannot be read: Exceeds the limit"),
         ("optimizer.lr=${optimizer.lr}", "optimizer.lr: "),
-        ("run.name=${nosuch.key}", "run.name: Interpolation key 'nosuch.key' not found"),
+        ("run.name=${nosuch.key}", "nosuch.key is missing: run.name takes its value from it"),
     ],
     "sweeps without end": [
         ("-m seed=range(0,3,0)", "has a step of 0"),
@@ -387,10 +421,17 @@ def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
         "hydra.sweep.subdir='${hydra.job.num}'",
     ]
     assert main(["train", *words]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "data.val_size=5000 leaves nothing" in err
+    done, error = capsys.readouterr().err.splitlines()
+    assert done.startswith("1/2 done, 0 begun: sweep/1 is done")
+    assert error.startswith("dpbench: error: data.val_size=5000 leaves nothing")
     assert (tmp_path / "sweep" / "1" / "result.json").is_file()
+
+
+def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, message in ((False, r"is not installed: pip install -e .*\[optuna\]"), (True, "there is no ")):
+        monkeypatch.setattr(launch, "find_spec", lambda name, there=installed: name if there else None)
+        error = HydraException("Could not find 'hydra/sweeper/optuna'\n")
+        assert re.search(message, launch.one_line(error, [], conf_dir(), "config"))
 
 
 def test_several_devices_spawn_processes() -> None:

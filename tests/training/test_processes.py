@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from hydra import compose, initialize_config_dir
 
-from dpbench.errors import ConfigurationError, DPBenchError, WorkerDied
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, LedgerError, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.training.build import plain
 from dpbench.training.run import _prepare, train
 from dpbench.training.search_path import conf_dir
+from tests.training.signalled import Signals
 
 TINY = [
     "model=mlp",
@@ -127,6 +129,31 @@ def test_the_evaluation_runs_on_one_process_at_the_last_step(whole: Path, tmp_pa
     rows = [(run / "metrics.csv").read_text().splitlines() for run in (tmp_path / "run", whole)]
     assert [row.split(",")[0] for row in rows[0]] == [row.split(",")[0] for row in rows[1]]
     assert [row.count(",,") for row in rows[0]] == [row.count(",,") for row in rows[1]]
+
+
+@pytest.mark.parametrize(("first", "then"), [(TWO, []), ([], TWO)], ids=["2-1", "1-2"])
+def test_a_run_goes_on_with_another_number_of_processes(
+    tmp_path: Path, whole: Path, first: list[str], then: list[str]
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(config_of(*first), run, [Signals(signal.SIGTERM, 5)])
+    train(config_of(*then, "run.resume=true"), run)
+    books = [read_ledger(place / "ledger.jsonl") for place in (run, whole)]
+    assert [(len(book.headers), len(book.releases)) for book in books] == [(1, 8)] * 2
+    states = [torch.load(RunFolder(one).checkpoint, weights_only=False)["state_dict"] for one in (run, whole)]
+    for name, weight in states[0].items():  # the same lots and noise; sums round otherwise
+        torch.testing.assert_close(weight, states[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_release_that_other_processes_round_otherwise_is_not_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(WorkerDied):
+        train(config_of(*TWO), run, [Dies(1, 5)])
+    ahead = len(read_ledger(run / "ledger.jsonl").releases)
+    with pytest.raises(LedgerError, match="with another sum or other parameters"):
+        train(config_of("run.resume=true"), run)
+    assert len(read_ledger(run / "ledger.jsonl").releases) == ahead
 
 
 def test_a_process_that_is_killed_while_it_claims_a_folder_leaves_no_half_configuration(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from dpbench.reports.markdown import markdown_rows
@@ -12,6 +14,16 @@ ELSEWHERE = {
     "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
 }
 """Tests of the repository that find what canaries do not show."""
+_USUAL = 2000  # canaries
+_ALL = (1, 2, 4, 8, 10)
+_SHARES = (
+    ("release game, ε 1 to 10", "game", 10_000, _ALL, 95),
+    ("release game, ε 1 to 10", "game", _USUAL, _ALL, 85),
+    ("family, ε 8", "family", 10_000, (8,), 90),
+    ("family, ε 1", "family", 10_000, (1,), 70),
+    ("one run, DP only, ε 4 and 8", "one_run", 10_000, (4, 8), 35),
+)
+"""Bound, its column, canaries, ε, and the least share of the sound ε in percent."""
 
 _HEAD = """# Claimed, sound and audited
 
@@ -48,6 +60,12 @@ training and audit.
 {mutants}
 
 Of {correct} correct runs above {violated} were called VIOLATED and {undeclared} NOT AS DECLARED.
+
+## Goals
+
+| goal | measured | met |
+| --- | --- | --- |
+{goals}
 """
 
 
@@ -55,8 +73,13 @@ def _number(value: object, digits: int = 2) -> str:
     return "–" if pd.isna(value) else f"{float(value):.{digits}f}"  # type: ignore[call-overload, arg-type]
 
 
-def page(runs: pd.DataFrame) -> str:
-    """The page, in Markdown."""
+def page(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
+    """The page, in Markdown.
+
+    Args:
+        runs: A line for each audited run.
+        overheads: A line for each network, see `tools.audits.overhead`.
+    """
     good = runs[runs["table"] != "mutants"]
     verdicts = good["verdict"].value_counts()
     return _HEAD.format(
@@ -67,7 +90,40 @@ def page(runs: pd.DataFrame) -> str:
         correct=len(good),
         violated=int(verdicts.get("VIOLATED", 0)),
         undeclared=int(verdicts.get("NOT AS DECLARED", 0)),
+        goals="\n".join(_goals(runs, overheads)),
     )
+
+
+def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
+    sizes = runs[runs["table"] == "sizes"]
+    for text, name, canaries, asked, least in _SHARES:
+        own = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(asked)]
+        shares = (100 * own[name] / own["sound"]).round()
+        goal = f"{text}, {canaries:,} canaries: ≥ {least} % of the sound ε"
+        yield _goal(goal, _span(shares, 0, " %"), bool(len(shares)) and bool((shares >= least).all()))
+    good, mutants = runs[runs["table"] != "mutants"], runs[runs["table"] == "mutants"]
+    usual = good[good["canaries"] == _USUAL]["audit_seconds"]
+    yield _goal(f"bounds ≤ 3 CPU s, {_USUAL:,} canaries", _span(usual, 1, " s"), bool((usual <= 3).all()))
+    slower = 100 * (overheads["ratio"] - 1)
+    yield _goal(f"{_USUAL:,} canaries add ≤ 25 %", _span(slower, 0, " %"), bool((slower <= 25).all()))
+    noise = 100 * (good["declared_mu"] / good["measured_mu"] - 1).abs()
+    worst = good.iloc[int(noise.argmax())]
+    told = f"{(noise <= 10).sum()} of {len(noise)}; {worst['name']}, ε {worst['asked']:g}: {noise.max():.0f} %"
+    yield _goal("noise within 10 % of the declared", told, bool((noise <= 10).all()))
+    named = mutants["name"].isin(ELSEWHERE)
+    found = (mutants["verdict"] != "CONSISTENT") | named
+    yield _goal("all mutants found", f"{(~named).sum()} by the audit, {named.sum()} by named tests", bool(found.all()))
+    accused = int((good["verdict"] == "VIOLATED").sum())
+    yield _goal("0 of 20 correct runs VIOLATED", f"{accused} of {len(good)}", accused == 0)
+
+
+def _goal(goal: str, measured: str, met: bool) -> str:
+    return f"| {goal} | {measured} | {'yes' if met else 'no'} |"
+
+
+def _span(values: pd.Series[float], digits: int, unit: str) -> str:
+    ends = [f"{value:.{digits}f}" for value in (values.min(), values.max())]
+    return " … ".join(dict.fromkeys(ends)) + unit if len(values) else "–"
 
 
 def _bounds(runs: pd.DataFrame) -> str:

@@ -17,12 +17,12 @@ import pytorch_lightning as pl
 import torch
 
 from dpbench import strategies
+from dpbench.auditing.audit import AuditResult, audit
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.auditing.audit import AuditResult, audit
-from dpbench.privacy.auditing.canaries import GradientCanaries
+from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records import LocalTraining, Users
 
 _DELTA = 1e-5
@@ -98,7 +98,7 @@ def audited(
     Returns:
         One line of a table.
     """
-    with tempfile.TemporaryDirectory() as name, _quiet():
+    with tempfile.TemporaryDirectory() as name, quiet():
         folder, data = Path(name), setting.data_module()
         torch.manual_seed(seed)
         facts = data.model_options()
@@ -108,7 +108,7 @@ def audited(
         strategy = setting.strategy_for(epsilon, folder, seed)
         began = time.process_time()
         with broken or nullcontext():
-            _trainer(strategy, folder, setting.steps).fit(module, data)
+            trainer(strategy, folder, setting.steps).fit(module, data)
         trained = time.process_time()
         canaries = strategy._releases.canaries
         assert canaries is not None
@@ -144,7 +144,8 @@ def columns(result: AuditResult) -> dict[str, Any]:
     }
 
 
-def _trainer(strategy: pl.Callback, folder: Path, steps: int) -> pl.Trainer:
+def trainer(strategy: pl.Callback, folder: Path, steps: int) -> pl.Trainer:
+    """A trainer that shows and keeps nothing."""
     return pl.Trainer(
         max_steps=steps,
         accelerator="cpu",
@@ -159,7 +160,8 @@ def _trainer(strategy: pl.Callback, folder: Path, steps: int) -> pl.Trainer:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """One thread, and nothing on the terminal."""
     names = ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl")
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)

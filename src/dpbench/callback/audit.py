@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpbench.callback.trainer_only import STATE
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.auditing.canaries import Canaries, GradientCanaries
-from dpbench.privacy.auditing.file import FILE_NAME, write_scores
+from dpbench.privacy.accounting.seal import Seal
+from dpbench.privacy.canaries.canaries import Canaries, GradientCanaries
+from dpbench.privacy.canaries.file import FILE_NAME, write_scores
+from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.randomness import fresh_key
 from dpbench.privacy.releases import Releases, Trained
+
+_OTHER_CANARIES = "the checkpoint is of a run with other canaries: resume it with the audit that it began with."
 
 
 def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: Lots, trained: Trained) -> None:
@@ -17,9 +26,11 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
         ConfigurationError: There is no room for so many, or nothing to audit.
     """
     releases.canaries, lots.added = None, 0
-    if options is None:
-        return
     memory = releases.memory.get("canaries") or {}
+    if options is None:
+        if memory:
+            raise ConfigurationError(_OTHER_CANARIES)
+        return
     key = memory.get("key", fresh_key() if options.seed is None else options.seed)
     facts = releases.recipe, lots.sampling, trained.names, trained.sizes, lots.added_in, releases.processes
     canaries = Canaries(options, releases.processes.broadcast(key), *facts)
@@ -27,9 +38,7 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
         try:
             canaries.sums.load_state_dict(memory["sums"])
         except ValueError:
-            raise ConfigurationError(
-                "the checkpoint is of a run with other canaries: resume it with the audit that it began with."
-            ) from None
+            raise ConfigurationError(_OTHER_CANARIES) from None
     releases.canaries, lots.added = canaries, canaries.in_lots
 
 
@@ -37,4 +46,18 @@ def leave_scores(releases: Releases) -> None:
     """Write what the canaries saw beside the ledger, on rank 0."""
     path, seal = releases.budget.path, releases.budget.seal
     if releases.canaries is not None and releases.made and path is not None and seal is not None:
-        write_scores(path.with_name(FILE_NAME), releases.canaries.sums.scores(), seal)
+        canaries = releases.canaries
+        write_scores(path.with_name(FILE_NAME), canaries.sums.scores(), seal, canaries.left_out)
+
+
+def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
+
+    Args:
+        checkpoint: Of the last step.
+        path: Of the scores.
+    """
+    state = checkpoint["callbacks"].get(STATE) or {}
+    memory, seal = state.get("canaries"), Seal.read(state.get("ledger"))
+    if memory and seal is not None:
+        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))

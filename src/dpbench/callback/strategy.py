@@ -242,6 +242,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._restored = True
 
 
+def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
+    """Epsilon at this step: without releases on disk that a resumed training has yet to repeat."""
+    return strategy._releases.budget.epsilon_here(accountant)
+
+
 def processes_of(trainer: pl.Trainer) -> Processes:
     """Those of a training, as releases see them."""
     return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce)

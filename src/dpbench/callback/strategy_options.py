@@ -8,7 +8,7 @@ from typing import Any
 
 from dpbench.callback.options import CheckedOptions
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.auditing.canaries import GradientCanaries
+from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale

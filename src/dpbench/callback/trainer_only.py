@@ -8,6 +8,8 @@ import pytorch_lightning as pl
 
 from dpbench.errors import ConfigurationError
 
+STATE = "dpbench.PrivateStrategy"  # whatever strategy it is: none resumes without knowing what was released
+
 
 class StateKey(str):
     """The key of a strategy's state in checkpoints, which no two strategies of a trainer share.
@@ -55,8 +57,8 @@ class TrainerOnly:
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint, one for all strategies: none resumes without knowing what was released."""
-        return StateKey("dpbench.PrivateStrategy", self)
+        """Key of the state in a checkpoint, one for all strategies."""
+        return StateKey(STATE, self)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

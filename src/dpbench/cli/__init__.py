@@ -14,9 +14,23 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dpbench import __version__
-from dpbench.cli import account, audit, calibrate, compare, evaluate, priors, reproduce, resume, sample, table, train
+from dpbench.cli import (
+    account,
+    audit,
+    calibrate,
+    compare,
+    evaluate,
+    priors,
+    reproduce,
+    resume,
+    sample,
+    table,
+    train,
+    workflow,
+)
 from dpbench.cli.arguments import Commands, OneLineParser
-from dpbench.errors import DPBenchError, Interrupted
+from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
+from dpbench.training.started import is_first
 from dpbench.training.threads import wait_briefly
 
 
@@ -37,6 +51,7 @@ _COMMANDS: dict[str, Command] = _OF_HYDRA | {
     "audit": audit,
     "calibrate": calibrate,
     "reproduce": reproduce,
+    "workflow": workflow,
     "compare": compare,
     "table": table,
     "sample": sample,
@@ -51,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes them from the process.
 
     Returns:
-        Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 130 for
-        Ctrl-C, 143 for SIGTERM.
+        Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 75 for a run
+        whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # where Greek letters cannot be printed
@@ -99,9 +114,12 @@ def _one_line_errors(command: Callable[[], int]) -> int:
     """Print what a user can mend as one line; let bugs show their traceback."""
     try:
         return command()
+    except ToldElsewhere:
+        return 1
     except Interrupted as error:
-        print(f"dpbench: {error}", file=sys.stderr)
-        return 128 + error.number
+        if is_first():
+            print(f"dpbench: {error}", file=sys.stderr)
+        return error.status
     except DPBenchError as error:
         print(f"dpbench: error: {error}", file=sys.stderr)
     except KeyboardInterrupt:

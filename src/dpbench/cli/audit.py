@@ -6,15 +6,23 @@ import argparse
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpbench.cli import train
 from dpbench.cli.arguments import Commands, add_command, place
 from dpbench.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from dpbench.reports.audit import AuditReport
+    from dpbench.reports.label_audit import LabelReport
+
 _EPILOG = """\
 The run must have been trained with canaries: made-up vectors that join the lots by the flip of a coin. What they saw
 gives lower bounds of epsilon, which must not exceed the sound one, and shows whether noise, sensitivity and lots were
 as declared. The picture is audit.png in the folder of the run.
+
+A run on noise (data=random_noise) needs none: each record is a canary with its random label, and the final weights are
+all that is looked at. That tells less, and sees what the published model shows.
 
 "The family" is the ledger's own releases with all noise scaled by one factor.
 
@@ -26,6 +34,8 @@ examples:
   dpbench train audit=gradient_canaries hydra.run.dir=runs/audited
   dpbench audit runs/audited
   dpbench audit runs/audited --confidence 0.99 --json
+  dpbench train data=random_noise data.like=mnist data.train_size=2000 model=mlp hydra.run.dir=runs/noise
+  dpbench audit runs/noise                 by labels
 """
 
 
@@ -41,18 +51,36 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the audit and draw its picture; 3 where something is wrong with the run."""
-    from dpbench.privacy.auditing import Verdict
-    from dpbench.reports.audit import audit_run
-    from dpbench.reports.audit_plot import plot_audit
+    from dpbench.auditing import Verdict
 
     if options.self == (options.run is not None):
         raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
     if not 0 < options.confidence < 1:
         raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
-    report = audit_run(_trained() if options.self else options.run, options.confidence)
-    picture = plot_audit(report.run.audit_picture, report)
+    report, picture = _audited(_trained() if options.self else options.run, options.confidence)
     print(report.to_json() if options.json else f"{report.text}\n  {'picture':<12} {picture}")
     return 0 if report.result.verdict == Verdict.CONSISTENT else 3
+
+
+def _audited(folder: Path, confidence: float) -> tuple[AuditReport | LabelReport, Path]:
+    """The audit of a run, by its canaries or, of a run on noise, by labels; and its picture."""
+    from dpbench.runs.folder import RunFolder
+
+    run = RunFolder(folder)
+    if run.begun and not run.audit.exists():
+        from dpbench.training.label_scores import is_on_noise, label_scores
+
+        if is_on_noise(run):
+            from dpbench.reports.label_audit import audit_by_labels, plot_label_audit, require_private
+
+            require_private(run)
+            labels = audit_by_labels(run, label_scores(run), confidence)
+            return labels, plot_label_audit(run.audit_picture, labels)
+    from dpbench.reports.audit import audit_run
+    from dpbench.reports.audit_plot import plot_audit
+
+    report = audit_run(folder, confidence)
+    return report, plot_audit(run.audit_picture, report)
 
 
 def _trained() -> Path:

@@ -11,7 +11,7 @@ from dpbench.cli.arguments import Commands, add_command, folder
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reproduce.run_table import Part
+    from dpbench.reproduce.run_table import Held, Part
 
 _USAGE = (
     "dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] [--status]"
@@ -26,18 +26,22 @@ examples:
   dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
   dpbench reproduce gradient_compression/table1 rows=sigma_1.1 seeds=1
   dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
+  dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds to a table that another machine began
 """
 
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     help = "run a paper's table, or recompute its claims"
-    add = add_command(commands, "reproduce", help, _EPILOG, usage=_USAGE).add_argument
+    parser = add_command(commands, "reproduce", help, _EPILOG, usage=_USAGE)
+    add = parser.add_argument
     add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
     words = "seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher="
     add("words", nargs="*", default=[], metavar="KEY=VALUE", help=words)
     add("--status", action="store_true", help="run nothing; show what is finished")
-    add("--replace", action="store_true", help="overwrite results that other code has made")
+    held = parser.add_mutually_exclusive_group().add_argument
+    held("--replace", action="store_true", help="overwrite results that other code has made")
+    held("--keep", action="store_true", help="count runs that --out holds as done, whatever code made them")
     add("--out", type=folder, default=Path("results"), metavar="FOLDER", help="for tables (default: results)")
     runs = Path("runs") / "tables"
     add("--runs", type=folder, default=runs, metavar="FOLDER", help="for the runs themselves (default: runs/tables)")
@@ -47,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the list, the claims or the table; 1 where a run of the table failed."""
     from dpbench.reproduce.run_table import COMPUTED_TABLES, listing, reproduce_table
 
-    alone = not (options.words or options.status or options.replace)
+    alone = not (options.words or options.status or options.replace or options.keep)
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
@@ -63,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     if options.status and options.replace:
         raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
     part = part_of(options.words)
-    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.replace)
+    held: Held = "replace" if options.replace else "keep" if options.keep else "stays"
+    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, held)
     print(text)
     return 0 if good else 1
 

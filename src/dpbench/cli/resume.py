@@ -1,4 +1,4 @@
-"""`dpbench resume`: an interrupted run goes on."""
+"""`dpbench resume`: an interrupted run goes on, a finished one with more steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ _EPILOG = """\
 examples:
   dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long     stop it with Ctrl-C
   dpbench resume runs/long
+  dpbench resume runs/long trainer.max_steps=9000                  more steps for a finished run
 """
 
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     usage = "dpbench resume RUN [KEY=VALUE ...]"
-    parser = add_command(commands, "resume", "continue an interrupted run", _EPILOG, usage=usage)
+    parser = add_command(
+        commands, "resume", "continue an interrupted run, or a finished one with more steps", _EPILOG, usage=usage
+    )
     parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from dpbench.cli.arguments import Commands, add_command, place
 
@@ -10,6 +11,8 @@ _EPILOG = """\
 examples:
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench table runs/sweep
+  dpbench table runs/sweep --group-by optimizer.lr
+  dpbench table runs --group-by strategy,optimizer.lr --csv
 """
 
 
@@ -17,13 +20,31 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "table", "finished runs side by side", _EPILOG)
     parser.add_argument("folders", type=place, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    groups = "one row for each combination of these settings (optimizer.lr,strategy), with mean ± standard deviation"
+    parser.add_argument("--group-by", metavar="KEYS", help=groups)
     parser.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
+    if options.group_by is not None:
+        return _grouped(options)
     from dpbench.reports.table import collect, markdown
 
     runs = collect(options.folders)
     print(runs.to_csv(index=False) if options.csv else markdown(runs))
+    return 0
+
+
+def _grouped(options: argparse.Namespace) -> int:
+    """Print the table by groups; as CSV without its notes, which go to stderr."""
+    from dpbench.reports.groups import grouped, keys_of
+
+    groups = grouped(options.folders, keys_of(options.group_by))
+    if not options.csv:
+        print(groups.text)
+        return 0
+    print(groups.frame.to_csv(index=False), end="")
+    for note in groups.notes:
+        print(f"dpbench: note: {note}", file=sys.stderr)
     return 0

@@ -12,6 +12,8 @@ from dpbench.cli.arguments import Commands, add_command
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from dpbench.runs.sweep import Sweep
+
 EXAMPLES = """\
 examples:
   dpbench train                                     real digits, MNIST CNN, DP-SGD, on the CPU
@@ -19,6 +21,7 @@ examples:
   dpbench train strategy.noise_multiplier=null strategy.target_epsilon=3
   dpbench train strategy=none                       the baseline without privacy
   dpbench train -m optimizer.lr=0.1,0.2 seed=0,1    a sweep (Hydra multirun)
+  dpbench train logger=tensorboard                  or csv, mlflow, many, none instead of wandb
   dpbench train --cfg job                           print the composed configuration
   dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice
   dpbench resume runs/demo                          continue it after Ctrl-C, a crash or a full disk
@@ -48,6 +51,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run or the sweep, or show help."""
+    from dpbench.training.flags import asks
     from dpbench.training.launch import launch
     from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
 
@@ -56,7 +60,27 @@ def run(options: argparse.Namespace) -> int:
         listing = "\n".join(f"  {group + '=':<13}{' | '.join(names)}" for group, names in groups.items())
         print(_HELP.format(groups=listing, examples=EXAMPLES))
         return 0
-    return launch(options.words, training_job())
+    if asks(options.words):
+        return launch(options.words, lambda cfg: None)
+    return launch(options.words, training_job(), afterwards=report_sweep)
+
+
+def report_sweep(sweep: Sweep) -> None:
+    """Print the table of a sweep that has ended, and where it lies."""
+    from dpbench.reports.end_of_sweep import end_of_sweep
+
+    end = end_of_sweep(sweep)
+    if end is None:
+        return
+    print(f"\n{end.text}\n")
+    for page in end.pages:
+        print(f"  written to      {page}")
+    if end.logged is not None:
+        from dpbench.training.sweep_table import log_table
+
+        frame = end.groups.frame
+        opening = log_table(sweep.folder, *end.logged, list(map(str, frame)), frame.astype(object).to_numpy().tolist())
+        print(f"  wandb           {opening}")
 
 
 def training_job() -> Callable[[DictConfig], float | None]:

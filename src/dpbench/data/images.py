@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated, Collation
 from dpbench.data.scattering import BLOCK, PER_CHANNEL, scattering
-from dpbench.data.sources import Images, Source, Split, data_root, source
+from dpbench.data.sources import NOISE, NOISE_TEST, NOISE_TRAIN, Images, Source, Split, data_root, noise_like, source
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
 
@@ -25,6 +27,7 @@ Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
+Size = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of records from 1 to 10,000,000"]
 _SPLIT_SEED = 0  # the validation split is the same for every run, so that runs can be compared on it
 
 
@@ -54,12 +57,17 @@ class InMemoryImages(Dataset[Batch]):
         pixels = self.pixels.index_select(0, index)  # three times as fast as [index]
         return Collated((pixels.permute(0, 3, 1, 2), self.labels[index]))
 
+    def __add__(self, other: InMemoryImages) -> InMemoryImages:  # type: ignore[override]
+        """These images, and then the others."""
+        return InMemoryImages(torch.cat([self.pixels, other.pixels]), torch.cat([self.labels, other.labels]))
+
     def subset(self, positions: Sequence[int]) -> InMemoryImages:
         """The records at some positions."""
         index = torch.as_tensor(positions, dtype=torch.long)
         return InMemoryImages(self.pixels[index], self.labels[index])
 
 
+_NOTHING = Inserted()
 SCALES, FEATURES = ("standard", "symmetric", "unit"), (None, "scattering")
 
 
@@ -87,6 +95,12 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
+def _noise(like: str | None, image_size: int | None, train_size: int | None, test_size: int | None) -> Source:
+    spec = source(like or "cifar10")
+    spec = spec if image_size is None else replace(spec, side=image_size)  # made so, since resizing would blur it
+    return noise_like(spec, train_size or NOISE_TRAIN, test_size or NOISE_TEST)
+
+
 class ImageDataModule(pl.LightningDataModule):
     """Training lots, an optional validation split and the test set of an image data set.
 
@@ -103,6 +117,13 @@ class ImageDataModule(pl.LightningDataModule):
         seed: Key of the lots; None takes the operating system's entropy.
         scale: "standard" (mean 0, deviation 1), "symmetric" ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering" replaces pixels by wavelet features that know no data, see `data.scattering`.
+        train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
+        test_size: The same of the test records.
+        like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
+        inserted: Images of noise with random labels that join the training data, see `data.inserted`.
+
+    Raises:
+        ConfigurationError: An option is unknown, out of range, or not for this data set.
     """
 
     def __init__(
@@ -118,19 +139,28 @@ class ImageDataModule(pl.LightningDataModule):
         seed: int | None = 0,
         scale: str = "standard",
         features: str | None = None,
+        train_size: Size | None = None,
+        test_size: Size | None = None,
+        like: str | None = None,
+        inserted: Inserted = _NOTHING,
     ) -> None:
         super().__init__()
-        self.spec = source(name)
-        self.name = name
+        self.spec = source(name) if name != NOISE else _noise(like, image_size, train_size, test_size)
+        self.name, self.inserted = name, inserted_of(inserted)
+        self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         self.root = data_root(root)
         self._expected_batch_size, self._kind = expected_batch_size, "poisson" if sampling is None else sampling
         self._val_size, self._eval_batch_size = val_size, eval_batch_size
-        self._image_size = image_size if image_size is not None else self.spec.image_size
+        self._image_size = image_size if image_size is not None else self.spec.side
         self._download, self._seed = download, seed
         self._train: InMemoryImages | None = None
         self._val: InMemoryImages | None = None
         self._test: InMemoryImages | None = None
         self.scale, self.features = scale, features
+        if like is not None and name != NOISE:
+            raise ConfigurationError(
+                f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}."
+            )
         if features not in FEATURES:
             raise ConfigurationError(f"data.features must be null or scattering, not {features!r}.")
         if scale not in SCALES:
@@ -139,16 +169,20 @@ class ImageDataModule(pl.LightningDataModule):
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
     def _load(self, split: Split) -> InMemoryImages:
-        return normalize(
-            self.spec.load(self.root, split, self._download), self.spec, self._image_size, self.scale, self.features
-        )
+        images, size = self.spec.load(self.root, split, self._download), self._sizes[split]
+        if size is not None and size > len(images.labels):
+            raise ConfigurationError(
+                f"data.{split}_size={size} is more than the {len(images.labels)} {split} records of {self.name}."
+            )
+        images = Images(images.pixels[:size], images.labels[:size])
+        return normalize(images, self.spec, self._image_size, self.scale, self.features)
 
     def setup(self, stage: str | None = None) -> None:
         """Load everything once.
 
         Raises:
             DataError: The data set is absent and cannot be downloaded, or damaged.
-            ConfigurationError: The validation split leaves no training data.
+            ConfigurationError: The validation split leaves no training data, or there are fewer records than asked for.
         """
         if self._train is not None:
             return
@@ -162,6 +196,9 @@ class ImageDataModule(pl.LightningDataModule):
             self._val = train.subset(np.sort(order[: self._val_size]).tolist())
             train = train.subset(np.sort(order[self._val_size :]).tolist())
         self._train = train
+        if self.inserted.records:
+            positions = list(range(self.inserted.records)) * self.inserted.copies
+            self._train = train + self._made_up()[0].subset(positions)
 
     @property
     def train_set(self) -> InMemoryImages:
@@ -217,6 +254,25 @@ class ImageDataModule(pl.LightningDataModule):
         pixels = _prepared(pixels, self.spec, self.scale, self.features)
         return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
 
+    def _made_up(self) -> tuple[InMemoryImages, InMemoryImages]:
+        """Records that are inserted, each once, and references; the former do not depend on the latter's number."""
+        generator = torch.Generator().manual_seed(self.inserted.seed)
+        sizes = self.inserted.records, self.inserted.references
+        made = [self.noise_batch(size, generator) for size in sizes]
+        inserted, references = (InMemoryImages(x.permute(0, 2, 3, 1).contiguous(), labels) for x, labels in made)
+        return inserted, references
+
+    def inserted_and_references(self) -> Iterator[tuple[DataLoader[Batch], DataLoader[Batch]]]:
+        """For each label the inserted records that have it, and the references with that label in place of their own.
+
+        A network may prefer one label for all noise; so only an image is compared with others, and no label.
+        """
+        inserted, references = self._made_up()
+        for label in torch.as_tensor(np.unique(inserted.labels.numpy())):
+            own = inserted.subset(torch.nonzero(inserted.labels == label).flatten().tolist())
+            others = InMemoryImages(references.pixels, label.expand(len(references)))
+            yield self._eval_loader(own), self._eval_loader(others)
+
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
         return LotLoader(self.train_set, Lots(self.sampling, self._seed))
@@ -229,6 +285,10 @@ class ImageDataModule(pl.LightningDataModule):
         """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
         self.setup()
         return self._eval_loader(self._val if self._val_size else self._test)
+
+    def seen_dataloader(self, most: int) -> DataLoader[Batch]:
+        """The first training records, at most so many: what is measured on them is private."""
+        return self._eval_loader(self.train_set.subset(range(min(most, len(self.train_set)))))
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """The test set."""

@@ -5,6 +5,7 @@ Pixel means and standard deviations are the published constants; nothing is comp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,14 +44,14 @@ class Source:
         mean: Per channel, of pixels in [0, 1].
         std: Per channel, of pixels in [0, 1].
         num_classes: Number of classes.
-        image_size: Side to which images are resized by default (bilinear), or None.
+        side: Of an image, in pixels; those of another side are resized to it by default (bilinear).
     """
 
     load: Callable[[Path, Split, bool], Images]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = 10
-    image_size: int | None = None
+    side: int = 28
 
 
 def data_root(root: str | os.PathLike[str] | None) -> Path:
@@ -75,15 +76,39 @@ def _digits(root: Path, split: Split, download: bool) -> Images:
     return Images(pixels, torch.from_numpy(data.target[chosen]).long())
 
 
-_NOISE_SIZES = {"train": 50_000, "test": 10_000}
+NOISE, NOISE_TRAIN, NOISE_TEST = "random_noise", 50_000, 10_000
+_NOISE_BYTES = {"train": NOISE_TRAIN * 32 * 32 * 3, "test": NOISE_TEST * 32 * 32 * 3}  # of which labels never depend
 
 
-def _random_noise(root: Path, split: Split, download: bool) -> Images:
-    """Uniform noise of CIFAR-10's size with random labels: what can be learned here is memorized (three_tools_2018)."""
-    rng = np.random.default_rng([2018, 0 if split == "train" else 1])
-    size = _NOISE_SIZES[split]
-    pixels = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
-    return Images(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, 10, size)))
+def noise_like(like: Source, train_size: int = NOISE_TRAIN, test_size: int = NOISE_TEST) -> Source:
+    """Uniform noise with random labels: what can be learned here is memorized (three_tools_2018, section 2.1).
+
+    The first images and labels are the same for any number of them.
+
+    Args:
+        like: The data set whose sides, channels and classes these images have.
+        train_size: How many to train on.
+        test_size: How many others, which nobody trains on.
+    """
+    channels, sizes = len(like.mean), {"train": train_size, "test": test_size}
+
+    def load(root: Path, split: Split, download: bool) -> Images:
+        shape = (sizes[split], like.side, like.side, channels)
+        pixels, rest = _noise_pixels(split, shape)
+        return Images(pixels, torch.from_numpy(rest.integers(0, like.num_classes, sizes[split])))
+
+    return Source(load, (0.5,) * channels, (0.2887,) * channels, like.num_classes, like.side)
+
+
+def _noise_pixels(split: Split, shape: tuple[int, ...]) -> tuple[Tensor, np.random.Generator]:
+    """Pixels of a split of noise, and the generator of its labels."""
+    key = [2018, 0 if split == "train" else 1]
+    total, first = math.prod(shape), _NOISE_BYTES[split]
+    parts = [np.random.default_rng(key).integers(0, 256, min(total, first), dtype=np.uint8)]
+    if total > first:  # from a stream of its own: the numbers that come next are the labels
+        parts.append(np.random.default_rng([*key, 1]).integers(0, 256, total - first, dtype=np.uint8))
+    labels = np.random.PCG64(np.random.SeedSequence(key)).advance(first // 8)  # eight pixels from each 64 bits
+    return torch.from_numpy(np.concatenate(parts).reshape(shape)), np.random.Generator(labels)
 
 
 def load_torchvision(class_name: str, root: Path, split: Split, download: bool) -> Images:
@@ -167,12 +192,12 @@ def _damaged_file(dataset: Any, folder: Path) -> str | None:
 
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(_digits, (0.3053,), (0.3760,), image_size=28),
+    "digits": Source(_digits, (0.3053,), (0.3760,)),
     "mnist": Source(_torchvision("MNIST"), (0.1307,), (0.3081,)),
     "fashion_mnist": Source(_torchvision("FashionMNIST"), (0.2860,), (0.3530,)),
-    "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "random_noise": Source(_random_noise, (0.5, 0.5, 0.5), (0.2887, 0.2887, 0.2887)),
+    "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), side=32),
 }
+SOURCES[NOISE] = noise_like(SOURCES["cifar10"])
 
 
 def source(name: str) -> Source:

@@ -161,6 +161,11 @@ class UserDataModule(pl.LightningDataModule):
         """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
         return self._eval_loader(self.test_set if self.val_set is None else self.val_set)
 
+    def seen_dataloader(self, most: int) -> DataLoader[Any]:
+        """The first training examples, at most so many, not augmented: what is measured on them is private."""
+        seen = _examples(self.users, plain=True)
+        return self._eval_loader(Subset(seen, range(min(most, count_of(seen)))))
+
     def test_dataloader(self) -> DataLoader[Any]:
         """The test set."""
         return self._eval_loader(self.test_set)

@@ -76,6 +76,12 @@ class NextToken(Supervised):
             },
         )
 
+    def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean cross-entropy of each sequence's targets, (N,), in double precision."""
+        targets = batch[1]
+        each = F.cross_entropy(self._logits(batch).double().flatten(0, 1), targets.flatten(), reduction="none")
+        return _mean_of_counted(each.view(targets.shape), targets != self._padding)
+
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count targets that are predicted correctly, of all sequences together."""
         targets = batch[1].where(self._counted(batch[1]), self._padding)

@@ -18,8 +18,8 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
-from dpbench.privacy.auditing.canaries import Canaries
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
+from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import Event, Summands, equivalent_queries
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup

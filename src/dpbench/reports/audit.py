@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpbench.auditing import AuditResult, Bound, Check, Family, LabelAudit, Verdict
+from dpbench.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
-from dpbench.privacy.auditing import AuditResult, Bound, Check, Family, Scores, Verdict
-from dpbench.privacy.auditing.audit import NO_PROOF, audit
-from dpbench.privacy.auditing.file import SCHEMA
+from dpbench.privacy.canaries.file import SCHEMA
+from dpbench.privacy.canaries.scores import Scores
+from dpbench.reports.audited import MOST, audited_epsilon, limit, verdict_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_json
+from dpbench.runs.record import read_result
 
+_OUTLINE = ("one_run_dp", "family", "release_game")
+_NAMED = 6  # groups
 _HOW = "dpbench train ... audit=gradient_canaries"
-_WORDS = {
+VERDICTS = {
     Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
     Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but what was done is not what was declared",
     Verdict.CONSISTENT: f"nothing contradicts the claim; {NO_PROOF}",
 }
-_MOST = 1000.0  # above which figures of epsilon say nothing
+"""What a verdict means."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,21 @@ class AuditReport:
         result: What was found.
         scores: What the canaries saw.
         family: What its ledger claims.
+        left_out: Groups of parameters that show nothing of the canaries → their coordinates.
+        stored: What its result holds of an audit, and tables show; None where it holds none.
     """
 
     run: RunFolder
     result: AuditResult
     scores: Scores
     family: Family
+    left_out: Mapping[str, int]
+    stored: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """The facts as JSON; infinite numbers are null."""
-        return json.dumps({"run": str(self.run), **self.result.to_json()}, indent=2, allow_nan=False)
+        facts = {"run": str(self.run), **self.result.to_json(), "left_out": self.left_out, "stored": self.stored}
+        return json.dumps(facts, indent=2, allow_nan=False)
 
     @property
     def text(self) -> str:
@@ -53,7 +64,8 @@ class AuditReport:
         result = self.result
         confidence = f"{100 * result.confidence:g} % confidence"
         head = f"audit of {self.run}: {result.canaries:,} canaries, {result.releases:,} releases, {confidence}"
-        return "\n".join([head, *(f"  {name:<12} {words}" for name, words in _rows(result))])
+        rows = [*_rows(result), *_left_out(self.left_out), *_stored_otherwise(self.stored, result)]
+        return "\n".join([head, *(f"  {name:<12} {words}" for name, words in rows)])
 
 
 def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
@@ -61,21 +73,24 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
 
     Args:
         folder: Of the run.
-        confidence: See `privacy.auditing.audit`.
+        confidence: See `auditing.audit`.
 
     Raises:
-        DPBenchError: There is no run, it had no canaries, a file is damaged or of another run, or the confidence is out
-            of range.
+        DPBenchError: There is no run, it had no canaries, a file is damaged, of another run or not the one that was
+            audited when the run ended, or the confidence is out of range.
     """
     run = RunFolder(folder)
-    scores, seal = read_scores(run)
+    scores, seal, left_out = read_scores(run)
     ledger = _ledger_of(run, seal)
+    stored = read_result(run)["privacy"].get("audit") if run.finished else None
+    if stored is not None and "damage" in stored:
+        raise ConfigurationError(f"{run}: {stored['damage']}; restore a copy, or train again, `{_HOW}`.")
     family = Family(ledger.events, ledger.header.delta)
-    return AuditReport(run, audit(ledger, scores, confidence, family), scores, family)
+    return AuditReport(run, audit(ledger, scores, confidence, family), scores, family, left_out, stored)
 
 
-def read_scores(run: RunFolder) -> tuple[Scores, Seal]:
-    """What the canaries of a run saw, and the seal of the ledger that it belongs to.
+def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
+    """What the canaries of a run saw, the seal of the ledger that it belongs to, and what is left out.
 
     Raises:
         ConfigurationError: There is none, or it is damaged.
@@ -96,9 +111,12 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal]:
         scores = Scores.from_json(data.get("scores"))
         if seal is None:
             raise ValueError("ledger is no seal of a ledger")
+        left_out = data.get("left_out", {})
+        if not isinstance(left_out, dict) or {type(size) for size in left_out.values()} - {int}:
+            raise ValueError("left_out is no number of coordinates for each group")
     except ValueError as error:
         raise ConfigurationError(f"{run.audit} is damaged: {again.format(path=run.audit)} ({error}).") from None
-    return scores, seal
+    return scores, seal, left_out
 
 
 def _no_scores(run: RunFolder) -> str:
@@ -106,9 +124,11 @@ def _no_scores(run: RunFolder) -> str:
         return f"{run} holds several runs: name one that has an {RunFolder.audit}."
     if not (run.begun or run.trained or run.finished):
         return f"{run} holds no run: train one, `{_HOW}`, and name its folder."
-    if run.begun and not run.finished and "GradientCanaries" in run.config.read_text(encoding="utf-8"):
+    if not (run.begun and "GradientCanaries" in run.config.read_text(encoding="utf-8", errors="replace")):
+        return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
+    if not run.finished:
         return f"{run} has not ended: what its canaries saw is written last; `dpbench resume {run}` goes on."
-    return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
+    return f"{run} was trained with canaries, but {run.audit} is missing: restore a copy, or train again, `{_HOW}`."
 
 
 def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
@@ -127,13 +147,17 @@ def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
     return ledger
 
 
-def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
-    sound = f"{result.sound:.2f} ({result.sound_by.upper()})" if result.sound and result.sound_by else "none"
+def epsilon_rows(result: AuditResult | LabelAudit) -> Iterator[tuple[str, str]]:
+    """Lines of claimed, sound and audited ε: a label, and what belongs to it."""
     yield "claimed", f"epsilon {result.claimed:.2f} (RDP) at delta={result.delta:g}"
-    yield "sound", sound if result.sound else "none: no accountant covers these lots"
+    yield "sound", sound_epsilon(result.sound, result.sound_by)
     width = max(len(bound.name) for bound in result.bounds)
     for label, bound in zip(["audited", *[""] * len(result.bounds)], result.bounds, strict=False):
-        yield label, f"{bound.name:<{width}} {_shown(bound, result.sound)}   assumes {bound.assumes}"
+        yield label, f"{bound.name:<{width}} {_shown_bound(bound, result.sound)}   assumes {bound.assumes}"
+
+
+def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
+    yield from epsilon_rows(result)
     for label, check in zip(["declared", *[""] * len(result.checks)], result.checks, strict=False):
         yield label, _checked(check)
     if result.measured_mu is not None:
@@ -141,18 +165,62 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "per release", f"S/σ {result.declared_mu:.3f} declared, {mu.low:.3f} … {mu.high:.3f} measured"
     if result.not_finite:
         yield "", f"{result.not_finite} observations were no finite numbers"
-    by = [bound.name for bound in result.violations]
-    failed = [check.name for check in result.checks if check.passed is False]
-    found = f" ({', '.join([*by, *failed])})" if by or failed else ""
-    yield "verdict", f"{result.verdict}{found}: {_WORDS[result.verdict]}"
+    yield "verdict", verdict_words(result.verdict, result.accused_by)
 
 
-def _shown(bound: Bound, sound: float | None) -> str:
+def verdict_words(verdict: str, accused_by: Sequence[str]) -> str:
+    """A verdict with what it rests on and what it means, one line."""
+    found = f" ({', '.join(accused_by)})" if accused_by else ""
+    return f"{verdict}{found}: {VERDICTS[Verdict(verdict)]}"
+
+
+def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Lines of the short table at the end of a run with canaries: claimed, sound, audited, verdict."""
+    audit = privacy.get("audit") or {"why_not": "nothing was released"}
+    if audit.get("verdict") is None:
+        yield "verdict", f"{verdict_of({'audit': audit})}"
+        return
+    claimed = audit["claimed"]
+    yield "claimed", "infinite" if claimed is None else f"epsilon {claimed:.2f} (RDP)"
+    yield "sound", sound_epsilon(audit["sound"], audit["sound_by"])
+    names, limits = {key: name for name, key in KEYS.items()}, audit["audited"]
+    shown = [f"{limit(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
+    yield "audited", f"{', '.join(shown) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
+    yield "verdict", verdict_words(audit["verdict"], audit["accused_by"])
+
+
+def _left_out(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Parameters of which the audit knows nothing."""
+    named = [f"{name} ({size:,} coordinates)" for name, size in groups.items()]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    if named:
+        yield "left out", f"{', '.join(named[:_NAMED])}{more}: no room for all canaries, not audited"
+
+
+def _stored_otherwise(stored: Mapping[str, Any] | None, result: AuditResult) -> Iterator[tuple[str, str]]:
+    """What tables show, where that is something else: of another confidence, or found by another version."""
+    if stored is None or stored.get("verdict") is None:
+        return
+    figures = audited_epsilon({"audit": stored}), math.nan if result.audited is None else result.audited
+    kept, now = ("none" if math.isnan(figure) else limit(figure) for figure in figures)
+    if (stored["confidence"], stored["verdict"], kept) != (result.confidence, result.verdict, now):
+        level = f"{100 * stored['confidence']:g} % confidence"
+        yield "in tables", f"{kept}, {stored['verdict']}, at {level}: kept when the run ended"
+
+
+def sound_epsilon(sound: float | None, accountant: str | None) -> str:
+    """The sound ε, with the accountant that gives it."""
+    if not sound or accountant is None:
+        return "none: no accountant covers these lots"
+    return f"{sound:.2f} ({accountant.upper()})"
+
+
+def _shown_bound(bound: Bound, sound: float | None) -> str:
+    """A lower limit and its share of the sound ε, in columns."""
     if bound.epsilon is None:
         return f"     – ({bound.why_not})"
-    figure = f"> {_MOST:.0f}" if bound.epsilon > _MOST else f">= {bound.epsilon:.2f}"
-    share = "" if not sound or bound.epsilon > _MOST else f"{100 * bound.epsilon / sound:.0f} %"
-    return f"{figure:>8} {share:>6}{' !' if bound.violated else '  '}"
+    share = "" if not sound or bound.epsilon > MOST else f"{100 * bound.epsilon / sound:.0f} %"
+    return f"{limit(bound.epsilon):>8} {share:>6}{' !' if bound.violated else '  '}"
 
 
 def _checked(check: Check) -> str:

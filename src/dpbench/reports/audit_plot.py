@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from dpbench.privacy.auditing import Family, Scores
+from dpbench.auditing import AuditResult, Family, LabelAudit
 from dpbench.reports.audit import AuditReport
 from dpbench.reports.figures import new_figure, write_figure
 
@@ -22,14 +22,39 @@ def plot_audit(path: Path, report: AuditReport) -> Path:
         path: The PNG.
         report: Of one run.
     """
+    labels = ("score of a canary: log-likelihood ratio of what was released", "canaries", "these canaries")
+    return draw_audit(path, report.result, report.scores.llr, report.scores.member, report.family, labels)
+
+
+def draw_audit(
+    path: Path,
+    result: AuditResult | LabelAudit,
+    scores: NDArray[np.float64],
+    member: NDArray[np.bool_],
+    family: Family,
+    labels: tuple[str, str, str],
+) -> Path:
+    """Draw an audit of whatever kind.
+
+    Args:
+        path: The PNG.
+        result: What was found.
+        scores: (m,) higher for likelier members.
+        member: (m,) the truth.
+        family: Of the ledger's releases.
+        labels: What a score is, what is counted, and whose ROC curve it is.
+    """
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
-    _draw_scores(left, report.scores)
-    _draw_roc(right, report.scores, report.family)
+    _draw_scores(left, scores, member)
+    left.set_xlabel(labels[0])
+    left.set_ylabel(labels[1])
+    _draw_roc(right, scores, member, family, labels[2])
     for ax in (left, right):
         ax.legend(frameon=False, fontsize=8)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{report.result.verdict}: sound ε {_figure(report.result.sound)}, audited {_best(report)}")
+    audited = f"audited at least {_figure(result.audited)}"
+    figure.suptitle(f"{result.verdict}: sound ε {_figure(result.sound)}, {audited}")
     return write_figure(path, figure)
 
 
@@ -37,18 +62,13 @@ def _figure(epsilon: float | None) -> str:
     return "none" if epsilon is None else f"{epsilon:.3g}"
 
 
-def _best(report: AuditReport) -> str:
-    return f"at least {_figure(report.result.audited)}"
-
-
-def _draw_scores(ax: Axes, scores: Scores) -> None:
-    low, high = np.quantile(scores.llr, [0.002, 0.998])  # what lies beyond would leave the rest one bar
+def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_]) -> None:
+    """Histograms of the scores of members and others."""
+    low, high = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
     bins = np.linspace(low, max(high, low + 1e-9), 60)
-    shown = np.clip(scores.llr, bins[0], bins[-1])
-    for name, which, color in (("members", scores.member, _BLUE), ("others", ~scores.member, _GRAY)):
+    shown = np.clip(scores, bins[0], bins[-1])
+    for name, which, color in (("members", member, _BLUE), ("others", ~member, _GRAY)):
         ax.hist(shown[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
-    ax.set_xlabel("score of a canary: log-likelihood ratio of what was released")
-    ax.set_ylabel("canaries")
 
 
 def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -60,10 +80,19 @@ def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray
     return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
 
 
-def _draw_roc(ax: Axes, scores: Scores, family: Family) -> None:
-    least = 1 / scores.canaries
-    false, true = roc(scores.llr, scores.member)
-    ax.plot(np.maximum(false, least), true, color=_BLUE, label="these canaries", drawstyle="steps-post")
+def _draw_roc(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_], family: Family, label: str) -> None:
+    """The ROC curve of scores under the one that a ledger allows at most.
+
+    Args:
+        ax: Where to.
+        scores: (m,) higher for likelier members.
+        member: (m,) the truth.
+        family: Of the ledger's releases.
+        label: Whose scores they are.
+    """
+    least = 1 / len(scores)
+    false, true = roc(scores, member)
+    ax.plot(np.maximum(false, least), true, color=_BLUE, label=label, drawstyle="steps-post")
     at = np.geomspace(least, 1, 300)
     if family.uncovered is None:
         curve = family.curve(1.0)

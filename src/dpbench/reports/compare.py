@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
+from dpbench.reports.audited import LABEL, audited_epsilon, doubt, verdict_of, without_accuracy
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.table import UNPROVEN, flat_settings
+from dpbench.reports.table import flat_settings
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import read_result
@@ -22,6 +23,7 @@ from dpbench.runs.record import read_result
 _CELL = ("row", "column", "trial")
 _WORDS = (*_CELL, "words", "metric", "unit", "*")
 _UNIT = "unit of privacy"
+_AUDITED = "privacy/audited_epsilon"
 _STYLES = ("-", "--", ":", "-.")
 _CURVES = (
     "val/accuracy", "test/accuracy", "nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss",
@@ -39,6 +41,7 @@ class ComparedRun:
         metrics: Final figures.
         curves: What was logged, by step.
         whole: Whether the settings are all there are; a table's cell states only the words that made it.
+        verdict: Of its audit; None without one.
     """
 
     name: str
@@ -46,6 +49,7 @@ class ComparedRun:
     metrics: Mapping[str, float | None]
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     whole: bool = True
+    verdict: str | None = None
 
 
 def load(source: str) -> list[ComparedRun]:
@@ -75,12 +79,18 @@ def load(source: str) -> list[ComparedRun]:
 
 def _from_run(folder: RunFolder) -> ComparedRun:
     record = read_result(folder)
-    metrics = {**record["metrics"], **{f"privacy/epsilon_{k}": v for k, v in record["privacy"]["epsilon"].items()}}
+    privacy = record["privacy"]
+    metrics = {**without_accuracy(record), **{f"privacy/epsilon_{k}": v for k, v in privacy["epsilon"].items()}}
+    metrics |= {_AUDITED: audited_epsilon(privacy)} if "audit" in privacy else {}
     curves = read_metrics(folder.metrics)
-    name = f"{record['config']['run']['name']}, seed {record['seed']}"
-    name += f" ({UNPROVEN})" if "damage" in record["privacy"] else ""
-    settings = flat_settings(record["config"]) | _unit(record["privacy"].get("unit"))
-    return ComparedRun(name, settings, {**metrics, "seconds": record["seconds"]}, curves)
+    name = marked(f"{record['config']['run']['name']}, seed {record['seed']}", doubt(privacy))
+    settings = flat_settings(record["config"]) | _unit(privacy.get("unit"))
+    return ComparedRun(name, settings, {**metrics, "seconds": record["seconds"]}, curves, verdict=verdict_of(privacy))
+
+
+def marked(name: str, doubt: str | None) -> str:
+    """The name of a run, with what speaks against its epsilon."""
+    return name if doubt is None else f"{name} ({doubt})"
 
 
 def _unit(unit: Any) -> dict[str, str]:
@@ -122,9 +132,14 @@ def compare(runs: Sequence[ComparedRun]) -> str:
     stated = {key: [run.settings.get(key, "–") for run in runs if alike or key in run.settings] for key in keys}
     differing = [key for key, values in stated.items() if len(set(map(str, values))) > 1]
     names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
+    hidden = {key for key in names if key.startswith("privacy/audited_")} - {_AUDITED}  # which only wandb has
+    names = {key: None for key in names if key not in hidden}
     lines = [["", *(run.name for run in runs)]]
     lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
-    lines += [[key, *(_figure(key, run.metrics.get(key)) for run in runs)] for key in names]
+    labels = {key: LABEL if key == _AUDITED else key for key in names}
+    lines += [[label, *(_figure(key, run.metrics.get(key)) for run in runs)] for key, label in labels.items()]
+    if any(run.verdict is not None for run in runs):
+        lines.append(["verdict of the audit", *(run.verdict or "–" for run in runs)])
     return markdown_rows(lines)
 
 

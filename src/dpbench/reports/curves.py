@@ -54,6 +54,12 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
     return write_figure(folder.curves, figure)
 
 
+def show_private_records(folder: RunFolder) -> bool:
+    """Whether the picture holds a curve that no epsilon covers."""
+    table = read_metrics(folder.metrics)
+    return any(name in table for name in _LOSSES if name.startswith("nonprivate/"))
+
+
 def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
     last = (float(values.index[-1]), float(values.iloc[-1]))
     ax.annotate(format(last[1], form), last, xytext=(4, 0), textcoords="offset points", va="center")

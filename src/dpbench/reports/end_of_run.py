@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpbench.errors import DPBenchError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
+from dpbench.reports.audited import CONFIDENCE, doubt
 from dpbench.reports.ledgers import shown_noise
-from dpbench.reports.table import UNPROVEN
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import is_audited
 
@@ -17,14 +18,27 @@ from dpbench.runs.record import is_audited
 class EndOfRun:
     """Hands what the reports make of a run to `training.run.train`, which knows nothing of reports."""
 
-    def draw(self, run: Run) -> Path | None:
-        """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves."""
-        from dpbench.reports.curves import plot_curves
+    def draw(self, run: Run) -> dict[str, Path]:
+        """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""
+        from dpbench.reports.curves import plot_curves, show_private_records
         from dpbench.reports.diagnostics_plot import plot_diagnostics
 
         picture = plot_curves(run.folder, run.config["run"]["name"])
         plot_diagnostics(run.folder, run.config["run"]["name"])
-        return picture
+        if picture is None:
+            return {}
+        return {f"{'nonprivate/' if show_private_records(run.folder) else ''}curves": picture}
+
+    def audit(self, run: Run) -> Mapping[str, Any] | None:
+        """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
+        if not (is_audited({"config": run.config}) and run.folder.audit.is_file()):
+            return None
+        from dpbench.reports.audit import audit_run
+
+        try:
+            return audit_run(run.folder.path, CONFIDENCE).result.summary()
+        except DPBenchError as error:  # the model is trained: its result is not lost for that
+            return {"why_not": str(error)}
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Print the summary."""
@@ -43,6 +57,23 @@ def _tested(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
 
 
+def _not_private(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What was measured of the records that were trained on, where somebody asked for it."""
+    found = [name for name in metrics if name.startswith("nonprivate/train_") and name != "nonprivate/train_loss"]
+    rows = []
+    for name in found:
+        percent, gap = "accuracy" in name, metrics[f"nonprivate/{name.removeprefix('nonprivate/train_')}_gap"]
+        value = f"{100 * metrics[name]:.2f} %" if percent else f"{metrics[name]:.4g}"
+        above = f"{100 * gap:+.2f} points" if percent else f"{gap:+.4g}"
+        rows.append((name.partition("/")[2].replace("_", " "), f"{value}, {above} against test (not private)"))
+    if "nonprivate/exposure_mean" in metrics:
+        mean, most, chance = (metrics[f"nonprivate/exposure_{name}"] for name in ("mean", "max", "by_chance"))
+        rows.append(
+            ("exposure", f"mean {mean:.2f}, max {most:.2f} bits; by chance {chance:.2f} in the mean (not private)")
+        )
+    return rows
+
+
 def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
     """The short table at the end of a run.
 
@@ -52,13 +83,13 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         opening: How to see the run in wandb.
     """
     privacy = record["privacy"]
-    rows = _tested(record["metrics"])
+    rows = _tested(record["metrics"]) + _not_private(record["metrics"])
     if privacy["delta"] is None:
         rows.append(("epsilon", "infinite (no privacy)"))
     else:
         for name, value in privacy["epsilon"].items():
             shown = _not_computed(privacy, name) if value is None else f"{value:.3f}"
-            shown += f" ({UNPROVEN})" if "damage" in privacy else ""
+            shown += f" ({doubt(privacy)})" if doubt(privacy) else ""
             rows.append(
                 (f"epsilon ({name.upper()})", f"{shown} at delta={privacy['delta']:g}, unit: {privacy['unit']}")
             )
@@ -68,6 +99,9 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
     rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
     if is_audited(record):
+        from dpbench.reports.audit import outline
+
+        rows += outline(privacy)
         rows.append(("audit", f"dpbench audit {_from_here(folder.path)}; the model learned from canaries too"))
     rows += [
         ("steps", str(record["steps"])),

@@ -8,8 +8,12 @@ import pandas as pd
 import wandb
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.reports.compare import ComparedRun
+from dpbench.reports.audited import accusation
+from dpbench.reports.compare import ComparedRun, marked
 from dpbench.reports.table import flat_settings
+from dpbench.runs.sweep import JOB_TYPE
+
+_STEPS = ("trainer/global_step", "_step")  # releases, as in metrics.csv; else rows, of runs that others logged
 
 
 def recorded(place: str) -> list[ComparedRun]:
@@ -25,7 +29,11 @@ def recorded(place: str) -> list[ComparedRun]:
     if not re.fullmatch(r"[^/\s]+/[^/\s]+", project):
         raise ConfigurationError(f"wandb:{place} names no project: write wandb:ENTITY/PROJECT or ...:GROUP behind it.")
     try:
-        runs = list(wandb.Api().runs(project, filters={"group": group} if group else {}))
+        runs = [
+            run
+            for run in wandb.Api().runs(project, filters={"group": group} if group else {})
+            if run.job_type != JOB_TYPE
+        ]
     except (ValueError, OSError, wandb.Error) as error:
         raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
     if not runs:
@@ -33,8 +41,11 @@ def recorded(place: str) -> list[ComparedRun]:
     found = []
     for run in runs:
         history = run.history(pandas=True)
-        curves = history.set_index("_step") if "_step" in history else pd.DataFrame()
+        step = next((name for name in _STEPS if name in history), None)
+        curves = history.set_index(step) if step is not None else pd.DataFrame()
         summary = {key: value for key, value in dict(run.summary).items() if isinstance(value, int | float)}
         metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
-        found.append(ComparedRun(run.name, flat_settings(dict(run.config)), metrics, curves))
+        verdict, settings = run.summary.get("privacy/audited_verdict"), flat_settings(dict(run.config))
+        name = marked(run.name, accusation(verdict))
+        found.append(ComparedRun(name, settings, metrics, curves, verdict=verdict))
     return found

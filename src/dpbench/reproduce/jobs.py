@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,18 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpbench.errors import ConfigurationError, Interrupted, brief
+from dpbench.errors import OUT_OF_TIME_STATUS, ConfigurationError, Interrupted, brief
 from dpbench.files import write_json
+from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.tables import Table, Variant
 from dpbench.runs.code import code_hash, foreign_code
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
+from dpbench.runs.readers import steps_logged
 from dpbench.runs.record import read_result
 
 FAILED, LOG, _LOCK, _THREADS = "failed.json", "output.log", "lock", "threads.json"  # beside the run's own files
 _IMAGES = 60_000  # made for an evaluation
-_TAIL = 65536  # bytes, more than one line
-_INTERRUPTED = {130: 2, 143: 15}
+_INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
 _PROGRAM = """\
 import sys
 if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever started this dies
@@ -114,12 +116,7 @@ class Job:
 
     def steps_made(self) -> int:
         """Steps that were made, as far as the metrics tell."""
-        if self.run.finished:
-            return self.steps
-        with suppress(OSError, ValueError), open(self.run.metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return min(int(file.read().splitlines()[-1].partition(b",")[0]), self.steps)
-        return 0
+        return self.steps if self.run.finished else min(steps_logged(self.run.metrics), self.steps)
 
     def result(self) -> dict[str, Any] | None:
         """Its record, if it is finished.
@@ -193,6 +190,10 @@ def _job(
         raise ConfigurationError(
             f"{table.name} shows {table.metric}, and {name} holds no {kind} out: data.{held_out}=0."
         )
+    for shown in (table.metric, *table.more):
+        key = MEASURES[shown].needs if shown in MEASURES else ""
+        if key and not _looked_up(config, key):
+            raise ConfigurationError(f"{table.name} shows {shown}, which {name} does not measure: set {key}.")
     digest, code = config_hash(config), code_hash()
     others = "".join(f"-{found[:8]}" for found in foreign_code(config).values())  # an edited plug-in is another job
     folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}{others}").resolve()
@@ -200,6 +201,13 @@ def _job(
     evaluated = judged_on if table.metric.startswith("evaluation/") else None
     steps = int(config["trainer"]["max_steps"])
     return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated, trial.name)
+
+
+def _looked_up(config: Any, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
 
 
 def _locked(path: Path) -> bool:
@@ -241,6 +249,8 @@ def run_job(job: Job, threads: int | None) -> None:
             status = _run(job, words, threads, lock.fileno())
             if status in _INTERRUPTED:
                 raise Interrupted(_INTERRUPTED[status], "the same command")
+            if status == OUT_OF_TIME_STATUS:
+                return  # it waits for the next call
             if status:
                 break
         if job.commands():

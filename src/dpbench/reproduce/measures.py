@@ -18,12 +18,16 @@ class Measure:
         axis: What a picture calls it.
         percent: Whether it is a share, shown in percent; else it is shown as it is.
         lower_is_better: Of an error.
+        signed: Whether it may be negative.
+        needs: Key of a run's configuration without which it is not measured; "": none.
     """
 
     title: str
     axis: str
     percent: bool = True
     lower_is_better: bool = False
+    signed: bool = False
+    needs: str = ""
 
     @property
     def scale(self) -> float:
@@ -46,6 +50,11 @@ class Measure:
         """The largest value that can be shown."""
         return PER_CENT if self.percent else float("inf")
 
+    @property
+    def least(self) -> float:
+        """The smallest value that can be shown."""
+        return -self.most if self.signed else 0.0
+
     def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
         """A mean and its spread as a cell of a table.
 
@@ -62,6 +71,8 @@ class Measure:
 
 
 _ON_REAL = "accuracy on real images"
+_SEEN = "diagnostics.training_records"
+_INSERTED = "data.inserted.records"
 MEASURES = {
     "test/accuracy": Measure("Test accuracy", "test accuracy"),
     "val/accuracy": Measure("Validation accuracy", "validation accuracy"),
@@ -72,6 +83,16 @@ MEASURES = {
     "evaluation/accuracy_cnn": Measure("Accuracy on real images of a CNN that was trained on synthetic ones", _ON_REAL),
     "evaluation/accuracy_logistic_regression": Measure(
         "Accuracy on real images of logistic regression on synthetic ones", _ON_REAL
+    ),
+    "nonprivate/train_accuracy": Measure("Accuracy on training records", "accuracy on training records", needs=_SEEN),
+    "nonprivate/exposure_mean": Measure(
+        "Mean exposure of inserted records in bits", "mean exposure in bits", False, needs=_INSERTED
+    ),
+    "nonprivate/exposure_max": Measure(
+        "Largest exposure of an inserted record in bits", "largest exposure in bits", False, needs=_INSERTED
+    ),
+    "nonprivate/accuracy_gap": Measure(
+        "Training minus test accuracy", "training minus test accuracy", signed=True, needs=_SEEN
     ),
 }
 """By the name under which a run logs it."""

@@ -92,14 +92,20 @@ def _at_population(table: Table, job: Job) -> dict[str, float | None]:
     return {_AT_POPULATION: ledger_epsilon(ledger, table.nominal.delta, "rdp")}
 
 
-def conflicting_results(folder: Path, runs: pd.DataFrame) -> str | None:
-    """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing."""
+def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False) -> str | None:
+    """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing.
+
+    Args:
+        folder: Of the table's results.
+        runs: What is to be written there.
+        any_code: Whether the runs there may be of other code, and are only looked for among the new ones.
+    """
     if not (folder / RUNS).is_file():
         return None
     old = read_csv(folder / RUNS, [], "restore {path}, or move it away", ("*",))
     if missing := {"code_hash", "config_hash", "commit"} - set(old):
         return f"a {RUNS} without {', '.join(sorted(missing))}"
-    if not set(old["code_hash"]) <= {code_hash()}:
+    if not any_code and not set(old["code_hash"]) <= {code_hash()}:
         return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
     lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
     return (

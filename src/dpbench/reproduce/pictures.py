@@ -55,7 +55,9 @@ def _show_what_was_seen(axes: Axes, table: Table, seen: pd.Series[float]) -> Non
     if len(seen):
         least = 1.0 if table.measure.percent else 0.05 * float(seen.abs().max()) or 1.0
         margin = max(least, 0.15 * float(seen.max() - seen.min()))
-        axes.set_xlim(max(0.0, float(seen.min()) - margin), min(table.measure.most, float(seen.max()) + margin))
+        axes.set_xlim(
+            max(table.measure.least, float(seen.min()) - margin), min(table.measure.most, float(seen.max()) + margin)
+        )
 
 
 def draw_curves(table: Table, curves: pd.DataFrame, path: Path) -> None:
@@ -96,7 +98,7 @@ def _limits(table: Table, curves: pd.DataFrame) -> tuple[float, float]:
     if table.measure.lower_is_better:
         return 0.0, 1.05 * max(float(shown.quantile(0.97)), float(last.max()))
     lowest, room = min(float(shown.quantile(0.03)), float(last.min())), table.measure.scale / 100
-    return max(0.0, lowest - 2 * room), min(table.measure.most, float(shown.max()) + 0.5 * room)
+    return max(table.measure.least, lowest - 2 * room), min(table.measure.most, float(shown.max()) + 0.5 * room)
 
 
 def _draw_curve(axes: Axes, own: pd.DataFrame, style: str, color: str, label: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.choices import best_trials, with_choices
-from dpbench.reproduce.jobs import table_jobs
+from dpbench.reproduce.choices import best_trials, of_best_trials, with_choices
+from dpbench.reproduce.jobs import Job, table_jobs
+from dpbench.reproduce.kept import Kept, kept_runs
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
 from dpbench.reproduce.sweep import status, sweep
@@ -67,6 +69,11 @@ class Part:
     sweep: tuple[str, ...] = ()
 
 
+Held = Literal["stays", "replace", "keep"]
+"""What becomes of a table in `--out` that other code or other runs made: it stays as it is, is overwritten, or its runs
+count as done and stay in the table."""
+
+
 def listing() -> str:
     """Names, titles and hours of all tables."""
     tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
@@ -77,7 +84,7 @@ def listing() -> str:
 
 
 def reproduce_table(
-    name: str, part: Part, out: Path, runs: Path, only_status: bool = False, replace: bool = False
+    name: str, part: Part, out: Path, runs: Path, only_status: bool = False, held: Held = "stays"
 ) -> tuple[str, bool]:
     """Run what is missing of a table, and write it.
 
@@ -87,7 +94,7 @@ def reproduce_table(
         out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
         runs: Where the runs themselves are kept.
         only_status: Run nothing, write nothing.
-        replace: Overwrite results of other code, or of runs that are not among these.
+        held: What becomes of results of other code, or of runs that are not among these.
 
     Returns:
         What to print, and whether no run has failed.
@@ -97,7 +104,7 @@ def reproduce_table(
         Interrupted: A signal stopped it; finished runs stay.
     """
     try:
-        return _reproduced(read_table(name, conf_dir()), part, out, runs, only_status, replace)
+        return _reproduced(read_table(name, conf_dir()), part, out, runs, only_status, held)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -106,34 +113,51 @@ def reproduce_table(
         ) from error
 
 
-def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bool, replace: bool) -> tuple[str, bool]:
+def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bool, held: Held) -> tuple[str, bool]:
     conf = conf_dir()
     table = with_choices(table, conf, out)
-    for word in (*part.sweep, *part.trainer):
-        group, _, choice = word.partition("=")
-        if group in ("launcher", "trainer") and choice not in (choices := groups_of(conf, *plugin_dirs())[group]):
-            raise ConfigurationError(f"there is no {word}. Known: {', '.join(choices)}.")
+    refuse_unknown_choices((*part.sweep, *part.trainer))
     selected = table.selected(part.rows, part.columns, part.seeds)
     jobs = table_jobs(selected, conf, runs, part.trainer)
-    if not only_status:
-        sweep(jobs, conf, part.sweep)
     # Whatever is finished of the whole table goes into it, by this code, not only what was asked for now.
     whole = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
     every = (*table_jobs(whole, conf, runs, part.trainer), *jobs)
-    known = {(job.row, job.column, job.trial, job.seed): job for job in every}
-    finished = finished_runs(table, list(known.values()))
-    text = [markdown(table, finished), "", status(jobs)]
-    good = not any(job.state() == "failed" for job in jobs)
+    known = list({(job.row, job.column, job.trial, job.seed): job for job in every}.values())
+    kept = kept_runs(table, out / table.folder, known) if held == "keep" else Kept()
+    if not only_status:
+        sweep(kept.without(jobs), conf, part.sweep)
+    fresh = finished_runs(table, known)
+    finished = kept.runs_with(fresh)
+    text = [markdown(table, finished), "", _status(jobs, kept)]
+    good = not any(job.state() == "failed" for job in kept.without(jobs))
     if only_status or finished.empty:
         return "\n".join(text), good
     folder = out / table.folder
-    if not replace and (held := conflicting_results(folder, finished)) is not None:
-        text.append(f"{folder} holds {held} and stays as it is: --replace overwrites it.")
+    if held != "replace" and (other := conflicting_results(folder, finished, held == "keep")) is not None:
+        text.append(
+            f"{folder} holds {other} and stays as it is: --replace overwrites it, --keep leaves its runs in the table."
+        )
         folder = runs / table.folder / "table"
     from dpbench.reproduce.montage import write_montage  # brings Lightning: a listing need not wait for it
 
     best = {cell: trial.name for cell, (trial, _) in best_trials(table, finished).items()}
-    shown = [job for job in known.values() if job.trial == best.get((job.row, job.column), job.trial)]
+    shown = [job for job in known if job.trial == best.get((job.row, job.column), job.trial)]
     write_montage(table, shown, folder)
-    write_outputs(table, finished, collect(table, shown), folder)
+    logged = kept.logged_with(collect(table, shown), fresh, of_best_trials(table, finished))
+    write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), good
+
+
+def refuse_unknown_choices(words: Sequence[str]) -> None:
+    """Raise ConfigurationError where a word names a launcher or a trainer that there is not."""
+    for word in words:
+        group, _, choice = word.partition("=")
+        if group in ("launcher", "trainer") and choice not in (choices := groups_of(conf_dir(), *plugin_dirs())[group]):
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(choices)}.")
+
+
+def _status(jobs: Sequence[Job], kept: Kept) -> str:
+    """Count the runs by state, and those that were taken over."""
+    missing = kept.without(jobs)
+    taken = len(jobs) - len(missing)
+    return status(missing) + (f"\n{taken} more are kept from the results that were there" if taken else "")

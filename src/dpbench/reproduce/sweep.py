@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from tqdm import tqdm
 
-from dpbench.errors import ConfigurationError, Interrupted
-from dpbench.reproduce.jobs import Job, State, read_jobs, run_job, write_jobs
+from dpbench.errors import Interrupted
+from dpbench.reproduce.jobs import Job, read_jobs, run_job, write_jobs
 from dpbench.training.launch import launch
-
-_REFRESH = 1.0  # seconds
+from dpbench.training.watch import Progress, watching
 
 
 def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
@@ -33,7 +29,7 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
         words: Such as launcher=joblib, and settings of the launcher.
 
     Raises:
-        ConfigurationError: The launcher is unknown or not installed.
+        ConfigurationError: The launcher is unknown or not installed, or its cluster does not answer.
         Interrupted: A signal stopped the sweep; finished runs stay.
     """
     missing = [job for job in jobs if job.state() != "done"]
@@ -42,6 +38,7 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
     listing = missing[0].path.parent / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
     write_jobs(listing, missing)
     numbers = ",".join(map(str, range(len(missing))))
+    queued = False
     try:
         with _watching(jobs), _terminable():
             place = f"hydra.sweep.dir='{listing.parent / '.sweep'}'"
@@ -52,26 +49,27 @@ def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
                 "reproduce",
                 checked=False,
             )
-    except RuntimeError as error:
-        if "srun" not in str(error):
-            raise
-        raise ConfigurationError("launcher=submitit needs Slurm (srun): here, take launcher=submitit_local.") from error
+    except (KeyboardInterrupt, Interrupted):
+        queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
+        raise
     finally:
-        listing.unlink(missing_ok=True)
+        if not queued:
+            listing.unlink(missing_ok=True)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM stops the sweep as Ctrl-C does: the run at hand is saved."""
+    """SIGTERM, or the notice of a scheduler, stops the sweep as Ctrl-C does: the run at hand is saved."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number, "the same command")
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def swept_job(cfg: DictConfig) -> None:
@@ -83,46 +81,15 @@ def swept_job(cfg: DictConfig) -> None:
     run_job(read_jobs(Path(cfg.jobs))[int(cfg.number)], threads)
 
 
-@contextmanager
-def _watching(jobs: Sequence[Job]) -> Iterator[None]:
-    """A bar over the steps of all runs; where nobody is there to see it, a line for each run that ends."""
-    begun = sum(job.steps_made() for job in jobs)
-    shape = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
-    bar = tqdm(total=sum(job.steps for job in jobs), initial=begun, bar_format=shape, disable=None)
-    reported = {job.folder: job.state() for job in jobs}
-    stop = threading.Event()
+def _watching(jobs: Sequence[Job]) -> AbstractContextManager[None]:
+    """Show how far the runs of a table are."""
 
-    def show() -> None:
-        states = {job.folder: job.state() for job in jobs}
+    def look() -> Progress:
+        states = {job.told: job.state() for job in jobs}
         counts = _counts(Counter(states.values()), len(jobs))
-        if bar.disable:
-            _report_changes(jobs, reported, states, counts)
-        else:
-            bar.set_description_str(counts, refresh=False)
-            bar.update(sum(job.steps_made() for job in jobs) - bar.n)
-            bar.refresh()
+        return Progress(states, counts, sum(job.steps_made() for job in jobs), sum(job.steps for job in jobs))
 
-    def watch() -> None:
-        while not stop.wait(_REFRESH):
-            show()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        show()
-        bar.close()
-
-
-def _report_changes(jobs: Sequence[Job], reported: dict[str, State], states: dict[str, State], counts: str) -> None:
-    for job in jobs:
-        state = states[job.folder]
-        if state in ("done", "failed") and state != reported[job.folder]:
-            print(f"{counts}: {job.told} is {state}", file=sys.stderr, flush=True)
-        reported[job.folder] = state
+    return watching(look)
 
 
 def _counts(states: Counter[Any], total: int) -> str:

@@ -15,7 +15,8 @@ from dpbench.errors import ConfigurationError, DiskFull, DPBenchError
 from dpbench.locks import open_locked
 from dpbench.runs.folder import RunFolder
 
-_OURS = {RunFolder.hydra, RunFolder.log, RunFolder.checkpoints, RunFolder.config, RunFolder.wandb, RunFolder.lock}
+_OURS = {RunFolder.hydra, RunFolder.log, RunFolder.checkpoints, RunFolder.config, RunFolder.wandb}
+_OURS |= {RunFolder.lock, RunFolder.job}
 _not_removed: set[Path] = set()  # folders that were there before this process's run, or have been given up by it
 
 

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import FILE_NAME
-from dpbench.privacy.auditing.file import FILE_NAME as SCORES
+from dpbench.privacy.canaries.file import FILE_NAME as SCORES
 
 
 class _Entry:
@@ -42,7 +42,9 @@ class RunFolder:
         hydra: How the configuration came about, as Hydra writes it down.
         log: What Python's logging of a job writes.
         lock: Held by the process that trains in the folder.
+        job: The scheduler's job that began the run, if any.
         wandb: Files of the run in wandb, if it is logged there.
+        loggers: What loggers keep for a resume, such as the run's id in wandb.
         ledger: Every release, see `privacy.accounting.ledger`.
         metrics: What was logged, a line for each step.
         checkpoints: Folder of the checkpoint and of what lies beside it.
@@ -52,13 +54,14 @@ class RunFolder:
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
         evaluation: What `dpbench evaluate` found of a GAN.
-        audit: What the canaries of an audited run saw, see `privacy.auditing.file`.
+        audit: What the canaries of an audited run saw, see `privacy.canaries.file`.
         audit_picture: What `dpbench audit` draws.
         curves: Picture of the metrics.
         samples: Picture of what a GAN generates now.
         samples_by_step: Folder of such pictures, one for each validation.
         gradient_histogram: Values of private gradients, not private.
         diagnostics: Picture of what diagnostics saw, not private.
+        exposure: Of each record that was inserted into the training data, not private.
     """
 
     path: Path
@@ -67,7 +70,9 @@ class RunFolder:
     hydra = _Entry(".hydra", is_folder=True)
     log = _Entry("train.log")
     lock = _Entry(".lock")
+    job = _Entry(".job")
     wandb = _Entry("wandb", is_folder=True)
+    loggers = _Entry("loggers.json")
     ledger = _Entry(FILE_NAME)
     metrics = _Entry("metrics.csv")
     checkpoints = _Entry("checkpoints", is_folder=True)
@@ -84,6 +89,7 @@ class RunFolder:
     samples_by_step = _Entry("samples", is_folder=True)
     gradient_histogram = _Entry("nonprivate_gradient_histogram.csv")
     diagnostics = _Entry("nonprivate_diagnostics.png")
+    exposure = _Entry("nonprivate_exposure.csv")
 
     def __str__(self) -> str:
         return str(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from pytorch_lightning.utilities import rank_zero_only
 from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_metrics
+
+_MORE_IS_BETTER = {"accuracy", "recall", "precision", "f1", "auc", "auroc"}
+_LESS_IS_BETTER = {"loss", "error", "mse", "perplexity"}
 
 
 class MetricsCSV(Logger):
@@ -102,3 +107,22 @@ class MetricsCSV(Logger):
     def finalize(self, status: str) -> None:
         """Write at the end, whatever it is."""
         self.save()
+
+
+def best_validation(path: Path) -> dict[str, float]:
+    """Best value that was logged of each metric on validation data of which more, or less, is better.
+
+    Args:
+        path: Of the log.
+    """
+    best = {}
+    for name, values in read_metrics(path).items():
+        directions = {"max": _MORE_IS_BETTER, "min": _LESS_IS_BETTER}
+        better = [way for way, words in directions.items() if str(name).startswith("val/") and words & _words_of(name)]
+        if better and values.notna().any():
+            best[str(name)] = float(values.agg(better[0]))
+    return best
+
+
+def _words_of(name: Any) -> set[str]:
+    return set(re.split(r"[/_@.]", str(name)))

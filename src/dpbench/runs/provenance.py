@@ -18,6 +18,7 @@ from dpbench.runs.code import code_hash, foreign_code
 _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
+_LENGTH = ("max_steps", "max_epochs")
 _NOT_HASHED_DATA = ("root", "download")  # of our own data sets, which a name determines wherever they lie
 
 
@@ -25,7 +26,7 @@ def config_hash(config: dict[str, Any]) -> str:
     """Sixteen hexadecimal digits for everything in a resolved configuration that may change a result."""
     kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
     kept["data"] = _data_options(config)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return _digest(kept)[:16]
 
 
 def run_key(config: dict[str, Any]) -> int:
@@ -33,13 +34,21 @@ def run_key(config: dict[str, Any]) -> int:
 
     Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
     their private sums. Only the identical run (configuration, code, versions, code of plug-ins) repeats it, on any
-    number of processes.
+    number of processes, and however long it is.
     """
+    return int(_digest(_deciding(config))[:32], 16)
+
+
+def _deciding(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
     kept["data"] = _data_options(config)
     kept["precision"] = config["trainer"].get("precision")
     kept["code"] = [code_hash(), versions(), foreign_code(config)]
-    return int(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32], 16)
+    return kept
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _data_options(config: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +59,15 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """All that determines the releases of a seeded run: with the same, a release may be repeated and counts once."""
-    return json.dumps([config_hash(config), code_hash(), versions(), foreign_code(config)])
+    """All that determines the releases of a seeded run: with the same, a release may be repeated and counts once.
+
+    The length of a run, and the number of its processes, decide none of them, but where noise is solved for a length.
+    Sums that other processes round otherwise are refused when they are repeated.
+    """
+    strategy = config["strategy"]
+    solved = strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None
+    length = {name: config["trainer"].get(name) for name in _LENGTH} if solved else None
+    return _digest(["fingerprint", length, _deciding(config)])
 
 
 @cache

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ AGAIN = "delete {path} to make it again"
 _OF_A_CHECKPOINT: dict[str, type] = {"state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping}
 
 _DRAWABLE = 1e100
+_TAIL = 65536  # bytes, more than one line
 _FromZero = Annotated[float, Field(ge=0)]
 
 
@@ -25,8 +28,18 @@ class _Open(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
+class _Audit(_Open):
+    confidence: Annotated[float, Field(gt=0, lt=1)] | None = None
+    claimed: _FromZero | None = None
+    sound: _FromZero | None = None
+    audited: dict[str, _FromZero | None] = {}
+    shown: str | None = None
+    verdict: str | None = None
+
+
 class _Privacy(_Open):
     epsilon: dict[str, _FromZero | None]
+    audit: _Audit | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     unit: str | None = None
 
@@ -167,3 +180,11 @@ def _damaged(path: Path, why: str, remedy: str, what: str = "is damaged") -> Con
     why = " ".join(why.split())
     remedy = remedy.format(path=path)
     return ConfigurationError(f"{path} {what}: {remedy} ({why if len(why) <= 120 else why[:117] + '...'}).")
+
+
+def steps_logged(metrics: Path) -> int:
+    """The step of the last line of a run's metrics, which may be in the making; 0 where there is none."""
+    with suppress(OSError, ValueError, IndexError), open(metrics, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        return int(file.read().splitlines()[-1].partition(b",")[0])
+    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,8 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
 
     `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
-    the ledger was not intact in the end, or is not what it was then.
+    the ledger was not intact in the end, or is not what it was then. Its `audit` holds nothing else than `damage` where
+    the ledger, or what the canaries saw, is not what was audited.
 
     Raises:
         ConfigurationError: A file is damaged.
@@ -35,6 +37,9 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     if record["privacy"].get("delta") is not None and folder.ledger.is_file():
         damage = record["privacy"].get("damage") or doubt_about(folder)
         record["privacy"] |= {} if damage is None else {"damage": damage}
+    if record["privacy"].get("audit") is not None:
+        changed = record["privacy"].get("damage") or _other_scores(folder, record["privacy"]["audit"])
+        record["privacy"] |= {} if changed is None else {"audit": {"damage": changed}}
     if folder.evaluation.exists():
         found = read_json(folder.evaluation, Evaluation, again % f"evaluate {folder}")
         if found["steps"] == record["steps"]:
@@ -47,6 +52,17 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 def is_audited(record: Mapping[str, Any]) -> bool:
     """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
     return bool((record["config"].get("audit") or {}).get("_target_"))
+
+
+def _other_scores(folder: RunFolder, audit: Mapping[str, Any]) -> str | None:
+    """Say that what the canaries saw is not what was audited; None also where it was not kept."""
+    if not folder.audit.is_file() or audit.get("scores") == _hash(folder.audit):
+        return None
+    return f"{folder.audit.name} is not what was audited: it was edited, or is of another run"
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
@@ -92,7 +108,13 @@ def _epsilons(book: Ledger, epsilon_of: Callable[[Ledger, float, str], float]) -
 
 
 def write_result(
-    run: Run, metrics: dict[str, float], steps: int, seconds: float, seconds_total: float, finished: bool = True
+    run: Run,
+    metrics: dict[str, float],
+    steps: int,
+    seconds: float,
+    seconds_total: float,
+    finished: bool = True,
+    audit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the run's record, last of all and atomically.
 
@@ -103,13 +125,17 @@ def write_result(
         seconds: Wall time of the training, all sessions together.
         seconds_total: The same with the final test.
         finished: False writes the record of a run that can be resumed, under another name.
+        audit: What its canaries tell, if it had any; kept with the hash of what they saw.
 
     Returns:
         The record.
     """
+    privacy = privacy_of(run.folder.ledger, run.private)
+    if audit is not None:
+        privacy["audit"] = {**audit, "scores": _hash(run.folder.audit)}
     record = {
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
-        "privacy": privacy_of(run.folder.ledger, run.private),
+        "privacy": privacy,
         "seconds": round(seconds, 3),
         "seconds_total": round(seconds_total, 3),
         "steps": steps,

@@ -20,7 +20,16 @@ from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 
 _LEAST = 100  # images
-_OF_DATA = "name", "root", "download", "image_size", "val_size"  # what was trained on
+_OF_DATA = (
+    "name",
+    "root",
+    "download",
+    "image_size",
+    "val_size",
+    "train_size",
+    "test_size",
+    "like",
+)  # what was trained on
 
 
 def evaluate(

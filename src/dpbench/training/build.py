@@ -10,22 +10,27 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from dpbench.callback.guards import refuse_precision, refuse_uncovered
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.privacy.auditing.canaries import GradientCanaries
+from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint, run_key
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
 from dpbench.training import processes
 from dpbench.training.averaging import moving_average
-from dpbench.training.checks import CALLBACK, Kind, class_of, parts_made_later, several
+from dpbench.training.checks import CALLBACK, Kind, class_of, parts_made_later
+from dpbench.training.devices import several
+from dpbench.training.exposure import Exposure
 from dpbench.training.options import options_of
 from dpbench.training.search_path import choices_of
+from dpbench.training.started import options_of_started, started
+from dpbench.training.training_records import TrainingRecords
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -94,17 +99,28 @@ def build_audit(config: dict[str, Any]) -> GradientCanaries | None:
 
 
 def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
-    """The diagnostics that were asked for; they read private gradients without noise."""
+    """The diagnostics that were asked for; they read private records without noise."""
     every = config["diagnostics"]["every_n_steps"]
+    watchers = build_watchers(config, folder)
+    if config["strategy"].get("secure") and (every is not None or watchers):
+        pl.utilities.rank_zero_warn(
+            "diagnostics read private records without noise: never publish nonprivate/... with the model."
+        )
     if every is None:
-        return []
+        return watchers
     from dpbench.training.diagnostics import GradientDiagnostics
 
-    if config["strategy"].get("secure"):
-        pl.utilities.rank_zero_warn(
-            "diagnostics read private gradients without noise: never publish nonprivate/... with the model."
-        )
-    return [_call(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics")]
+    return [_call(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics"), *watchers]
+
+
+def build_watchers(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
+    """Those of the diagnostics that look on at the final test too, in whatever process that is."""
+    most = config["diagnostics"].get("training_records")  # an older run has none
+    inserted = config["data"].get("inserted")
+    return [
+        *([] if most is None else [_call(TrainingRecords, {"most": most}, "diagnostics")]),
+        *([Exposure(folder)] if isinstance(inserted, dict) and inserted.get("records") else []),
+    ]
 
 
 def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
@@ -260,8 +276,14 @@ def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[...,
         raise ConfigurationError(f"optimizer or schedule: {brief(error).rstrip('.')}.") from error
 
 
-def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
-    """Lightning's trainer, without what this harness does itself."""
+def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> pl.Trainer:
+    """Lightning's trainer, without what this harness does itself.
+
+    Args:
+        config: The whole configuration.
+        alone: Whether this process works by itself, whoever has started it.
+        extra: Options that the configuration does not have.
+    """
     options = {
         "use_distributed_sampler": False,  # the lots know their share of each rank
         "num_sanity_val_steps": 0,
@@ -270,8 +292,12 @@ def build_trainer(config: dict[str, Any], **extra: Any) -> pl.Trainer:
         **config["trainer"],
         **extra,
     }
-    if several(options) and (options.get("strategy") or "auto") == "auto":
-        options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
+    if started() is not None and not alone:
+        options = options_of_started(options)
+    else:  # what Slurm says of a job's tasks is not about us
+        options = {"plugins": [LightningEnvironment()], **options}
+        if several(options) and (options.get("strategy") or "auto") == "auto":
+            options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
     options = processes.with_launcher(options)
     trainer: pl.Trainer = _call(class_of(options, "trainer"), _without_marks(options), "trainer")
     return trainer
@@ -282,11 +308,20 @@ def _later(group: str, options: Mapping[str, Any], kind: Kind | None = None) -> 
     return partial(class_of(options, group, kind), **_without_marks(options))
 
 
+def made(make: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
+    """What a class makes of a group's options, or one line that names the group and says why it made nothing.
+
+    Raises:
+        ConfigurationError: It does not take them, or fails.
+    """
+    return _call(make, _without_marks(options), group)
+
+
 def _without_marks(options: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in options.items() if not str(name).startswith("_")}
 
 
-def _call(cls: type, options: Mapping[str, Any], group: str) -> Any:
+def _call(cls: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
     try:
         inspect.signature(cls).bind(**options)
         return cls(**options)

@@ -1,4 +1,4 @@
-"""The last checkpoint: every few steps, at the end, and when a signal asks to stop."""
+"""The last checkpoint: every few steps, at the end, when a signal asks to stop, and when the time is over."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
+from dpbench.errors import OUT_OF_TIME
 from dpbench.files import replacing, write_json
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
+from dpbench.training.deadline import Deadline
+from dpbench.training.requeue import bypassed
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
+_FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
+_SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
@@ -30,15 +36,17 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     Args:
         folder: Of the run.
         every_n_steps: Steps between two checkpoints.
+        deadline: When the training must have ended.
 
     Attributes:
-        interrupted: Number of the signal that ended the training, or 0.
+        interrupted: Number of the signal that asked this process to end the training, or 0.
         metrics: The last value of whatever was logged, as it stands beside the checkpoint.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
-    def __init__(self, folder: RunFolder, every_n_steps: int) -> None:
+    def __init__(self, folder: RunFolder, every_n_steps: int, deadline: Deadline | None = None) -> None:
         self.folder = folder
+        self._deadline = deadline or Deadline()
         self._every = every_n_steps
         self._stop_file = folder.stop_request  # how spawned processes learn of a signal, all at the same step
         self._parent = os.getpid()
@@ -48,12 +56,14 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self._start = time.perf_counter()
         self._session = secrets.token_hex(8)
         self._ended = False
+        self._stopped = 0  # by what
+        self._asked = False  # to save, and go on
         self.metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Wall time so far, and the session that came to its end with this checkpoint."""
+        """Wall time so far, and the session that came to its end with this checkpoint, and by what."""
         seconds = self.seconds_before + time.perf_counter() - self._start
-        return {"seconds": seconds, "ended": self._session if self._ended else None}
+        return {"seconds": seconds, "ended": self._session if self._ended else None, "stopped": self._stopped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the counts of a checkpoint."""
@@ -66,15 +76,18 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
                 signal.signal(number, signal.SIG_IGN)
         elif self._listening:
             signal.signal(signal.SIGTERM, self._stop)
+        self._deadline.begin()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is time; after a signal, save and stop."""
-        if self._asked_to_stop(trainer):
+        """Save if it is time; after a signal, or when the time is over, save and stop."""
+        late = self._deadline.step_made() and trainer.global_step != trainer.max_steps and not trainer.should_stop
+        self._stopped = self._asked_to_stop(trainer, late)
+        if self._stopped:
             trainer.should_stop = True
         self._ended = trainer.should_stop or trainer.global_step == trainer.max_steps
-        if self._ended or trainer.global_step % self._every == 0:
+        if self._ended or self._wanted(trainer) or trainer.global_step % self._every == 0:
             self._save(trainer)
 
     def read_metrics(self) -> None:
@@ -92,6 +105,15 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         """
         return bool(kept["callbacks"][self.state_key].get("ended") == self._session)
 
+    def stopped_by(self, kept: dict[str, Any]) -> int:
+        """Number of the signal that ended the training before its end, `OUT_OF_TIME`, or 0.
+
+        Args:
+            kept: The content of the file.
+        """
+        of_workers = kept["callbacks"][self.state_key]["stopped"] if self.ended_here(kept) else 0
+        return int(self.interrupted or self._stopped or of_workers)
+
     def _save_metrics(self, trainer: pl.Trainer) -> None:
         """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.
 
@@ -107,16 +129,24 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
+        start = time.monotonic()
         self._save_metrics(trainer)
         path = self.folder.checkpoint
         with replacing(path) if trainer.is_global_zero else nullcontext(path) as new:
             trainer.save_checkpoint(new)  # rank 0 writes; it needs what the others hold
         trainer.strategy.barrier(path.name)  # all processes read it in the end
+        self._deadline.saved(time.monotonic() - start)
 
-    def _asked_to_stop(self, trainer: pl.Trainer) -> bool:
+    def _asked_to_stop(self, trainer: pl.Trainer, late: bool) -> int:
+        """By what, if it is so: the same in all processes, whichever of them knows it."""
+        number = self.interrupted or (OUT_OF_TIME if late else 0)
         if trainer.world_size == 1:
-            return bool(self.interrupted)
-        return trainer.strategy.reduce_boolean_decision(self._stop_file.exists(), all=False)
+            return number
+        if self._parent != os.getpid() and self._stop_file.exists():
+            number = signal.SIGTERM  # the parent knows which it was
+        found = torch.tensor(number, device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        return int(found)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
@@ -124,15 +154,25 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         if trainer.global_step != trainer.max_steps and not trainer.should_stop:
             self._save(trainer)
 
+    def _wanted(self, trainer: pl.Trainer) -> bool:
+        """Whether a signal that stops nothing has come; several processes would have to agree on the step."""
+        asked, self._asked = self._asked, False
+        return asked and trainer.world_size == 1
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:
+        if bypassed(number):
+            self._asked = True
+            return
+        if self.interrupted in _FROM_PEOPLE and number in _FROM_PEOPLE:
             raise KeyboardInterrupt
+        if self.interrupted and number in _FROM_PEOPLE:
+            return  # the end that a scheduler has given notice of
         self.interrupted = number
         self._stop_file.touch()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C or SIGTERM finishes the step and stops; a second one interrupts at once."""
+        """Inside, the first of these signals finishes the step and stops; a second Ctrl-C interrupts at once."""
         self._stop_file.unlink(missing_ok=True)  # of a process that was killed while it stopped
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytorch_lightning as pl
-import torch
 from hydra.utils import get_class
 from pydantic import AfterValidator, Field
+from pytorch_lightning.loggers.logger import Logger
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.auditing.canaries import GradientCanaries
+from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.strategies import NonPrivate, PrivateStrategy
+from dpbench.training.deadline import seconds_of
+from dpbench.training.devices import check_processes
 from dpbench.training.objective import objective_of
 from dpbench.training.options import check_options, check_values, described, fits, nearest, options_of, shown
 from dpbench.training.saved_config import SCHEMA
@@ -55,6 +56,8 @@ Rate = Annotated[float, Field(gt=0), "a positive number"]
 Factor = Annotated[float, Field(ge=0), "a number from 0 on"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
+Duration = Annotated[str, AfterValidator(seconds_of), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
+_OfWandb = Annotated[str, Field(max_length=128), AfterValidator(_of_wandb), "a name without any of / \\ # ? % :"]
 
 
 @dataclass
@@ -65,6 +68,7 @@ class _Run:
     checkpoint_every_n_steps: Positive
     resume: bool
     schema: Annotated[int, Field(ge=SCHEMA, le=SCHEMA), f"left as it is: {SCHEMA}"]
+    max_time: Duration | None = None
 
 
 @dataclass
@@ -75,16 +79,21 @@ class _Engine:
 
 @dataclass
 class _Logger:
-    wandb: bool
+    wandb: bool = False
     mode: Literal["auto", "online", "offline"] = "auto"
-    project: Annotated[str, Field(max_length=128), AfterValidator(_of_wandb), "a name without any of / \\ # ? % :"] = (
-        "dpbench"
-    )
+    project: _OfWandb = "dpbench"
+    entity: _OfWandb | None = None
+    notes: str | None = None
+    checkpoint: bool = False
+
+
+_OF_WANDB = {"mode", "project", "entity", "notes", "checkpoint"}
 
 
 @dataclass
 class _Diagnostics:
     every_n_steps: Positive | None
+    training_records: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,7 @@ class Kind:
 OPTIMIZER = Kind((Optimizer,), frozenset({"params"}), {"lr": Rate})
 SCHEDULE = Kind((LRScheduler,), frozenset({"optimizer"}), {"gamma": Factor})
 CALLBACK = Kind((pl.Callback,))
+LOGGER = Kind((Logger,))
 _KINDS = {
     "data": Kind((pl.LightningDataModule,), frozenset({"seed"})),
     "model": Kind((nn.Module,)),
@@ -125,7 +135,7 @@ _KINDS = {
             "log_every_n_steps": Positive,
             "check_val_every_n_epoch": Positive | None,
             "val_check_interval": Interval,
-            "num_nodes": Annotated[Literal[1], "1"],
+            "num_nodes": Positive,
             "limit_train_batches": Some | None,
             "limit_val_batches": Share | None,
             "limit_test_batches": Share | None,
@@ -163,11 +173,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     for key, hint in _SINGLE.items():
         if key in config and not fits(hint, config[key]):
             raise ConfigurationError(f"{key} must be {described(hint)}, not {shown(config[key])}.")
-    for group, cls in _PLAIN.items():
-        if group in config:
-            options = _mapping(config[group], group)
-            check_options(cls, options, group)
-            _refuse_gaps(cls, options, group)
+    _check_plain(config)
     for group, kind in _KINDS.items():
         if group in _NEWER and group not in config:
             continue
@@ -177,8 +183,28 @@ def check_config(config: Mapping[str, Any]) -> None:
             _check_callback(f"callbacks.{name}", _mapping(options, f"callbacks.{name}"))
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
-    _check_processes(config["trainer"])
+    check_processes(config["trainer"])
     objective_of(config)
+
+
+def _check_plain(config: Mapping[str, Any]) -> None:
+    loggers = other_loggers(config)
+    for name, options in loggers.items():
+        _check_group(f"logger.{name}", options, LOGGER)
+    for group, cls in _PLAIN.items():
+        if group in config:
+            options = _mapping(config[group], group)
+            if group == "logger" and not options.get("wandb") and (of_wandb := options.keys() & _OF_WANDB):
+                raise ConfigurationError(f"logger.{min(of_wandb)} is a setting of wandb: add logger=wandb (or many).")
+            options = {key: value for key, value in options.items() if group != "logger" or key not in loggers}
+            check_options(cls, options, group)
+            _refuse_gaps(cls, options, group)
+
+
+def other_loggers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Options of each logger that the configuration adds by its class."""
+    groups = _mapping(config["logger"], "logger")
+    return {name: own for name, own in groups.items() if isinstance(own, Mapping)}
 
 
 def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -> type:
@@ -332,37 +358,4 @@ def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             "nothing ends this run: set trainer.max_steps or trainer.max_epochs (or strategy.target_epsilon beside the "
             "noise)."
-        )
-
-
-def several(trainer: Mapping[str, Any]) -> bool:
-    """Whether a trainer's options ask for more than one process on this machine."""
-    devices = trainer.get("devices", 1)
-    if isinstance(devices, list):
-        return len(devices) > 1
-    if isinstance(devices, str):
-        if devices.strip().lstrip("-").isdecimal():
-            devices = int(devices)
-        else:
-            return "," in devices.strip(", ") or (devices == "auto" and trainer.get("accelerator") == "gpu")
-    return bool(devices > 1 or devices == -1)
-
-
-def _check_processes(trainer: Mapping[str, Any]) -> None:
-    strategy = trainer.get("strategy") or "auto"
-    if strategy not in ("auto", "ddp_spawn", "ddp_fork"):
-        raise ConfigurationError(
-            f"trainer.strategy={shown(strategy)} cannot be used from the command line, where processes are spawned: "
-            "leave it out, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
-        )
-    devices = trainer.get("devices", 1)
-    if isinstance(devices, str) and devices.strip().isdecimal():
-        devices = int(devices)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(2, cores)  # two fit anywhere, to try how it goes
-    accelerator = trainer.get("accelerator", "auto")
-    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
-    if on_cpu and type(devices) is int and not 1 <= devices <= most:
-        raise ConfigurationError(
-            f"trainer.devices must lie between 1 and {most} on this machine's {cores} processor core(s), not {devices}."
         )

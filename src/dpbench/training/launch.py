@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
+from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder
-from dpbench.training.hydra_folder import quoted
+from dpbench.runs.sweep import Sweep
+from dpbench.training.flags import asks, in_order
+from dpbench.training.hydra_folder import begun_sweep, made_apart, quoted, sweep_under_way
 from dpbench.training.options import nearest
+from dpbench.training.requeue import hand_back
 from dpbench.training.saved_config import require_resumable
-from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs, use_plugins
+from dpbench.training.search_path import conf_dir, groups_of, installing, plugin_dirs, use_plugins
+from dpbench.training.started import started, together
 
 
 class _SweepInterrupted(BaseException):
@@ -31,7 +39,6 @@ _EXTRAS = {"submitit": "launcher", "ray": "launcher", "optuna": "sweeper"}
 _SWEEPERS = {name: f"hydra-{name}-sweeper" for name in ("ax", "nevergrad")}
 _OF_THE_RUN = ("run.resume", "run.schema")
 _OF_THE_PLACE = ("hydra.run", "hydra.sweep", "hydra.mode", "hydra.output_subdir", "hydra.job.", *_OF_THE_RUN)
-_DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 
 
 def launch(
@@ -40,6 +47,7 @@ def launch(
     conf: Path | None = None,
     name: str = "config",
     checked: bool = True,
+    afterwards: Callable[[Sweep], None] | None = None,
 ) -> int:
     """Compose the configuration and run the job or the sweep.
 
@@ -49,6 +57,7 @@ def launch(
         conf: Folder of the configuration.
         name: Primary configuration in it.
         checked: Whether a job's configuration is that of a run, to be checked before anything starts.
+        afterwards: Reports on a sweep that has ended, whether or not runs of it have failed.
 
     Raises:
         ConfigurationError: The words do not compose.
@@ -57,8 +66,6 @@ def launch(
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-
-    from dpbench.training.preflight import in_order, preflight
 
     use_plugins()
     conf = conf or conf_dir()
@@ -76,32 +83,91 @@ def launch(
         try:
             return job(cfg)
         except (DPBenchError, OSError) as error:
+            if isinstance(error, Interrupted):
+                hand_back(error)
             _leave_sweep(error, HydraConfig.get())
             failures.append(error)  # the other runs go on, and this one is told in the end
             return None
 
     task = swept if {"-m", "--multirun"} & set(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *in_order(words)]
+    begun_sweep()  # forget that of an earlier command of this process
     try:
-        if checked:
-            preflight(words, conf, name)
-        hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
+        jobs = _checked(words, conf, name) if checked and not asks(words) else []
+        with _reported(jobs, afterwards), _watched(len(jobs)):
+            hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(task)()
     except _SweepInterrupted as stop:
         raise stop.error from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(_one_line(error, words, conf, name)) from error
+        raise ConfigurationError(one_line(error, words, conf, name)) from error
     finally:
         sys.argv = before
     return _told(failures)
+
+
+def _checked(words: Sequence[str], conf: Path, name: str) -> list[list[str]]:
+    """The overrides of each job, after all were checked; what is refused is told by one process of all."""
+    from dpbench.training.preflight import preflight
+
+    if started() is not None and {"-m", "--multirun"} & set(words):
+        raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
+    with together():
+        return preflight(words, conf, name)
+
+
+def _watched(jobs: int) -> AbstractContextManager[None]:
+    """Show how far the runs of a sweep are; a sweeper that chooses on the way tells of its trials itself."""
+    if not jobs:
+        return nullcontext()
+    from dpbench.training.watch import SweepProgress, watching
+
+    return watching(SweepProgress(sweep_under_way, jobs))
+
+
+def _of_others(error: RuntimeError | ValueError) -> DPBenchError | None:
+    """What submitit or Optuna say, in one line; None if it is of somebody else."""
+    if "srun" in str(error):
+        return ConfigurationError("launcher=submitit needs Slurm (srun): here, take launcher=submitit_local.")
+    if "Cannot overwrite study direction" in str(error):
+        return ConfigurationError(
+            "the study in hydra.sweeper.storage was begun with the other hydra.sweeper.direction: take the same one, "
+            "or another hydra.sweeper.study_name."
+        )
+    if not type(error).__module__.startswith("submitit."):
+        return None
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if re.search("error: |fatal: ", line)][
+        -1:
+    ] or lines  # Slurm's last word, or what happened
+    return ConfigurationError(f"launcher=submitit: {told[0].rstrip('.:')}.")
+
+
+@contextmanager
+def _reported(jobs: Sequence[Sequence[str]], afterwards: Callable[[Sweep], None] | None) -> Iterator[None]:
+    """Report on the sweep, unless it is interrupted; where some runs fail, on those that have a result."""
+    failed: DPBenchError | OSError | None = None
+    try:
+        yield
+    except (DPBenchError, OSError) as error:
+        if isinstance(error, Interrupted) and not error.of_one_run:
+            raise
+        failed = error
+    except (RuntimeError, ValueError) as error:
+        if (failed := _of_others(error)) is None:
+            raise
+    if afterwards is not None and (sweep := begun_sweep()) is not None:
+        afterwards(replace(sweep, jobs=tuple(map(tuple, jobs))))
+    if failed is not None:
+        raise failed
 
 
 def _leave_sweep(error: DPBenchError | OSError, hydra: Any) -> None:
     """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value."""
     from dpbench.training.objective import optimizes
 
-    if not str(hydra.launcher["_target_"]).endswith("BasicLauncher") or optimizes(hydra):
+    if made_apart(hydra) or optimizes(hydra):
         raise error
-    if isinstance(error, Interrupted):
+    if isinstance(error, Interrupted) and not error.of_one_run:
         raise _SweepInterrupted(error) from error
 
 
@@ -115,7 +181,7 @@ def _told(failures: Sequence[BaseException]) -> int:
 
 
 def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig], float | None]) -> int:
-    """Continue an interrupted run in its own folder, with its own configuration.
+    """Continue an interrupted run in its own folder, with its own configuration; a finished one with more steps.
 
     Args:
         folder: Of the run.
@@ -125,10 +191,13 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    require_resumable(RunFolder(folder))
+    from dpbench.training.extension import asks_for_more
+
+    with together():
+        require_resumable(RunFolder(folder), asks_for_more(words))
     run = RunFolder(folder.resolve())
     for word in words:
-        key = word.partition("=")[0].lstrip("+~")
+        key = key_of(word)
         if key.startswith(_OF_THE_PLACE) or key in ("hydra", "run"):
             raise ConfigurationError(
                 f"{word} cannot be changed: a run is resumed in its own folder, {folder}. Leave it out."
@@ -144,7 +213,7 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
     return launch([*place, *words], job, folder)
 
 
-def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
+def one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) -> str:
     """Hydra's message without its ornaments, with the nearest name that exists."""
     text = str(error)
     if (several := re.search(r"Ambiguous value for argument '(.*?)'", text)) is not None:
@@ -156,9 +225,9 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
         bad = [word for word in words if "=" not in word and not word.startswith("-")]
         return f"{' '.join(bad)!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help)."
     for extra, group in _EXTRAS.items():
-        if f"hydra/{group}/{extra}" in text:
+        if f"hydra/{group}/{extra}" in text and find_spec(f"hydra_plugins.hydra_{extra}_{group}") is None:
             choice = f"{'hydra/' if group == 'sweeper' else ''}{group}={extra}"
-            return f"{choice} is not installed: {_installing(extra)}."
+            return f"{choice} is not installed: {installing(extra)}."
     if "Could not find '" in text:
         return _unknown_choice(text, conf)
     if (unknown := re.search(r"Could not override '([\w.]+)'", text)) is not None:
@@ -167,6 +236,8 @@ def _one_line(error: BaseException, words: Sequence[str], conf: Path, name: str)
     cause = " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=", "full_key:")))
     first = brief(error)
     where = getattr(error, "full_key", None)
+    if where and (absent := re.search(r"Interpolation key '(.+?)' not found", text)) is not None:
+        return f"{absent[1]} is missing: {where} takes its value from it."
     if where and "nterpolation" in cause:
         cause = f"{where}: {cause}"
     return cause if first in cause else f"{first}: {cause}"
@@ -187,14 +258,6 @@ def _unknown_choice(text: str, conf: Path) -> str:
     return (
         f"there is no {group + '=' if group else 'configuration '}{choice}.{nearest(choice, names, group + '=')}{known}"
     )
-
-
-def _installing(extra: str) -> str:
-    """Command that installs an extra: in a checkout, or beside an installed wheel."""
-    checkout = conf_dir().parent
-    if (checkout / "pyproject.toml").is_file():
-        return f'pip install -e "{checkout}[{extra}]"'
-    return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 
 def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:

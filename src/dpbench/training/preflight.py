@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
+from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,51 +24,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.training.checks import check_config
+from dpbench.training.deadline import seconds_of
+from dpbench.training.flags import asks, flags_of
 from dpbench.training.objective import optimizes, refuse_choice
 from dpbench.training.options import shown
+from dpbench.training.trials import check_trials, possible_trials
 from dpbench.training.words import read_words, refuse_many
 
 _AHEAD = re.compile(r"all|\d*[1-9]\d*(\s*\*\s*n_jobs)?|n_jobs(\s*\*\s*\d*[1-9]\d*)?")
-_ASKS = ("help", "hydra_help", "cfg", "info", "shell_completion")  # and runs nothing
 
 
-def flags_of(words: Sequence[str]) -> Namespace:
-    """The words of a command line as Hydra will read them.
-
-    Raises:
-        ConfigurationError: There is a flag that it does not know, or a value is missing.
-    """
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigurationError(f"{message} (see dpbench train --help).")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    flags = parser.parse_intermixed_args(list(words))
-    if flags.cfg is None and flags.resolve:
-        raise ConfigurationError("--resolve goes with --cfg job.")
-    if flags.experimental_rerun is not None:
-        raise ConfigurationError("--experimental-rerun would skip all checks: dpbench resume RUN continues a run.")
-    chosen = [name for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(flags, name)]
-    if len(chosen) > 1:
-        raise ConfigurationError(f"only one of --{' and --'.join(chosen)} can be asked for.")
-    return flags
-
-
-def in_order(words: Sequence[str]) -> list[str]:
-    """Put the flags before the overrides: Hydra does not find overrides on both sides of a flag.
-
-    Raises:
-        ConfigurationError: See `flags_of`.
-    """
-    overrides = flags_of(words).overrides
-    flags = list(words)
-    for word in overrides:
-        flags.remove(word)
-    return [*flags, *overrides]
-
-
-def preflight(words: Sequence[str], conf: Path, name: str) -> None:
+def preflight(words: Sequence[str], conf: Path, name: str) -> list[list[str]]:
     """Compose and check whatever a command would run.
 
     Args:
@@ -77,13 +42,16 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
         conf: Folder of the configuration.
         name: Primary configuration in it.
 
+    Returns:
+        The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
+
     Raises:
         ConfigurationError: A run's configuration is wrong, a sweep has no run, or its sweeper may not choose.
         HydraException: The words do not compose.
     """
+    if asks(words):
+        return []
     flags = flags_of(words)
-    if any(getattr(flags, question) for question in _ASKS):
-        return
     if flags.config_path is not None:
         raise ConfigurationError("--config-path takes the place of all configuration: add your own with --config-dir.")
     if flags.package is not None:
@@ -97,15 +65,18 @@ def preflight(words: Sequence[str], conf: Path, name: str) -> None:
             _refuse_launchers(flags.overrides)
             _check_places(master.hydra, ("run.dir",))
             _check_job(master)
-            return
+            return []
         chooses = optimizes(master.hydra)
         _check_places(master.hydra, ("sweep.dir", "sweep.subdir"))
-        for overrides in _jobs(hydra, master, chooses):
+        jobs = _jobs(hydra, master, chooses)
+        for overrides in jobs:
             job = _composed(hydra, primary, [*_words(master, "hydra"), *overrides], RunMode.RUN)
             config = _check_job(job)
+            _check_queue(master.hydra.launcher, config["run"].get("max_time"))
             if chooses:
                 direction = master.hydra.sweeper.get("direction")
                 refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
+        return [] if chooses else jobs
 
 
 @contextmanager
@@ -161,13 +132,14 @@ def _refuse_launchers(overrides: Sequence[str]) -> None:
 
 
 def _jobs(hydra: Hydra, master: DictConfig, chooses: bool) -> list[list[str]]:
-    """The overrides of each job; of a sweeper that chooses, one job with what it does not choose."""
+    """The overrides of each job; of a sweeper that chooses, of some that it may come to."""
     sweeper: Any = master.hydra.sweeper
-    params = {} if chooses else _parameters(sweeper)
+    params = _parameters(sweeper)
     words = [*(f"{key}={value}" for key, value in params.items()), *_words(master, "task")]
     parsed = read_words(words, hydra.config_loader)
     if chooses:
-        return [[str(one.input_line) for one in parsed if not one.is_sweep_override()]]
+        check_trials(master.hydra, parsed)
+        return possible_trials(parsed)
     size = sweeper.get("max_batch_size")
     if size is not None and size != -1 and size < 1:
         raise ConfigurationError(f"hydra.sweeper.max_batch_size must be positive (or null), not {size}.")
@@ -213,6 +185,16 @@ def _check_places(hydra: DictConfig, keys: Sequence[str]) -> None:
         raise ConfigurationError(f"hydra.launcher.pre_dispatch must be a number, 2*n_jobs or all, not {shown(ahead)}.")
 
 
+def _check_queue(launcher: DictConfig, max_time: str | None) -> None:
+    """A run that means to stop by itself must do so before its queue ends it."""
+    minutes = launcher.get("timeout_min")
+    if max_time is not None and minutes is not None and seconds_of(max_time) >= 60 * minutes:
+        raise ConfigurationError(
+            f"run.max_time={max_time} is no shorter than the queue's limit (hydra.launcher.timeout_min={minutes}), "
+            "which would end the run before: make it shorter, or leave it out, since the queue gives notice."
+        )
+
+
 def _check_search_path(entries: Sequence[Any]) -> None:
     """Hydra goes on without what is not there, and says so only in a log."""
     for entry in entries:
@@ -231,12 +213,13 @@ def _check_search_path(entries: Sequence[Any]) -> None:
 
 def _check_job(cfg: DictConfig) -> dict[str, Any]:
     from dpbench.training.build import plain
+    from dpbench.training.loggers import require_installed
+    from dpbench.training.wandb_log import environment_mode
 
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     config = plain(own)
     check_config(config)
-    if config["logger"]["wandb"]:
-        from dpbench.training.wandb_log import environment_mode
-
+    require_installed(config)
+    if config["logger"].get("wandb"):
         environment_mode()
     return config

@@ -19,6 +19,7 @@ _REFRESH = 0.25  # seconds
 _NOISE = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
+    ".*`srun` command is available.*",
     ".*treespec, LeafSpec.*",
     ".*smaller than the logging interval.*",
     ".*It is recommended to use `self.log.*",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from dpbench.callback.audit import keep_scores
 from dpbench.callback.guards import PRIVATE_PAST
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
@@ -23,27 +25,45 @@ from dpbench.privacy import native
 from dpbench.runs.claim import full_disk_explained, held
 from dpbench.runs.code import code_hash
 from dpbench.runs.folder import Run, RunFolder
-from dpbench.runs.metrics_log import MetricsCSV
+from dpbench.runs.metrics_log import MetricsCSV, best_validation
 from dpbench.runs.provenance import commit
 from dpbench.runs.readers import read_checkpoint
-from dpbench.runs.record import write_result
+from dpbench.runs.record import read_result, write_result
 from dpbench.strategies import PrivateStrategy
 from dpbench.training import build, wandb_log
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.checks import check_config
-from dpbench.training.hydra_folder import hydra_files, output_dir, write_hydra_files
+from dpbench.training.deadline import deadline_of
+from dpbench.training.evaluation_row import EvaluationRow, log_end
+from dpbench.training.extension import Reopened, require_extendable
+from dpbench.training.hydra_folder import hydra_files, made_apart, output_dir, write_hydra_files
+from dpbench.training.loggers import build_loggers
 from dpbench.training.objective import optimizes, refuse_choice, value_of
+from dpbench.training.origin import Origin, origin_of
 from dpbench.training.progress import RunProgress, quiet, watched
+from dpbench.training.requeue import note_job, resuming, started_again
 from dpbench.training.saved_config import read_config, require_resumable, write_config
+from dpbench.training.started import (
+    is_first,
+    leave_to_first,
+    losses_explained,
+    of_first,
+    require_shared,
+    together,
+    with_processes,
+)
 from dpbench.training.threads import warn_of_spinning
 
 
 class Reporter(Protocol):
     """Shows a run that has come to its end. It is handed in, so that nothing of it is part of what a run computes."""
 
-    def draw(self, run: Run) -> Path | None:
-        """Draw pictures into the folder, before the result is written; returns the one that wandb shows too."""
+    def draw(self, run: Run) -> Mapping[str, Path]:
+        """Draw pictures into the folder, before the result is written; returns those that wandb shows, by name."""
+
+    def audit(self, run: Run) -> Mapping[str, Any] | None:
+        """What a run's canaries tell of its epsilon, for its result; None where it had none."""
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Show the result.
@@ -72,7 +92,10 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None) -> float | None
     chosen = hydra.mode == RunMode.MULTIRUN and optimizes(hydra)
     if chosen:
         refuse_choice(config)
-    return value_of(train(config, output_dir(hydra), beside=hydra_files(cfg), reporter=reporter), config, chosen)
+    show = False if hydra.mode == RunMode.MULTIRUN and made_apart(hydra) else None  # the sweep has a bar of its own
+    own, beside = origin_of(hydra), hydra_files(cfg)
+    record = train(config, output_dir(hydra), show=show, beside=beside, reporter=reporter, origin=own)
+    return value_of(record, config, chosen) if record else None
 
 
 def train(
@@ -82,6 +105,7 @@ def train(
     show: bool | None = None,
     beside: Mapping[str, str] | None = None,
     reporter: Reporter | None = None,
+    origin: Origin | None = None,
 ) -> dict[str, Any]:
     """Train, test and record, in a folder that no other process trains in meanwhile.
 
@@ -92,17 +116,28 @@ def train(
         show: Whether to draw a progress bar; None where somebody is there to see it.
         beside: Content of files for `.hydra`: how the configuration came about.
         reporter: Shows the run in the end, when nothing is left to compute.
+        origin: Command and sweep of which the run is, by which loggers call it.
 
     Returns:
-        The content of result.json (or of partial_result.json after a Ctrl-C).
+        The content of result.json (or of partial_result.json after a Ctrl-C); of several processes that torchrun or
+        srun has started, all but the first return nothing.
 
     Raises:
         DPBenchError: Whatever a user can mend.
-        Interrupted: After a Ctrl-C or SIGTERM, when everything is saved.
+        Interrupted: After a Ctrl-C or another signal, or at the end of its time, when everything is saved.
     """
     own = RunFolder(folder)
-    with held(own), full_disk_explained(own):
-        return _train(config, own, observers, show, beside or {}, reporter)
+    with ExitStack() as stack:
+        stack.enter_context(losses_explained(lambda: f"dpbench resume {own}" if own.trained else None))
+        config = with_processes(config)
+        of_first(lambda: stack.enter_context(held(own)))
+        require_shared(own.path)
+        stack.enter_context(full_disk_explained(own))
+        if of_first(lambda: started_again(own, config)):
+            if own.finished:
+                return read_result(own) if is_first() else {}
+            config = resuming(config)
+        return _train(config, own, observers, show, beside or {}, reporter, origin or Origin())
 
 
 def _train(
@@ -112,39 +147,42 @@ def _train(
     show: bool | None,
     beside: Mapping[str, str],
     reporter: Reporter | None,
+    origin: Origin,
 ) -> dict[str, Any]:
-    start = time.perf_counter()
-    check_config(config)
+    start, begun = time.perf_counter(), time.monotonic()
+    with together():
+        check_config(config)
+        strategy = build.build_strategy(config, folder)
+    deadline = deadline_of(config["run"].get("max_time"), begun)
     code_hash(), commit()  # what runs now; the files may have changed when the record is written
     quiet()
     _select_engine(config)
-    strategy = build.build_strategy(config, folder)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     run = Run(folder, config, private)
-    checkpoint = _prepare(run)
-    if not config["run"]["resume"]:
+    checkpoint = of_first(lambda: _prepare(run))
+    if not config["run"]["resume"] and is_first():
         write_hydra_files(folder, beside)
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
-    last = LastCheckpoint(folder, config["run"]["checkpoint_every_n_steps"])
-    failed = True
+    last = LastCheckpoint(folder, config["run"]["checkpoint_every_n_steps"], deadline)
+    failed, loggers = True, []
     try:
-        loggers: list[Any] = [MetricsCSV(folder)]
-        if config["logger"]["wandb"]:
-            loggers.append(wandb_log.wandb_logger(run))
+        loggers = build_loggers(run, origin)
         callbacks = [
             *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
             strategy,
             *build.build_diagnostics(config, folder),
             RunProgress(watched() if show is None else show),
             *build.build_callbacks(config),
+            *([EvaluationRow(loggers[1:])] if loggers[1:] else []),
+            *([Reopened(run)] if folder.finished else []),
             last,
             *observers,
         ]
         trainer = build.build_trainer(config, logger=loggers, callbacks=callbacks, default_root_dir=str(folder))
         if config["run"]["resume"]:
-            remove_torn(folder.path)
+            of_first(lambda: remove_torn(folder.path))
             last.read_metrics()
         with last.on_signals():
             _fit(trainer, module, data, checkpoint, last)
@@ -154,8 +192,8 @@ def _train(
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
-        if config["logger"]["wandb"]:
-            wandb_log.finish_wandb(failed)
+        if config["logger"].get("wandb") and is_first():
+            wandb_log.finish_wandb(run, loggers, failed)
 
 
 def _select_engine(config: dict[str, Any]) -> None:
@@ -179,25 +217,15 @@ def _prepare(run: Run) -> Path | None:
     """
     config, folder = run.config, run.folder
     if config["run"]["resume"]:
-        require_resumable(folder)
+        require_resumable(folder, longer=True)
     if folder.result.exists() or folder.config.exists():
         _refuse_other_files(folder)
-    if folder.result.exists():
+    if folder.result.exists() and not config["run"]["resume"]:
         raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
-    checkpoint = folder.checkpoint
     if config["run"]["resume"] and not run.private and folder.ledger.exists():
         raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
-        MetricsCSV(folder).check()  # a damaged file is named now, not when the training is under way
-        if checkpoint.exists():
-            done, asked = int(read_checkpoint(checkpoint, True)["global_step"]), config["trainer"].get("max_steps", -1)
-            if -1 < asked < done:
-                raise ConfigurationError(
-                    f"trainer.max_steps={asked} is less than the {done} steps that {folder} has made: ask for more, or "
-                    "leave it out."
-                )
-        folder.evaluation.unlink(missing_ok=True)  # of a checkpoint on the way
-        return checkpoint if checkpoint.exists() else None
+        return _resumed(run)
     if folder.ledger.exists() and not folder.config.exists():
         raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder (hydra.run.dir).")
     try:
@@ -206,6 +234,7 @@ def _prepare(run: Run) -> Path | None:
             raise FileExistsError
         # The folder is locked; a process that is killed while it writes must not leave half of what resumes the run.
         write_config(run)
+        note_job(folder)
     except FileExistsError:
         raise ConfigurationError(
             f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`, or choose another folder."
@@ -213,6 +242,23 @@ def _prepare(run: Run) -> Path | None:
     except OSError as error:
         raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
     return None
+
+
+def _resumed(run: Run) -> Path | None:
+    config, folder, checkpoint = run.config, run.folder, run.folder.checkpoint
+    MetricsCSV(folder).check()  # a damaged file is named now, not when the training is under way
+    if checkpoint.exists():
+        done, asked = int(read_checkpoint(checkpoint, True)["global_step"]), config["trainer"].get("max_steps", -1)
+        if -1 < asked < done:
+            raise ConfigurationError(
+                f"trainer.max_steps={asked} is less than the {done} steps that {folder} has made: ask for more, or "
+                "leave it out."
+            )
+    if folder.finished:
+        require_extendable(run)
+    else:
+        folder.evaluation.unlink(missing_ok=True)  # of a checkpoint on the way
+    return checkpoint if checkpoint.exists() else None
 
 
 def _refuse_other_files(folder: RunFolder) -> None:
@@ -244,7 +290,7 @@ def _fit(
             f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
         )
     except BudgetExhausted:
-        if start is None:  # else: the interrupted run had just spent its budget
+        if start is None or last.folder.finished:  # else: the interrupted run had just spent its budget
             raise
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, DPBenchError) or start is None:
@@ -259,15 +305,15 @@ def _fit(
         raise
 
 
-def _evaluator(trainer: pl.Trainer, config: dict[str, Any], kept: dict[str, Any]) -> pl.Trainer:
+def _evaluator(trainer: pl.Trainer, run: Run, kept: dict[str, Any]) -> pl.Trainer:
     """A trainer for the final evaluation, at the step of the checkpoint; it starts no further processes."""
-    progress = kept["loops"]["fit_loop"]
+    config, progress = run.config, kept["loops"]["fit_loop"]
     if trainer.world_size > 1:
         alone = {**config["trainer"], "devices": 1, "num_nodes": 1, "strategy": "auto"}
         bars = [callback for callback in trainer.callbacks if isinstance(callback, RunProgress)]  # type: ignore[attr-defined]
-        callbacks = [*bars, *build.build_callbacks(config)]
+        callbacks = [*bars, *build.build_watchers(config, run.folder), *build.build_callbacks(config)]
         options = {"logger": trainer.loggers, "callbacks": callbacks, "default_root_dir": trainer.default_root_dir}
-        trainer = build.build_trainer({**config, "trainer": alone}, **options)
+        trainer = build.build_trainer({**config, "trainer": alone}, alone=True, **options)
         trainer.fit_loop.load_state_dict(progress)
     # By which metrics are logged; Lightning restores it when it trains, and here there may be nothing left to train.
     trainer.fit_loop.epoch_loop._batches_that_stepped = progress["epoch_loop.batch_progress"]["total"]["ready"]
@@ -289,11 +335,14 @@ def _finish(
     seconds = last.seconds_before + time.perf_counter() - start
     last.read_metrics()  # the same, wherever the training was interrupted
     metrics = last.metrics
-    if last.interrupted:
-        write_result(run, metrics, steps, seconds, seconds, finished=False)
-        raise Interrupted(last.interrupted, f"dpbench resume {folder}")
+    if stopped := last.stopped_by(kept):
+        if is_first():
+            write_result(run, metrics, steps, seconds, seconds, finished=False)
+        raise Interrupted(stopped, f"dpbench resume {folder}")
+    if not leave_to_first():
+        return {}
     module.load_state_dict(kept["state_dict"])  # the average, also where a resumed run had no budget left
-    trainer = _evaluator(trainer, config, kept)
+    trainer = _evaluator(trainer, run, kept)
     held_out = getattr(data, "monitored", "val") == "val" and is_overridden("val_dataloader", data)
     if held_out and is_overridden(
         "validation_step", module
@@ -303,12 +352,15 @@ def _finish(
     if is_overridden("test_step", module) and is_overridden("test_dataloader", data):
         trainer.test(module, datamodule=data, verbose=False)
         metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
-    picture = reporter.draw(run) if reporter is not None else None
+    pictures = reporter.draw(run) if reporter is not None else {}
+    keep_scores(kept, folder.audit)
+    audit = reporter.audit(run) if reporter is not None else None
     seconds_total = last.seconds_before + time.perf_counter() - start
-    record = write_result(run, metrics, steps, seconds, seconds_total)
-    if config["logger"]["wandb"]:
-        wandb_log.mirror_result(record, picture)
+    record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
+    log_end(trainer.loggers[1:], record, kept)
+    if in_wandb := config["logger"].get("wandb"):
+        wandb_log.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
     if reporter is not None:
-        opening = wandb_log.how_to_open(folder) if config["logger"]["wandb"] else "not logged"
+        opening = wandb_log.how_to_open(folder) if in_wandb else "not logged"
         reporter.summarize(run, record, opening)
     return record

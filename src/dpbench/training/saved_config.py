@@ -22,15 +22,22 @@ def write_config(run: Run) -> None:
     write_atomically(run.folder.config, OmegaConf.to_yaml(OmegaConf.create(run.config)))
 
 
-def require_resumable(folder: RunFolder) -> None:
+def require_resumable(folder: RunFolder, longer: bool = False) -> None:
     """Check that a run is there that can be resumed.
+
+    Args:
+        folder: Of the run.
+        longer: Whether more is asked of it than it was to do: then it may be finished.
 
     Raises:
         ConfigurationError: The folder holds no run, a finished one, or one with settings of another version.
     """
     config = read_config(folder)
-    if folder.result.exists():
-        raise ConfigurationError(f"{folder} holds a finished run, and there is nothing to resume: train a new one.")
+    if folder.result.exists() and not longer:
+        raise ConfigurationError(
+            f"{folder} holds a finished run, and there is nothing to resume: ask for more (trainer.max_steps=...), or "
+            "train a new one."
+        )
     schema = config["run"].get("schema") if isinstance(config["run"], dict) else None
     if schema != SCHEMA:
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from dpbench.errors import ConfigurationError, brief
 
 ENTRY_POINT_GROUP = "dpbench.conf"
+_DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 _NO_CHOICES = ("table", "base")  # definitions of tables, and what files of several choices share
 
 
@@ -25,6 +26,14 @@ def conf_dir() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def installing(extra: str) -> str:
+    """Command that installs an extra: in a checkout, or beside an installed wheel."""
+    checkout = conf_dir().parent
+    if (checkout / "pyproject.toml").is_file():
+        return f'pip install -e "{checkout}[{extra}]"'
+    return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 
 def groups_of(*folders: Path) -> dict[str, list[str]]:

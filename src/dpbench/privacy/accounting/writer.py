@@ -67,6 +67,7 @@ class LedgerWriter:
     ) -> None:
         self.path = Path(path)
         self._recorded: dict[int, tuple[Release, bytes]] = {}
+        self._pending = ""
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
@@ -139,7 +140,7 @@ class LedgerWriter:
         self._seal.update(whole)
         if header != last or ahead:
             header = Header(**{**asdict(header), "phase": last.phase + 1})
-            self._write(_header_line(header))
+            self._pending = _header_line(header)  # until there is a release: its budget may allow none
         return header.phase
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
@@ -177,12 +178,13 @@ class LedgerWriter:
             self.repeated[counted_event(release)] -= 1
             return
         try:
-            self._write(_release_line(release))
+            self._write(self._pending + _release_line(release))
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
                 "free some space and resume the run."
             ) from None
+        self._pending = ""
         self.events[counted_event(release)] += 1
 
     def _write(self, text: str) -> None:

@@ -1,0 +1,39 @@
+"""What follows from what an auditor saw of a run's canaries: lower bounds of epsilon, and checks of the declaration."""
+
+from dpbench.auditing.audit import AuditResult, Bound, Check, Verdict, audit
+from dpbench.auditing.declared import ReleaseGame, participation, release_game
+from dpbench.auditing.family import Family, TradeOff
+from dpbench.auditing.independent import (
+    auc,
+    auc_lower,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    two_rates,
+)
+from dpbench.auditing.labels import LabelAudit, audit_labels
+from dpbench.auditing.one_run import Guesses, count_right, one_run, one_run_fdp, one_run_p_value
+
+__all__ = [
+    "AuditResult",
+    "Bound",
+    "Check",
+    "Family",
+    "Guesses",
+    "LabelAudit",
+    "ReleaseGame",
+    "TradeOff",
+    "Verdict",
+    "auc",
+    "auc_lower",
+    "audit",
+    "audit_labels",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
+    "count_right",
+    "one_run",
+    "one_run_fdp",
+    "one_run_p_value",
+    "participation",
+    "release_game",
+    "two_rates",
+]

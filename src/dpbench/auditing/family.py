@@ -1,0 +1,185 @@
+"""The family that a ledger belongs to: its own releases, with all noise scaled by one factor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
+from dpbench.privacy.accounting.composition import composable, epsilon
+from dpbench.privacy.canaries.scores import Floats
+from dpbench.privacy.events import Event
+
+LEAST_SCALE, MOST_SCALE = 1e-3, 1e3  # of noise; a mechanism beyond is broken, however far
+_STEP = 0.004  # of the logarithm of the scales that are tried
+_TRIED = math.log(8) / _STEP
+_GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for
+_INTERVALS = (5e-3, 2e-3, 5e-4, 1e-4)  # of losses, coarse ones first
+_CLOSE = 1e-3  # relative error of ε that a coarse interval may make
+_MOST_ROUGH = 90.0  # RDP's ε at δ = 1e-5, below the limit of the accountant
+
+
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """A symmetric trade-off curve f: no test with an error of the first kind α has one of the second kind below f(α).
+
+    The polygon of the tangents that (ε, δ)-DP at a grid of ε gives (Dong, Roth & Su 2022, proposition 2.5), so it lies
+    nowhere above the curve that a privacy loss distribution has.
+
+    Attributes:
+        alpha: Corners, increasing from 0 to 1.
+        beta: f there.
+    """
+
+    alpha: Floats
+    beta: Floats
+
+    @classmethod
+    def from_profile(cls, epsilon: Floats, delta: Floats) -> TradeOff:
+        """The polygon of 1 − δ − e^ε·α.
+
+        Args:
+            epsilon: Increasing from 0.
+            delta: At these ε, of both directions of the neighboring relation.
+
+        >>> full = TradeOff.from_profile(np.array([0.0]), np.array([0.0]))  # perfect privacy
+        >>> full(0.25), full.area
+        (0.75, 0.5)
+        """
+        slopes, at_zero = np.exp(epsilon), 1 - np.minimum.accumulate(delta)
+        corners = np.maximum(np.diff(at_zero) / np.diff(slopes), 0)
+        heights = at_zero[:-1] - slopes[:-1] * corners
+        alpha = np.concatenate([[0.0], corners[::-1], heights, [at_zero[-1]]])
+        beta = np.concatenate([[at_zero[-1]], heights[::-1], corners, [0.0]])
+        order = np.argsort(alpha, kind="stable")
+        alpha, beta = alpha[order], np.minimum.accumulate(beta[order])
+        return cls(np.append(alpha, 1.0), np.append(beta, 0.0))
+
+    def __call__(self, alpha: float) -> float:
+        return float(np.interp(alpha, self.alpha, self.beta))
+
+    @property
+    def area(self) -> float:
+        """∫f: no score has an area under its ROC curve above 1 − ∫f."""
+        return float(np.trapezoid(self.beta, self.alpha))
+
+
+class Family:
+    """Releases of a ledger with all noise scaled by a factor: what each costs, and what tests can tell of it.
+
+    Args:
+        events: How often each release was made.
+        delta: δ.
+
+    Attributes:
+        accountant: Which one gives ε: "pld" or, where that does not cover the lots or takes hours, "rdp"; None where
+            neither covers them.
+        uncovered: None, or why there are no trade-off curves.
+    """
+
+    def __init__(self, events: Mapping[Event, int], delta: float) -> None:
+        self.events, self.delta = dict(events), delta
+        self.accountant, self.uncovered = self._accountant()
+        self._epsilons: dict[float, float] = {}
+        self._curves: dict[float, TradeOff] = {}
+
+    def _accountant(self) -> tuple[str | None, str | None]:
+        kinds = {sampling.kind: sampling for sampling, _ in self.events}
+        for name in ("pld", "rdp"):
+            uncovered = [kind for kind, sampling in kinds.items() if not ACCOUNTANTS[name].covers(sampling)]
+            if uncovered:
+                reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} lots"
+            elif name == "rdp" or self._feasible(1.0):
+                return name, (None if name == "pld" else reason)
+            else:
+                reason = "privacy loss distributions are not computed for so large an ε"
+        return None, reason
+
+    def scaled(self, scale: float) -> dict[Event, int]:
+        """The releases with all noise scaled by a factor."""
+        return {
+            Event(sampling, tuple(query._replace(noise_std=query.noise_std * scale) for query in queries)): count
+            for (sampling, queries), count in self.events.items()
+        }
+
+    @cached_property
+    def claimed(self) -> float:
+        """ε of the ledger itself, infinite where no accountant covers it."""
+        return epsilon(self.events, self.delta, self.accountant) if self.accountant else math.inf
+
+    def epsilon(self, scale: float) -> float:
+        """ε of the releases with all noise scaled by a factor, which is cut to [10⁻³, 10³].
+
+        By the accountant of the ledger, but by RDP where that does not compute so large an ε. Infinite where no
+        accountant covers the lots.
+        """
+        scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
+        if self.accountant is None:
+            return math.inf
+        if scale not in self._epsilons:
+            if self.accountant == "pld" and self._feasible(scale):
+                self._epsilons[scale] = self._pld.epsilon(composable(self.scaled(scale), "pld"), self.delta)
+            else:
+                self._epsilons[scale] = epsilon(self.scaled(scale), self.delta, "rdp")
+        return self._epsilons[scale]
+
+    def curve(self, scale: float) -> TradeOff:
+        """Trade-off curve of the releases with all noise scaled by a factor.
+
+        Raises:
+            ConfigurationError: Privacy loss distributions do not cover the lots.
+        """
+        if self.uncovered is not None:
+            raise ConfigurationError(f"there is no trade-off curve: {self.uncovered}.")
+        if scale not in self._curves:
+            composed = self._pld.composed(composable(self.scaled(scale), "pld"))
+            self._curves[scale] = TradeOff.from_profile(_GRID, np.asarray(composed.get_delta(_GRID)))
+        return self._curves[scale]
+
+    def smallest_refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
+        """Smallest scale of the noise that a test refutes, from a grid of steps of 0.4 %; infinite if not even 8 is.
+
+        Args:
+            refutes: Whether a trade-off curve is refuted; more noise is refuted more easily.
+        """
+
+        def refuted(step: int) -> bool:
+            return refutes(self.curve(math.exp(step * _STEP)))
+
+        low, high, width = 0, 0, 16
+        if refuted(0):
+            while self._feasible(math.exp((high - width) * _STEP)) and refuted(high - width):
+                high, width = high - width, 2 * width
+            low = high - width
+            while not self._feasible(math.exp(low * _STEP)) and high - low > 1:
+                low = (low + high) // 2
+        else:
+            high = width
+            while not refuted(high):
+                if high > _TRIED:
+                    return math.inf
+                low, width = high, 2 * width
+                high = low + width
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if refuted(middle) else (middle, high)
+        return math.exp(high * _STEP)
+
+    def _feasible(self, scale: float) -> bool:
+        """Whether privacy loss distributions of so little noise are computed in seconds."""
+        return epsilon(self.scaled(scale), 1e-5, "rdp") < _MOST_ROUGH
+
+    @cached_property
+    def _pld(self) -> PldAccountant:
+        """An accountant with the coarsest interval that gives the ledger's ε."""
+        events = composable(self.events, "pld")
+        for interval in _INTERVALS:
+            accountant = PldAccountant("coarse", interval=interval)
+            if accountant.epsilon(events, self.delta) <= self.claimed * (1 + _CLOSE):
+                break
+        return accountant

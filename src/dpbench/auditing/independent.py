@@ -1,0 +1,99 @@
+"""Lower bounds for canaries that are independent observations."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import special, stats
+
+from dpbench.privacy.canaries.scores import Flags, Floats
+
+_FEW = 10  # errors below which the normal approximation of an AUC is not trusted
+
+
+def clopper_pearson_upper(count: float, trials: int, level: float) -> float:
+    """Upper limit of a probability from `count` events in `trials` independent trials (Clopper & Pearson 1934).
+
+    >>> round(clopper_pearson_upper(0, 100, 0.05), 4)
+    0.0295
+    """
+    return 1.0 if count >= trials else float(stats.beta.ppf(1 - level, count + 1, trials - count))
+
+
+def clopper_pearson_lower(count: float, trials: int, level: float) -> float:
+    """Lower limit of a probability, see `clopper_pearson_upper`.
+
+    >>> round(clopper_pearson_lower(100, 100, 0.05), 4)
+    0.9705
+    """
+    return 0.0 if count <= 0 else float(stats.beta.ppf(level, count, trials - count + 1))
+
+
+def two_rates(false_alarms: int, others: int, misses: int, members: int, delta: float, level: float) -> float:
+    """Lower limit of ε from both error rates of one test: ln((1 − FNR − δ)/FPR) and the other way round.
+
+    (Jagielski, Ullman & Oprea 2020; Nasr et al. 2021.) Each rate has a Clopper-Pearson limit at half the level, so no
+    limit exceeds about ln m.
+
+    Assumes: (ε, δ)-DP; canaries that are independent observations; a threshold that was chosen without looking.
+
+    Args:
+        false_alarms: Non-members called members.
+        others: Non-members.
+        misses: Members called non-members.
+        members: Members.
+        delta: δ.
+        level: Probability of a limit above the truth.
+
+    >>> round(two_rates(10, 1000, 300, 1000, delta=1e-5, level=0.05), 2)
+    3.6
+    """
+    fpr = clopper_pearson_upper(false_alarms, others, level / 2)
+    fnr = clopper_pearson_upper(misses, members, level / 2)
+    power = max(1 - fnr - delta, 0.0), max(1 - fpr - delta, 0.0)
+    return max([0.0, *(math.log(p / error) for p, error in zip(power, (fpr, fnr), strict=True) if p > 0)])
+
+
+def auc(scores: Floats, member: Flags) -> tuple[float, float]:
+    """Area under the ROC curve, and its standard error (DeLong, DeLong & Clarke-Pearson 1988).
+
+    Assumes: canaries that are independent observations; at least two members and two others.
+
+    >>> import numpy as np
+    >>> value, error = auc(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, True, False, True]))
+    >>> value, round(error, 3)
+    (0.75, 0.354)
+    """
+    inside, outside = scores[member], scores[~member]
+    ranks = stats.rankdata(scores)
+    of_members = (ranks[member] - stats.rankdata(inside)) / len(outside)
+    of_others = 1 - (ranks[~member] - stats.rankdata(outside)) / len(inside)
+    variance = of_members.var(ddof=1) / len(inside) + of_others.var(ddof=1) / len(outside)
+    return float(of_members.mean()), math.sqrt(variance)
+
+
+def auc_lower(scores: Floats, member: Flags, level: float) -> float:
+    """Lower limit of the area under the ROC curve, on the scale of its logit; see `auc`.
+
+    Where errors are so few that DeLong's variance means nothing, the lesser of it and the Clopper-Pearson limit of as
+    many disjoint pairs as there are.
+
+    Args:
+        scores: (m,) higher for likelier members.
+        member: (m,) the truth.
+        level: Probability of a limit above the truth.
+
+    >>> import numpy as np
+    >>> auc_lower(np.arange(200.0), np.arange(200) >= 100, level=0.05) < 0.975  # perfect, but of 100 pairs only
+    True
+    """
+    pairs = int(min(member.sum(), (~member).sum()))
+    if pairs < 2:
+        return 0.0
+    value, error = auc(scores, member)
+    wrong, limit = pairs * (1 - value), 1.0
+    if 0 < value < 1:
+        limit = float(special.expit(special.logit(value) - stats.norm.isf(level) * error / (value * (1 - value))))
+    if wrong < _FEW:
+        limit = min(limit, clopper_pearson_lower(pairs - wrong, pairs, level))
+    return limit if value > 0 else 0.0

@@ -1,0 +1,161 @@
+"""An audit by labels: a training on noise is refuted by how well its final weights know the random labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dpbench.auditing.audit import NO_PROOF, Bound, Levels, Verdict, bound_of_family, claimed_epsilon, finite
+from dpbench.auditing.family import Family
+from dpbench.auditing.independent import auc, auc_lower
+from dpbench.auditing.one_run import largest_refuted, one_run_p_value
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.canaries.labels import LabelScores
+from dpbench.privacy.canaries.scores import Floats
+
+TESTS = 2  # bounds share the probability of an error
+_GUESSED = 0.3  # share of the pairs on which a guess is made: fixed, so that no scores are looked at
+_FEWEST = 20  # members, and others, below which no bound says anything
+_MOST = 700.0  # exponents beyond overflow
+
+
+@dataclass(frozen=True)
+class LabelAudit:
+    """What the final weights of one run on noise tell of its ε.
+
+    Attributes:
+        claimed: ε of the ledger by RDP; nominal where it does not cover the lots.
+        sound: The tightest ε that covers the lots; None where none does.
+        sound_by: The accountant that gives it.
+        delta: δ of all.
+        members: Training records.
+        others: Images that nobody trained on.
+        releases: How many.
+        confidence: Of each bound by itself, and of the verdict on both (Bonferroni).
+        auc: Probability that a training record scores higher than another image.
+        recalled: Share of training records whose label has the largest logit.
+        guessed: The same of the others.
+        bounds: Lower limits of ε.
+    """
+
+    claimed: float
+    sound: float | None
+    sound_by: str | None
+    delta: float
+    members: int
+    others: int
+    releases: int
+    confidence: float
+    auc: float
+    recalled: float
+    guessed: float
+    bounds: tuple[Bound, ...]
+
+    @property
+    def violations(self) -> tuple[Bound, ...]:
+        """Bounds that refute the sound ε."""
+        return tuple(bound for bound in self.bounds if bound.violated)
+
+    @property
+    def verdict(self) -> Verdict:
+        """VIOLATED or CONSISTENT."""
+        return Verdict.VIOLATED if self.violations else Verdict.CONSISTENT
+
+    @property
+    def audited(self) -> float | None:
+        """The limit of the family or, where there is none, the other one: which of them does not depend on scores."""
+        return next((bound.epsilon for bound in self.bounds if bound.epsilon is not None), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what is infinite is None."""
+        facts = {"by": "labels", "verdict": str(self.verdict), "note": NO_PROOF, "audited": self.audited}
+        plain: dict[str, Any] = finite({**facts, **asdict(self)})
+        return plain
+
+
+def audit_labels(
+    ledger: Ledger, scores: LabelScores, confidence: float = 0.95, family: Family | None = None
+) -> LabelAudit:
+    """Compare what final weights know of random labels with what the run's ledger claims.
+
+    Two bounds:
+      - Labels, family: the area under the ROC curve (DeLong's limit) against the most that each member of the family
+        (the ledger's releases with all noise scaled by one factor) allows. It takes records for independent
+        observations, and a fresh image to score as if one training record less had been there.
+      - Labels, DP only: records and other images are drawn alike, so of a pair of one each it is a fair coin of its
+        own which of them was trained on, whatever the other pairs are. With guesses by the larger score the theorem of
+        Steinke, Nasr & Jagielski (2023, 5.2) holds as it stands for (ε', δ')-DP where one record is replaced; where
+        one is added or removed, ε' = 2ε and δ' = (1 + e^ε)·δ. (For the records themselves it does not hold: that
+        exactly so many are members is no independent coin for each.)
+
+    Args:
+        ledger: Of the run; its unit must be an example.
+        scores: By its final weights.
+        confidence: Probability that a bound is none too high, and that the verdict on a correct run is no accusation,
+            if what they assume is true.
+        family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
+
+    Raises:
+        ConfigurationError: The confidence is out of range, the ledger is of other records, or there are too few.
+    """
+    if not 0 < confidence < 1:
+        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
+    header, few = ledger.header, min(len(scores.members), len(scores.others))
+    trained_on = len(scores.members) + scores.left_out
+    if header.population != trained_on or not ledger.releases:
+        raise ConfigurationError(
+            f"the ledger is of {len(ledger.releases)} releases of {header.population} records and the data set holds "
+            f"{trained_on}: they are not of one run."
+        )
+    if few < _FEWEST:
+        raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
+    levels = Levels(1 - confidence, (1 - confidence) / TESTS)
+    family = Family(ledger.events, header.delta) if family is None else family
+    values = np.concatenate([scores.members, scores.others])
+    member = np.arange(len(values)) < len(scores.members)
+    replaced = header.neighbouring_relation == "replace_one"
+    return LabelAudit(
+        claimed=claimed_epsilon(ledger),
+        sound=family.claimed if math.isfinite(family.claimed) else None,
+        sound_by=family.accountant,
+        delta=header.delta,
+        members=len(scores.members),
+        others=len(scores.others),
+        releases=len(ledger.releases),
+        confidence=confidence,
+        auc=auc(values, member)[0],
+        recalled=scores.recalled,
+        guessed=scores.guessed,
+        bounds=(
+            _by_area(values, member, family, levels),
+            _by_pairs(scores, family, levels, 1 if replaced else 2),
+        ),
+    )
+
+
+def _by_area(values: Floats, member: Any, family: Family, levels: Levels) -> Bound:
+    least = {level: auc_lower(values, member, level) for level in levels}
+    assumes = "the family, independent records"
+    return bound_of_family("labels, family", assumes, family, lambda f, level: least[level] > 1 - f.area, levels)
+
+
+def _by_pairs(scores: LabelScores, family: Family, levels: Levels, changes: int) -> Bound:
+    pairs = min(len(scores.members), len(scores.others))
+    ahead = scores.members[:pairs] - scores.others[:pairs]
+    made = max(1, round(_GUESSED * pairs))
+    guessed = ahead[np.argsort(-np.abs(ahead), kind="stable")[:made]]
+    right = int((guessed > 0).sum())
+
+    def surprise(epsilon: float) -> float:
+        if changes * epsilon > _MOST:
+            return 1.0
+        delta = family.delta * sum(math.exp(number * epsilon) for number in range(changes))
+        return one_run_p_value(pairs, made, right, changes * epsilon, delta)
+
+    least = largest_refuted(lambda epsilon: surprise(epsilon) < levels.alone)
+    violated = family.accountant is not None and surprise(family.claimed) < levels.joint
+    return Bound("labels, DP only", "nothing but (ε, δ)-DP", least, violated)

@@ -1,0 +1,70 @@
+"""Records that do not belong among the training data: by them one measures what a model remembers.
+
+Carlini et al. 2018, "The secret sharer": random records are inserted into the training data, and after the training
+their losses are compared with those of references, drawn alike, that nobody trained on (`training.exposure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dpbench.errors import ConfigurationError
+
+_MOST = 1_000_000
+_MOST_COPIES = 10_000_000  # all together, as many as data of noise may have
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """How many made-up records join the training data.
+
+    To privacy they are records like any others: they are drawn like them, and count in the population of the ledger.
+    Each copy is a record, so that an epsilon for one record does not cover all copies of one that was inserted.
+
+    Attributes:
+        records: How many different ones; 0: none.
+        copies: How often each of them is there.
+        references: Records drawn alike that are not inserted.
+        seed: Of what is drawn.
+
+    Raises:
+        ConfigurationError: A number is out of range.
+    """
+
+    records: Annotated[int, Field(ge=0, le=_MOST), "a whole number from 0 on"] = 0
+    copies: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 1
+    references: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 4096
+    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, least = getattr(self, option.name), 1 if option.name in ("copies", "references") else 0
+            if not isinstance(value, int) or value < least:
+                raise ConfigurationError(
+                    f"data.inserted.{option.name} must be a whole number from {least} on, not {value!r}."
+                )
+        if self.records * self.copies > _MOST_COPIES:
+            raise ConfigurationError(
+                f"data.inserted asks for {self.records:,} records, {self.copies:,} times each: take at most "
+                f"{_MOST_COPIES:,} copies in all."
+            )
+
+
+def inserted_of(options: Inserted | Mapping[str, Any] | None) -> Inserted:
+    """What a data module was told: options, as the command line gives them too; None inserts nothing.
+
+    Raises:
+        ConfigurationError: There is no such option, or its value is out of range.
+    """
+    if isinstance(options, Inserted):
+        return options
+    try:
+        return Inserted(**(options or {}))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"data.inserted takes records, copies, references and seed, not {options!r}."
+        ) from error

@@ -1,0 +1,148 @@
+"""What a sweep shows when it has come to its end: its runs in groups, what is missing, and what a choice costs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError, DPBenchError
+from dpbench.files import replacing, write_atomically
+from dpbench.privacy.accounting.composition import Selection
+from dpbench.reports.account import AccountingRequest, account
+from dpbench.reports.groups import Groups, Records, group, missing, unfinished_below
+from dpbench.reports.ledgers import runs_without_privacy
+from dpbench.runs.command import key_of, words_of
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.record import read_result
+from dpbench.runs.sweep import Sweep
+
+_GEOMETRIC = 1.0  # the shape η of that distribution
+
+
+@dataclass(frozen=True)
+class EndOfSweep:
+    """The table of a sweep.
+
+    Attributes:
+        groups: Its finished runs.
+        text: Table, notes, what a choice costs, and how to see the table again.
+        pages: Where it was written, in Markdown and as CSV.
+        logged: A run of the sweep that was logged to wandb, and the options by which; None where none was.
+    """
+
+    groups: Groups
+    text: str
+    pages: tuple[Path, Path]
+    logged: tuple[RunFolder, dict[str, Any]] | None
+
+
+def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
+    """Make the table of a sweep that has ended, and write it into its folder; None where no run was finished.
+
+    Args:
+        sweep: Which.
+
+    Raises:
+        OSError: The table cannot be written.
+    """
+    records = {run: read_result(run) for run in sweep.finished()}
+    if not records:
+        return None
+    groups = _grouped(records, sweep)
+    held_out = any(name.startswith("val/") for record in records.values() for name in record["metrics"])
+    notes = [*groups.notes, *_missing(sweep, list(records)), *cost_of_choosing(sweep.folder, held_out)]
+    if sweep.study is not None:
+        notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
+    by = ",".join(groups.keys)
+    if by:
+        notes.append(f"The same table again: dpbench table {_said(sweep.folder)} --group-by {by}")
+    text = Groups(groups.keys, groups.frame, groups.rows, notes).text
+    pages = _free(sweep.folder, ".md"), _free(sweep.folder, ".csv")
+    write_atomically(pages[0], text + "\n")
+    with replacing(pages[1]) as new:
+        groups.frame.to_csv(new, index=False)
+    loggers = [(run, record["config"].get("logger") or {}) for run, record in records.items()]
+    return EndOfSweep(groups, text, pages, next((one for one in loggers if one[1].get("wandb")), None))
+
+
+def _grouped(records: Records, sweep: Sweep) -> Groups:
+    """By what was swept; a word may set what is no setting of a run, such as its launcher's."""
+    keys: list[str] = []
+    for key in sweep.differing():
+        with suppress(ConfigurationError):
+            keys += group(records, [key]).keys
+    return group(records, keys)
+
+
+def _free(folder: Path, kind: str) -> Path:
+    """A name for a table: those of earlier sweeps into the same folder stay."""
+    number, path = 1, folder / f"table{kind}"
+    while path.exists():
+        number += 1
+        path = folder / f"table-{number}{kind}"
+    return path
+
+
+def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
+    """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
+    begun = {words_of(run): run for run in unfinished_below(sweep.folder)}
+    if not sweep.jobs:
+        names = [f"{_said(run.path)} (go on: dpbench resume {_said(run.path)})" for run in begun.values()]
+        return missing(names, len(finished) + len(names))
+    done = {words_of(run) for run in finished}
+    names = []
+    for job in sweep.jobs:
+        if job in done:
+            continue
+        words = " ".join(word for word in job if key_of(word) in sweep.swept)
+        names.append(f"{words} (go on: dpbench resume {_said(begun[job].path)})" if job in begun else words)
+    return missing(names, len(sweep.jobs))
+
+
+def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
+    """What it costs to choose one of the runs of a sweep; nothing where no run, or only one, is private.
+
+    Args:
+        folder: Of the sweep.
+        held_out: Whether runs were measured on records held out of the training data.
+    """
+    ledgers = [path for path in folder.rglob(RunFolder.ledger) if path.is_file()]
+    count = len(ledgers) + len(runs_without_privacy([folder]))
+    if not ledgers or count < 2:
+        return []
+    ask = f"dpbench account {_said(folder)}"
+    try:
+        facts = account([folder], AccountingRequest(selection=Selection(_GEOMETRIC, float(count)))).facts
+    except DPBenchError as error:
+        return [f"What choosing one of these {count} runs costs is not told: {error} ({ask})"]
+    if facts["without_privacy"]:
+        return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
+    whole, best = facts["epsilon"], facts["selection"]["epsilons"]["rdp"]
+    text = (
+        f"Choosing one of these {count} runs, by whatever metric (also one of public records), costs what all of them "
+        f"cost together: epsilon {_shown(whole)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']} ({ask})."
+    )
+    if None not in (whole, best) and best < whole:
+        text += (
+            f" With a number of trials drawn at random beforehand, {count} on average, and random settings for each, "
+            f"the best alone costs {_shown(best)} ({ask} --selection geometric --mean-trials {count}; docs/epsilon.md "
+            "has the conditions)."
+        )
+    lines = [text]
+    if held_out:
+        lines.append("The held-out records of val/... are covered by no epsilon: what is chosen by them tells of them.")
+    return lines
+
+
+def _shown(epsilon: float | None) -> str:
+    return "inf" if epsilon is None else f"{epsilon:.3f}"
+
+
+def _said(path: Path) -> str:
+    """A path as a user in the present folder would type it."""
+    here = Path.cwd()
+    return shlex.quote(os.fspath(path.relative_to(here) if path.is_relative_to(here) else path))

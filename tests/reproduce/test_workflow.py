@@ -1,0 +1,232 @@
+"""`dpbench workflow`: what it trains, which noise it chooses, what it writes, and one line for each bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpbench.cli import main
+from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.workflow import run as workflow
+from dpbench.reproduce.workflow.measure import Outcome, Recall, Trained, choose, upper_limit
+from dpbench.reproduce.workflow.page import chosen_text, conflicting, data_text, noise_text, power_text, write_page
+from dpbench.reproduce.workflow.plan import AUDITED, Plan, make_plan
+from dpbench.runs.code import code_hash
+from dpbench.runs.folder import RunFolder
+
+TINY = [
+    *("model=mlp", "model.hidden=[64]", "data=digits", "data.image_size=8", "data.train_size=200"),
+    *("data.expected_batch_size=50", "optimizer=momentum", "optimizer.lr=0.1"),
+]
+PLAN = Plan(
+    ("model=mlp", "data=mnist", "strategy.clipping=per_layer", "strategy.max_grad_norm=2", "optimizer.lr=0.1"),
+    "mnist", "mlp", "dpsgd", 2000, 128.0, False, 625, 1e-5, 3, (1.0, 2.0), ("strategy.max_grad_norm=2",),
+)  # fmt: skip
+
+
+def recall(z: float | None, recalled: float, limit: float, epsilon: float | None = None) -> Recall:
+    verdict = None if z is None else "CONSISTENT"
+    return Recall(z, epsilon, epsilon, recalled, 0.1, limit, None if z is None else 0.5, verdict, 1.0, "x", "y")
+
+
+def outcome(*passing: bool) -> Outcome:
+    """Private runs on noise by increasing noise, of which some pass at 10 points."""
+    noise = [recall(z, 0.3, 0.05 if good else 0.2, 8 / z) for z, good in enumerate(passing, 1)]
+    found = Outcome(PLAN, 0.1, recall(None, 0.99, 0.9), noise)
+    found.chosen = choose(noise, 0.1)
+    return found
+
+
+def test_the_limit_is_none_too_low() -> None:
+    rng, exceeded = np.random.default_rng(0), 0
+    for _ in range(2000):
+        recalled, guessed = rng.binomial(1000, 0.2) / 1000, rng.binomial(2000, 0.1) / 2000
+        exceeded += upper_limit(recalled, 1000, guessed, 2000) < 0.1
+    assert 0.035 < exceeded / 2000 < 0.065
+
+
+@pytest.mark.parametrize(
+    ("passing", "chosen", "words"),
+    [
+        ((False, True, True), 2, "it passes, and so does all more noise"),
+        ((True, True, True), 1, "the least that was tried"),
+        ((True, False, True), 3, "is not trusted"),
+        ((True, True, False), None, "none: at z = 3 the limit is 20 points"),
+    ],
+)
+def test_the_least_noise_is_chosen_above_which_all_passes(
+    passing: Sequence[bool], chosen: float | None, words: str
+) -> None:
+    found = outcome(*passing)
+    assert (found.chosen and found.chosen.noise_multiplier) == chosen
+    assert words in chosen_text(found)
+
+
+def test_power() -> None:
+    assert "memorization can be seen" in power_text(PLAN, recall(None, 0.91, 0.8))
+    assert "proves nothing" in power_text(PLAN, recall(None, 0.9, 0.8))
+    assert "trainer.max_steps=1250" in power_text(PLAN, recall(None, 0.5, 0.4))
+
+
+def test_what_runs_on_noise_and_on_data() -> None:
+    table = PLAN.on_noise()
+    none, _, two = (table.words_of(row, table.columns[0]) for row in table.rows)
+    assert none[0] == "data=random_noise" and none[-1] == "strategy=none" and "data=mnist" not in none
+    for word in ("data.like=mnist", "data.train_size=2000", "data.expected_batch_size=128", "optimizer.lr=0.1"):
+        assert word in none and word in two
+    assert not any(word.startswith("strategy.") for word in none)
+    assert two[-4:] == (
+        "strategy=dpsgd", "strategy.clipping=per_layer", "strategy.max_grad_norm=2", "strategy.noise_multiplier=2",
+    )  # fmt: skip
+    data = PLAN.on_data(2.0)
+    rows = {row.name: data.words_of(row, data.columns[0]) for row in data.rows}
+    assert list(rows) == ["none", "dpsgd", "adaptive_mean"]
+    assert rows["adaptive_mean"][-5:] == (
+        "strategy=adaptive_mean", "strategy.alpha=1.0", "strategy.beta=2.0", "strategy.clipping=per_layer",
+        "strategy.noise_multiplier=2",
+    )  # fmt: skip
+    own = replace(PLAN, strategy="adaptive_mean", words=("data=mnist", "strategy.alpha=1.5")).on_data(2.0)
+    assert [row.name for row in own.rows] == ["none", "adaptive_mean"] and "strategy.alpha=1.5" in own.rows[1].words
+    assert "data=mnist" in rows["none"] and data.seeds == (3,)
+    assert data.columns[1].name == AUDITED and "audit.canaries=400" in data.columns[1].words
+
+
+def test_a_plan_of_words() -> None:
+    plan = make_plan([*TINY, "seed=4", "trainer.max_steps=150", "strategy.max_grad_norm=0.5"])
+    assert (plan.data, plan.model, plan.strategy) == ("digits", "mlp", "dpsgd")
+    assert (plan.records, plan.lot, plan.lot_given, plan.steps, plan.seed) == (200, 50.0, True, 150, 4)
+    assert plan.dropped == ("strategy.max_grad_norm=0.5",) and not any("seed" in word for word in plan.words)
+    ratios = np.diff(np.log(plan.noise))
+    assert len(plan.noise) == 7 and np.ptp(ratios) < 0.02 and ratios[0] > 0
+    assert make_plan(TINY, (1.0, 4.0)).noise == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=mnist"], "name the model"),
+        (["model=mlp"], "name the data"),
+        ([*TINY, "strategy.noise_multiplier=1"], "the noise is what the workflow chooses"),
+        ([*TINY, "audit=gradient_canaries"], "sets audit of its runs itself"),
+        ([*TINY, "hydra.run.dir=x"], "sets hydra.run.dir of its runs itself"),
+        ([*TINY, "data.inserted.records=10"], "sets data.inserted.records of its runs itself"),
+        ([*TINY, "strategy=none"], "leave out strategy=none"),
+        ([*TINY, "trainer.max_steps=-1"], "set trainer.max_steps"),
+        ([*TINY, "optimizer.lr=fast"], "optimizer.lr must be"),
+        ([*TINY, "data.expected_batch_size=300"], "between 1 and the 200 training records"),
+        ([*TINY, "launcher=teleport"], "there is no launcher=teleport"),
+        ([*TINY, "seed=1,2"], "must be one whole number"),
+        ([*TINY, "nonsense"], "is no setting: write KEY=VALUE"),
+        ([*TINY, "--z", "0,1"], "--z lists positive noise multipliers"),
+        ([*TINY, "--z", "a"], "--z lists positive noise multipliers"),
+        ([*TINY, "--margin", "0"], "--margin is a number of points"),
+        ([*TINY, "--status", "--replace"], "leave one of them out"),
+        (["model=mlp", "data=random_noise"], "data=random_noise is none"),
+        (["model=mlp", "data=digits_users", "records=users"], "users are the records"),
+        (["model=char_lstm", "data=shakespeare_roles", "module=next_token"], "image data set"),
+        (["model=autoencoder", "data=digits", "module=reconstruction"], "needs module=classifier"),
+        (["model=nothing", "data=digits"], "there is no model=nothing"),
+        (["model=[mlp]", "data=digits"], "model takes one name, not ['mlp']"),
+        ([*TINY, "optimizer.lr=0.1,0.2"], "optimizer.lr=0.1,0.2"),
+        ([*TINY, "optimizer.lrr=0.1"], "Did you mean optimizer.lr?"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["workflow", *words, "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("dpbench: error: ") and error.count("\n") == 1, error
+    assert message in error, error
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page(tmp_path: Path) -> None:
+    found = outcome(False, True, True)
+    found.data = [
+        Trained("none", None, 0.95, None, None, None, None, None, 1.0, "x", "y"),
+        Trained("dpsgd", 2.0, 0.9, 4.2, 4.0, 3.1, 3.9, "CONSISTENT", 1.0, "x", "y"),
+    ]
+    write_page(tmp_path / "page", found)
+    page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
+    for words in (
+        "dpbench workflow model=mlp data=mnist",
+        "seed=3 --margin 10 --z 1,2",
+        "chosen",
+        "59 %",
+        "no guarantee",
+    ):
+        assert words in page, words
+    assert "| dpsgd | 90.00 | 4.20 | 4.00 | 3.10 | 3.90 | CONSISTENT |" in page
+    assert (tmp_path / "page" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    noise = pd.read_csv(tmp_path / "page" / "noise.csv")
+    assert len(noise) == 4 and math.isnan(noise["noise_multiplier"][0])
+    assert len(pd.read_csv(tmp_path / "page" / "data.csv")) == 2
+    assert "adaptive_mean has no strategy.max_grad_norm=2" in data_text(found) and "chosen" in noise_text(found)
+
+
+def test_results_of_other_code_or_settings_are_not_overwritten(tmp_path: Path) -> None:
+    table = PLAN.on_noise()
+    words = " ".join(table.words_of(table.rows[0], table.columns[0])) + " seed=3 run.name=x"
+    power = replace(recall(None, 0.99, 0.9), words=words, code_hash=code_hash())
+    write_page(tmp_path, Outcome(PLAN, 0.1, power))
+    assert conflicting(tmp_path, PLAN) is None
+    assert "other settings" in str(conflicting(tmp_path, replace(PLAN, lot=64.0)))
+    write_page(tmp_path, Outcome(PLAN, 0.1, replace(power, code_hash="old")))
+    assert "other code" in str(conflicting(tmp_path, PLAN))
+    assert conflicting(tmp_path / "nowhere", PLAN) is None
+
+
+def in_this_process(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
+    for job in jobs:
+        if job.state() != "done":
+            assert main(["train", *job.words, f"hydra.run.dir='{job.folder}'"]) == 0
+
+
+def test_without_power_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workflow, "sweep", in_this_process)
+    places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    words = ["workflow", *TINY, "trainer.max_steps=5", "--z", "1", *places]
+    assert main([*words, "--status"]) == 1
+    assert "0/1 done" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "proves nothing" in out and "trainer.max_steps=10" in out and "2 noise" not in out
+    assert "proves nothing" in (tmp_path / "out" / "workflow_digits_mlp" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On 200 images: the most noise passes, the least does not; called again, nothing is run."""
+    places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    words = ["workflow", *TINY, "trainer.max_steps=150", "--z", "1,30", *places]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for step in ("0 lot", "1 power", "2 noise", "3 chosen   z = 30", "4 data", "no guarantee"):
+        assert step in out, step
+    runs = list((tmp_path / "runs" / "workflow_digits_mlp").glob("*/result.json"))
+    assert len(runs) == 1 + 2 + 3 + 2
+    folder = tmp_path / "out" / "workflow_digits_mlp"
+    noise, data = pd.read_csv(folder / "noise.csv"), pd.read_csv(folder / "data.csv")
+    assert noise["recalled"][0] > 0.9 > noise["recalled"][1] > noise["recalled"][2]
+    assert (noise["audited"][1:] < noise["epsilon_pld"][1:]).all() and set(noise["verdict"][1:]) == {"CONSISTENT"}
+    assert list(data["strategy"]) == ["none", "dpsgd", "adaptive_mean"]
+    assert (data["audited"][1:] <= data["audited_sound"][1:]).all() and set(data["verdict"][1:]) == {"CONSISTENT"}
+    for run in runs:
+        config: dict[str, Any] = json.loads((run.parent / RunFolder.result).read_text())["config"]
+        assert config["trainer"]["max_steps"] == 150 and config["data"]["expected_batch_size"] == 50
+    times = {run: run.stat().st_mtime_ns for run in runs}
+    assert main([*words, "--status"]) == 0
+    assert "3 chosen   z = 30" in capsys.readouterr().out
+    assert main(words) == 0
+    assert {run: run.stat().st_mtime_ns for run in runs} == times

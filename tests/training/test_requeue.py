@@ -1,0 +1,115 @@
+"""A job that the scheduler starts again goes on with its run; nobody else does so by accident."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.runs.folder import RunFolder
+from dpbench.training.requeue import hand_back, job_name
+from dpbench.training.run import train
+from tests.training.signalled import Signals
+from tests.training.test_deadline import content_of
+from tests.training.test_processes import config_of
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_the_same_job_goes_on_where_it_was_stopped(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, whole, config = tmp_path / "part", tmp_path / "whole", config_of()
+    train(config, whole)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with pytest.raises(Interrupted) as caught:
+        train(config, part, [Signals(number, 5)])
+    assert caught.value.status == 128 + number
+    other = config_of("trainer.max_steps=9")
+    with pytest.raises(ConfigurationError, match="holds an unfinished run"):
+        train(other, part)  # another run of the same job
+    with monkeypatch.context() as later:
+        later.setenv("SLURM_JOB_ID", "18")
+        with pytest.raises(ConfigurationError, match="holds an unfinished run"):
+            train(config, part)  # the same run of another job
+    record = train(config, part)
+    assert record["steps"] == 8 and content_of(part) == content_of(whole)
+    before = RunFolder(part).result.read_bytes()
+    assert train(config, part) == record  # started again after its end: nothing is left to do
+    assert RunFolder(part).result.read_bytes() == before
+
+
+def test_a_run_of_no_job_leaves_no_name_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SUBMITIT_"))]:
+        monkeypatch.delenv(name)
+    assert job_name() is None
+    train(config_of(), tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").job.exists()
+    with pytest.raises(ConfigurationError, match="holds a finished run"):
+        train(config_of(), tmp_path / "run")
+
+
+def test_a_job_of_an_array_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "5", "ARRAY_JOB_ID": "4", "ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert job_name() == "Slurm 4_1"
+
+
+def test_submitit_hears_of_its_signal_when_all_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    try:
+        hand_back(Interrupted(signal.SIGUSR2, "x"))
+        assert not heard  # it is somebody else's
+        monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            hand_back(Interrupted(number, "x"))
+        assert heard == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def _workers(folder: Path) -> list[int]:
+    """Processes of submitit that work on a job below a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "submitit.core._submit" in command and any(word.startswith(str(folder)) for word in command):
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
+def test_a_preempted_job_of_submitit_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    words = ["model=mlp", "model.hidden=[8]", "data.image_size=8", "logger=none", "strategy.delta=1e-4", "run.name=x"]
+    words += ["trainer.max_steps=400", "run.checkpoint_every_n_steps=100000", "trainer.log_every_n_steps=10"]
+    command = [sys.executable, "-m", "dpbench", "train", "-m", *words, "launcher=submitit_local", "seed=0"]
+    command += [f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = RunFolder(tmp_path / "sweep" / "0-x")
+    while not run.ledger.exists() or run.ledger.read_bytes().count(b"\n") < 20:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    (worker,) = _workers(tmp_path)
+    os.kill(worker, signal.SIGUSR2)
+    told = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, told
+    assert _workers(tmp_path) == []
+    assert json.loads(run.result.read_text())["config"]["run"]["resume"] is True  # it was made in two parts
+    whole = tmp_path / "whole"
+    subprocess.run(
+        [sys.executable, "-m", "dpbench", "train", *words, f"hydra.run.dir={whole}"], cwd=tmp_path, check=True
+    )
+    assert content_of(run.path) == content_of(whole)
