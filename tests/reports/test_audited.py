@@ -226,7 +226,8 @@ def test_wandb_holds_each_limit_and_shows_one(tmp_path: Path, monkeypatch: pytes
     class Api:
         def runs(self, *_: Any, **__: Any) -> list[Any]:
             history = collect([tmp_path])  # any table
-            return [SimpleNamespace(name="x", summary=told.summary, config={}, history=lambda pandas: history)]
+            run = {"name": "x", "job_type": "train", "summary": told.summary, "config": {}}
+            return [SimpleNamespace(**run, history=lambda pandas: history)]
 
     monkeypatch.setattr(wandb, "Api", Api)
     mine, theirs = compare(load(str(tmp_path))).splitlines(), compare(recorded("me/p")).splitlines()

@@ -84,4 +84,5 @@ def test_a_sweep_tells_how_far_it_is(
     assert main(["train", *words, "hydra.sweep.dir=sweep"]) == 0
     sys.stderr.flush()
     err = capsys.readouterr().err
-    assert "1/2 done" in err and "2/2 done, 0 begun: sweep/1-digits-mlp-dpsgd is done\n" in err
+    told = [line for line in err.splitlines() if line.endswith("-digits-mlp-dpsgd is done")]  # on a busy machine both at the end
+    assert len(told) == 2 and told[1].startswith("2/2 done, 0 begun: sweep/1")
