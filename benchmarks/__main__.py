@@ -5,6 +5,7 @@ python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/chan
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
+python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
 python -m benchmarks report                               tables and pictures again, from what was measured
 """
 
@@ -21,6 +22,9 @@ from tqdm import tqdm
 
 from benchmarks import growth_report, report, rows
 from benchmarks.busy import run_busy
+from benchmarks.gpu.measure import GPU_WORKLOADS
+from benchmarks.gpu.measure import METHODS as GPU_METHODS
+from benchmarks.gpu.run import run as run_gpu
 from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
 from benchmarks.measure import measure
@@ -34,11 +38,15 @@ from benchmarks.workloads import WORKLOADS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for."""
     options = _parser().parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("benchmarks: error: there is no GPU: leave --device out.", file=sys.stderr)
+    remedy = "leave --device out" if options.what != "gpu" else "try all of it with --device cpu"
+    if (
+        "cuda" in (options.device, options.what == "gpu" and (options.device or "cuda"))
+        and not torch.cuda.is_available()
+    ):
+        print(f"benchmarks: error: there is no GPU: {remedy}.", file=sys.stderr)
         return 2
-    by_user = options.what == "users"
-    names = (TASKS, by_users.METHODS) if by_user else (WORKLOADS, METHODS)
+    by_user, on_gpu = options.what == "users", options.what == "gpu"
+    names = (TASKS, by_users.METHODS) if by_user else (GPU_WORKLOADS, GPU_METHODS) if on_gpu else (WORKLOADS, METHODS)
     unknown = [
         f"there is no {kind} {name!r}; known: {'; '.join(known)}."
         for kind, names, known in (("workload", options.workloads, names[0]), ("method", options.methods, names[1]))
@@ -48,10 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"benchmarks: error: {unknown[0]}", file=sys.stderr)
         return 2
-    stem = options.out / rows.hardware(options.device, options.threads)
+    stem = options.out / rows.hardware(options.device or "cpu", options.threads)
     if options.what == "busy":
         print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
         return 0
+    if on_gpu:
+        return _gpu(options)
     if by_user:
         print(_users(options, stem.with_name(stem.name + "-users")))
         return 0
@@ -76,13 +86,15 @@ def _parser() -> argparse.ArgumentParser:
     def names(text: str) -> list[str]:
         return [name.strip() for name in text.split(";" if ";" in text else ",")]
 
-    parser.add_argument("what", nargs="?", choices=["steps", "growth", "busy", "users", "report"], default="steps")
+    parser.add_argument(
+        "what", nargs="?", choices=["steps", "growth", "busy", "users", "gpu", "report"], default="steps"
+    )
     parser.add_argument("--workloads", type=names, help="names with commas (with semicolons where a name has a comma)")
     parser.add_argument("--methods", type=names, help="names with commas")
     parser.add_argument("--repeats", type=int, default=5, help="turns for wall time, and for rounds (default: 5)")
     parser.add_argument("--cpu-repeats", type=int, default=2, help="turns for CPU time on one thread (default: 2)")
     parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cpu; of gpu: cuda")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
     parser.add_argument("--users", type=int, default=100, help="in a round (default: 100)")
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="environment of pfl and flwr")
@@ -104,7 +116,7 @@ def _measure(options: argparse.Namespace, path: Path) -> None:
         new = measure(
             name,
             chosen,
-            options.device,
+            options.device or "cpu",
             options.threads,
             repeats,
             options.wait,
@@ -114,6 +126,20 @@ def _measure(options: argparse.Namespace, path: Path) -> None:
             print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
         table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
         rows.write(path, rows.with_ratios(table, {w: workload_named(w).batch for w in {r["workload"] for r in table}}))
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    """On the GPU, unless --device says where else to try it."""
+    device = options.device or "cuda"
+    stem = options.out / rows.hardware(device, options.threads)
+    stem = stem.with_name(stem.name + "-gpu") if device == "cpu" else stem
+    few = (
+        {"users": 10, "repeats": 1, "turn": 0.0}
+        if device == "cpu"
+        else {"users": options.users, "repeats": options.repeats}
+    )
+    print(run_gpu(device, stem, _say, options.workloads, options.methods, **few))
+    return 0
 
 
 def _users(options: argparse.Namespace, stem: Path) -> Path:

@@ -12,6 +12,7 @@ from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 
 _COLORS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
+_OTHER = "#9467bd"
 _KINDS = ("mnist_cnn b256", "small_alexnet b128", "densenet40 b64", "mlp b256")
 _CLIPPING = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean")
 _WIDE = 15  # times the limit: from here on the axis is logarithmic
@@ -26,7 +27,7 @@ _MEMORY = {"tier 1 (pure)": 2.2, "tier 2 (native)": 1.4}
 
 def report(rows: list[Row], stem: Path) -> None:
     """Write STEM.md and STEM.png."""
-    _draw(rows, stem.with_suffix(".png"))
+    draw(rows, stem.with_suffix(".png"))
     write_atomically(stem.with_suffix(".md"), markdown(rows, stem.name))
 
 
@@ -58,7 +59,7 @@ def markdown(rows: list[Row], name: str) -> str:
         *goals(rows),
     ]
     for workload in [w for w in WORKLOADS if any(row["workload"] == w for row in rows)]:
-        lines += ["", f"## {workload}", "", *_table([row for row in rows if row["workload"] == workload])]
+        lines += ["", f"## {workload}", "", *table([row for row in rows if row["workload"] == workload])]
     return "\n".join(lines) + "\n"
 
 
@@ -66,7 +67,8 @@ def _loud(rows: list[Row]) -> list[str]:
     return sorted({row["workload"] for row in rows if not row["quiet"]})
 
 
-def _table(rows: list[Row]) -> list[str]:
+def table(rows: list[Row]) -> list[str]:
+    """Lines of a workload's table."""
     lines = [
         "| method | wall ms | CPU ms | records/s | memory MB | ÷ limit | CPU ÷ limit | × Opacus | × best peer |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -145,10 +147,10 @@ def goal_row(what: str, asked: float, reached: float | None, more: bool = False)
     return f"| {what} | {asked:g} | {reached:.2f} | {'met' if met else '**not met**'} |"
 
 
-def _draw(rows: list[Row], path: Path) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """Bars of wall time relative to the limit, a panel for each workload."""
     shown = [r for r in rows if r["ratio_to_limit"] and (MALLOC not in r["method"] or "opacus" in r["method"])]
-    workloads = [w for w in WORKLOADS if any(r["workload"] == w for r in shown)]
+    workloads = list(dict.fromkeys(r["workload"] for r in shown))
     if not workloads:
         return
     columns = 2 if len(workloads) > 1 else 1
@@ -158,7 +160,7 @@ def _draw(rows: list[Row], path: Path) -> None:
         axes = figure.add_subplot(lines, columns, number)
         own = sorted((r for r in shown if r["workload"] == workload), key=lambda r: r["ratio_to_limit"], reverse=True)
         ratios = [r["ratio_to_limit"] for r in own]
-        axes.barh(range(len(own)), ratios, color=[_COLORS[r["method"].split("/")[0]] for r in own])
+        axes.barh(range(len(own)), ratios, color=[_COLORS.get(r["method"].split("/")[0], _OTHER) for r in own])
         axes.set_yticks(range(len(own)), [r["method"] for r in own], fontsize=8)
         for at, ratio in enumerate(ratios):
             axes.text(ratio, at, f" {ratio:.2f}", va="center", fontsize=8)

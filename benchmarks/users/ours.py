@@ -50,7 +50,7 @@ class _Conductor(pl.Callback):
         self._rounds.serve()
 
 
-def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1) -> pl.Trainer:
+def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1, device: str = "cpu") -> pl.Trainer:
     """Train rounds of `users` users, of four times as many; of a fixed number, so that all are equally long."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     population = _POPULATION * users
@@ -64,7 +64,8 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
             max_steps=max_steps,
             max_epochs=-1,
             callbacks=[strategy, *callbacks],
-            accelerator="cpu",
+            accelerator="gpu" if device == "cuda" else "cpu",
+            devices=1,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
