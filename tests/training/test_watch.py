@@ -62,6 +62,14 @@ def test_each_run_that_ends_is_told_once_with_the_time_left(
     assert capsys.readouterr().err == "2/3 done: b is done, left 0:00:10\n"
 
 
+def test_a_run_that_has_ended_before_anybody_looked_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    states = iter([None, Progress({"a": "done"}, "1/2 done", 3, 6), Progress({"a": "done"}, "1/2 done", 4, 6)])
+    display = _Display(lambda: next(states), drawn=False)
+    for _ in range(3):
+        display.show()
+    assert capsys.readouterr().err == "1/2 done: a is done\n"
+
+
 def test_a_terminal_gets_a_bar_unless_runs_draw_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     for alone in (True, False):
         display = _Display(lambda alone=alone: Progress({}, "0/3 done", 10, 30, alone), drawn=True)
@@ -84,5 +92,6 @@ def test_a_sweep_tells_how_far_it_is(
     assert main(["train", *words, "hydra.sweep.dir=sweep"]) == 0
     sys.stderr.flush()
     err = capsys.readouterr().err
-    told = [line for line in err.splitlines() if line.endswith("-digits-mlp-dpsgd is done")]  # on a busy machine both at the end
-    assert len(told) == 2 and told[1].startswith("2/2 done, 0 begun: sweep/1")
+    told = [line.split(": ")[1].split(",")[0] for line in err.splitlines() if " is done" in line]
+    assert told == [f"sweep/{number}-digits-mlp-dpsgd is done" for number in range(2)]  # in one look, or in two
+    assert "2/2 done, 0 begun: sweep/1" in err

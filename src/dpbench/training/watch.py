@@ -80,16 +80,17 @@ class _Display:
     def __init__(self, look: Callable[[], Progress | None], drawn: bool) -> None:
         self._look, self._drawn = look, drawn
         self._begun: tuple[float, int] | None = None  # when, and at which step
-        self._told: dict[str, str] = {}
+        self._told: dict[str, str] | None = None  # before the first look
         self._bar: tqdm[Any] | None = None
 
     def show(self) -> None:
         now = self._look()
+        if self._told is None:  # a run that ends between two looks, the first of which found nothing yet, is told
+            self._told = dict(now.states) if now is not None else {}
         if now is None:
             return
         if self._begun is None:
             self._begun = time.monotonic(), now.made
-            self._told = dict(now.states)
         if self._drawn and now.alone:
             self._draw(now)
         else:
@@ -109,8 +110,9 @@ class _Display:
         self._bar.refresh()
 
     def _tell(self, now: Progress) -> None:
+        told = self._told or {}
         for name, state in now.states.items():
-            if state in _ENDED and state != self._told.get(name):
+            if state in _ENDED and state != told.get(name):
                 # tqdm's, because it leaves a bar that a run draws in one piece
                 tqdm.write(f"{now.counts}: {name} is {state}{self._left(now)}", file=sys.stderr)
         self._told = dict(now.states)
