@@ -51,7 +51,7 @@ def steps_of(run: Path) -> int:
 
 def begun(run: Path, steps: int) -> None:
     """Wait until a run has made some releases."""
-    wait(lambda: steps_of(run) > steps, f"{run} does not train", 300)
+    wait(lambda: steps_of(run) > steps, f"{run} does not train", 600)
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:

@@ -72,13 +72,13 @@ class Slurm:
         options = [f"--{name}={self.folder / path}" for name, path in {**names, "seed-file": "munged.seed"}.items()]
         try:
             self._start("munged", "--foreground", "--force", *options)
-            wait(lambda: (self.folder / "munge.socket").exists(), "munge does not start", 20)
+            wait(lambda: (self.folder / "munge.socket").exists(), "munge does not start", 120)
             (self.folder / "slurm.conf").write_text(self._conf(), encoding="utf-8")
             (self.folder / "state").mkdir()
             self._start("slurmctld", "-D")
             for node in NODES:
                 self._start("slurmd", "-D", "-N", node)
-            wait(lambda: self("sinfo", "-h", "-p", "low", "-t", "idle", "-o", "%D").strip() == "2", self._logs, 60)
+            wait(lambda: self("sinfo", "-h", "-p", "low", "-t", "idle", "-o", "%D").strip() == "2", self._logs, 300)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -102,7 +102,7 @@ class Slurm:
     def __call__(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
         """What a command of Slurm prints."""
         made = subprocess.run(
-            command, env={**self.environment, **(environment or {})}, capture_output=True, text=True, timeout=60
+            command, env={**self.environment, **(environment or {})}, capture_output=True, text=True, timeout=300
         )
         return made.stdout
 

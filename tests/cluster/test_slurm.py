@@ -38,7 +38,7 @@ def test_a_table_goes_on_after_the_death_of_its_controller(slurm: Slurm, tmp_pat
     with open(tmp_path / "first.log", "wb") as log:
         first = subprocess.Popen(command(*words), cwd=tmp_path, env=alone(slurm.environment), stdout=log, stderr=log)
     results = tmp_path / "runs" / "mine"
-    wait(lambda: any(steps_of(run) > 5 for run in results.glob("long-private-*")), "no run begins", 300)
+    wait(lambda: any(steps_of(run) > 5 for run in results.glob("long-private-*")), "no run begins", 600)
     first.send_signal(signal.SIGKILL)
     first.wait()
     again = dpbench(*words, folder=tmp_path, environment=slurm.environment)
@@ -88,9 +88,9 @@ def test_a_table_that_is_interrupted_leaves_its_jobs_in_the_queue(slurm: Slurm, 
     words = ("reproduce", "mine.yaml", "--runs", "runs", *SUBMITTED)
     with open(tmp_path / "first.log", "wb") as log:
         first = subprocess.Popen(command(*words), cwd=tmp_path, env=alone(slurm.environment), stdout=log, stderr=log)
-    wait(lambda: bool(list(tmp_path.glob("runs/mine/*/output.log"))), "no run begins", 300)
+    wait(lambda: bool(list(tmp_path.glob("runs/mine/*/output.log"))), "no run begins", 600)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 143
+    assert first.wait(300) == 143
     wait(lambda: len(list(tmp_path.glob("runs/mine/*/result.json"))) == 8, "the jobs have not gone on", 600)
 
 
@@ -104,7 +104,7 @@ def test_a_training_on_two_nodes_is_that_of_one_process(slurm: Slurm, tmp_path: 
         env=there,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
     )
     assert made.returncode == 0, made.stderr
     assert made.stdout.count("test accuracy") == 1  # one of the two tells what came out

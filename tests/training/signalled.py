@@ -32,6 +32,14 @@ class Signals(pl.Callback):
                 time.sleep(0.01)
 
 
+class Preempted(Signals):
+    """Sends it where submitit made the process; elsewhere it is of the configuration, and so of the noise, only."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *more: Any) -> None:
+        if "SUBMITIT_EXECUTOR" in os.environ:
+            super().on_train_batch_end(trainer, *more)
+
+
 if __name__ == "__main__":
     from tests.training import signalled  # spawned processes know this module by its name only
 

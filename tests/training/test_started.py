@@ -127,7 +127,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
 def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_path: Path, dead: int) -> None:
-    words = ["-m", "dpbench", "train", *TINY, "trainer.max_steps=3000", "run.checkpoint_every_n_steps=20"]
+    words = ["-m", "dpbench", "train", *TINY, "trainer.max_steps=30000", "run.checkpoint_every_n_steps=20"]
     run = RunFolder(tmp_path / "run")
     processes = both(tmp_path, [[*words, "hydra.run.dir=run"]] * 2)
     while not run.checkpoint.exists():
