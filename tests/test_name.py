@@ -38,7 +38,7 @@ def test_the_sweep_of_the_readme_needs_no_extra() -> None:
 
 
 def test_the_hint_works_where_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert installing("ray") == f'pip install -e "{ROOT}[ray]"'
+    assert installing("ray") == f'pip install -c "{ROOT}/constraints.txt" -e "{ROOT}[ray]"'
     monkeypatch.setattr("dpbench.training.search_path.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
     assert installing("ray") == 'pip install "dpbench-lightning[ray]"'
 

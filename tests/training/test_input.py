@@ -428,10 +428,20 @@ def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
 
 
 def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed, message in ((False, r"is not installed: pip install -e .*\[optuna\]"), (True, "there is no ")):
+    for installed, message in ((False, r"is not installed: pip install -c .* -e .*\[optuna\]"), (True, "there is no ")):
         monkeypatch.setattr(launch, "find_spec", lambda name, there=installed: name if there else None)
         error = HydraException("Could not find 'hydra/sweeper/optuna'\n")
         assert re.search(message, launch.one_line(error, [], conf_dir(), "config"))
+
+
+@pytest.mark.parametrize(("choice", "of_hydra"), [("submitit", "submitit_slurm"), ("submitit_local", "submitit_local")])
+def test_a_launcher_that_is_missing_is_called_as_in_the_command(
+    choice: str, of_hydra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    error = HydraException(f"Could not find 'hydra/launcher/{of_hydra}'\n")
+    told = launch.one_line(error, ["-m", f"launcher={choice}"], conf_dir(), "config")
+    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith('[submitit]".')
 
 
 def test_several_devices_spawn_processes() -> None:

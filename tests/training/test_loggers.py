@@ -106,7 +106,7 @@ def test_a_logger_that_is_not_installed(
     assert main(["train", *FEW, f"logger={choice}"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"logger={choice} needs {package}, which is not installed: pip install -e " in err and f"[{choice}]" in err
+    assert f"logger={choice} needs {package}, which is not installed: pip install -c " in err and f"[{choice}]" in err
     assert not Path("run").exists()
 
 

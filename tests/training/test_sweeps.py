@@ -75,6 +75,11 @@ def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureF
     assert "Choosing" not in out and "| inf | inf |" in out  # without privacy
 
 
+def test_the_study_of_the_page_is_not_committed() -> None:
+    name = PAGE.read_text(encoding="utf-8").split("sqlite:///")[1].split()[0]
+    assert f"/{name}" in (PAGE.parents[1] / ".gitignore").read_text().splitlines()
+
+
 def test_explicit_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Pairs of values that belong together: a file for each, in a folder of one's own."""
     careful = of_the_page("careful")
@@ -87,7 +92,7 @@ def test_explicit_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first() -> None:
+def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of_sweep(Sweep(Path())) is None
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 0
     first = Path("both/table.md").read_text()
@@ -96,6 +101,8 @@ def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first() -> None:
     second = Path("both/table-2.md").read_text()
     assert "| 0.2 | 1 |" in second and "| 0.3 | 1 |" in second and "| 0.1 |" not in second
     assert "Choosing one of these 3 runs" in second
+    assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 1
+    assert "both/0-a holds a finished run: choose another folder (hydra.sweep.dir)." in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def _lock(folder: RunFolder) -> Any:
         return open_locked(folder.lock)
     except BlockingIOError:
         raise ConfigurationError(
-            f"another process trains in {folder}: wait until it ends, or choose another folder (hydra.run.dir)."
+            f"another process trains in {folder}: wait until it ends, or choose another folder."
         ) from None
     except OSError as error:
         raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None

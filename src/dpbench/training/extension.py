@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+from omegaconf import OmegaConf
 
 from dpbench.errors import ConfigurationError
 from dpbench.runs.command import key_of
@@ -19,9 +20,15 @@ _OF_A_SESSION = ("trainer.", "run.", "logger.", "diagnostics.", "engine.", "obje
 _ENDS = ("trainer.max_steps", "trainer.max_epochs")
 
 
-def asks_for_more(words: Sequence[str]) -> bool:
-    """Whether words of a command line set the end of a training."""
-    return any(key_of(word) in _ENDS for word in words)
+def asks_for_more(words: Sequence[str], config: Mapping[str, Any]) -> bool:
+    """Whether words of a command line set the end of a training, or a key that is none: Hydra asks what was meant.
+
+    Args:
+        words: Overrides.
+        config: Of the run.
+    """
+    keys, known = set(map(key_of, words)), OmegaConf.create(dict(config))
+    return any(key in _ENDS or OmegaConf.select(known, key, default=_ENDS) is _ENDS for key in keys)
 
 
 def require_extendable(run: Run) -> None:

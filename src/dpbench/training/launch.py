@@ -22,7 +22,7 @@ from dpbench.training.flags import asks, in_order
 from dpbench.training.hydra_folder import begun_sweep, made_apart, quoted, sweep_under_way
 from dpbench.training.options import nearest
 from dpbench.training.requeue import hand_back
-from dpbench.training.saved_config import require_resumable
+from dpbench.training.saved_config import read_config, require_resumable
 from dpbench.training.search_path import conf_dir, groups_of, installing, plugin_dirs, use_plugins
 from dpbench.training.started import started, together
 
@@ -194,7 +194,8 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
     from dpbench.training.extension import asks_for_more
 
     with together():
-        require_resumable(RunFolder(folder), asks_for_more(words))
+        own = RunFolder(folder)
+        require_resumable(own, asks_for_more(words, read_config(own)))
     run = RunFolder(folder.resolve())
     for word in words:
         key = key_of(word)
@@ -227,6 +228,7 @@ def one_line(error: BaseException, words: Sequence[str], conf: Path, name: str) 
     for extra, group in _EXTRAS.items():
         if f"hydra/{group}/{extra}" in text and find_spec(f"hydra_plugins.hydra_{extra}_{group}") is None:
             choice = f"{'hydra/' if group == 'sweeper' else ''}{group}={extra}"
+            choice = next((word for word in words if word.startswith(choice)), choice)  # launcher=submitit_local
             return f"{choice} is not installed: {installing(extra)}."
     if "Could not find '" in text:
         return _unknown_choice(text, conf)

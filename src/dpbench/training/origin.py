@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,6 +47,12 @@ def origin_of(hydra: Any) -> Origin:
         return Origin(said)
     own = hydra.callbacks.get("folders") or {}
     return Origin(said, _named(Path(str(hydra.sweep.dir)).absolute()), _of_keys(words, own.get("swept") or ()))
+
+
+def folder_key() -> str:
+    """The setting that says where the run at hand lies: a job of a sweep is moved with its sweep."""
+    swept = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    return "hydra.sweep.dir" if swept else "hydra.run.dir"
 
 
 def _of_keys(words: Sequence[str], keys: Collection[str]) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from dpbench.training.extension import Reopened, require_extendable
 from dpbench.training.hydra_folder import hydra_files, made_apart, output_dir, write_hydra_files
 from dpbench.training.loggers import build_loggers
 from dpbench.training.objective import optimizes, refuse_choice, value_of
-from dpbench.training.origin import Origin, origin_of
+from dpbench.training.origin import Origin, folder_key, origin_of
 from dpbench.training.progress import RunProgress, quiet, watched
 from dpbench.training.requeue import note_job, resuming, started_again
 from dpbench.training.saved_config import read_config, require_resumable, write_config
@@ -221,13 +221,13 @@ def _prepare(run: Run) -> Path | None:
     if folder.result.exists() or folder.config.exists():
         _refuse_other_files(folder)
     if folder.result.exists() and not config["run"]["resume"]:
-        raise ConfigurationError(f"{folder} holds a finished run: choose another folder (hydra.run.dir).")
+        raise ConfigurationError(f"{folder} holds a finished run: choose another folder ({folder_key()}).")
     if config["run"]["resume"] and not run.private and folder.ledger.exists():
         raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
         return _resumed(run)
     if folder.ledger.exists() and not folder.config.exists():
-        raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder (hydra.run.dir).")
+        raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder ({folder_key()}).")
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         if folder.config.exists():
@@ -267,7 +267,8 @@ def _refuse_other_files(folder: RunFolder) -> None:
     except ConfigurationError:
         name = folder.result.name if folder.result.exists() else folder.config.name
         raise ConfigurationError(
-            f"{folder} holds a {name} that is of no run of dpbench (or damaged): choose another folder (hydra.run.dir)."
+            f"{folder} holds a {name} that is of no run of dpbench (or damaged): choose another folder "
+            f"({folder_key()})."
         ) from None
 
 

@@ -32,7 +32,9 @@ def installing(extra: str) -> str:
     """Command that installs an extra: in a checkout, or beside an installed wheel."""
     checkout = conf_dir().parent
     if (checkout / "pyproject.toml").is_file():
-        return f'pip install -e "{checkout}[{extra}]"'
+        pins = checkout / "constraints.txt"
+        pinned = f'-c "{pins}" ' if pins.is_file() else ""
+        return f'pip install {pinned}-e "{checkout}[{extra}]"'
     return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 
