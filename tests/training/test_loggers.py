@@ -6,6 +6,7 @@ import importlib.util
 import signal
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -171,7 +172,7 @@ def torch_loader() -> Any:
 
 def test_the_other_accountants_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000))
-    monkeypatch.setattr(evaluation_row.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(evaluation_row, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     monkeypatch.setattr(evaluation_row, "epsilon_here", lambda strategy, name: {"rdp": 2.0, "pld": 1.0}[name])
     row = evaluation_row.EvaluationRow([])
     asked = ["privacy/epsilon_pld" in row._epsilons(None) for _ in range(20)]  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_each_run_that_ends_is_told_once_with_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 10.0, 20.0, 30.0])
-    monkeypatch.setattr("dpbench.training.watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("dpbench.training.watch.time", SimpleNamespace(monotonic=lambda: next(clock)))
     states = iter(
         [
             Progress({"a": "done"}, "1/3 done", 10, 30),
