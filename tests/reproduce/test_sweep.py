@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -96,8 +97,10 @@ def test_seeds_are_a_number_or_a_list() -> None:
 
 
 def test_without_a_terminal_each_run_that_ends_is_told(
-    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    at_once = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # else a time left may be told
+    monkeypatch.setattr("dpbench.training.watch.time", at_once)
     jobs = table_jobs(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
     with _watching(jobs):
         jobs[0].path.mkdir(parents=True)
@@ -118,7 +121,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
-    edited(definition, "trainer.max_steps=6", "trainer.max_steps=600")
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
     first = subprocess.run(
         reproduce(tmp_path, "rows=short", "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -138,8 +141,8 @@ def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> Non
     after = results(tmp_path)
     assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
     written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
-    assert len(written) == 4 and set(written["steps"]) == {3, 600}
-    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [600]
+    assert len(written) == 4 and set(written["steps"]) == {3, 2000}
+    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [2000]
 
 
 def _halfway(ledger: Path) -> bool:
