@@ -24,6 +24,7 @@ from benchmarks import growth_report, report, rows
 from benchmarks.busy import run_busy
 from benchmarks.gpu.measure import GPU_WORKLOADS
 from benchmarks.gpu.measure import METHODS as GPU_METHODS
+from benchmarks.gpu.run import PARTS as GPU_PARTS
 from benchmarks.gpu.run import run as run_gpu
 from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
@@ -49,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = (TASKS, by_users.METHODS) if by_user else (GPU_WORKLOADS, GPU_METHODS) if on_gpu else (WORKLOADS, METHODS)
     unknown = [
         f"there is no {kind} {name!r}; known: {'; '.join(known)}."
-        for kind, names, known in (("workload", options.workloads, names[0]), ("method", options.methods, names[1]))
+        for kind, names, known in (
+            ("workload", options.workloads, names[0]),
+            ("method", options.methods, names[1]),
+            ("part", options.parts, GPU_PARTS),
+        )
         for name in names or ()
         if name not in known
     ]
@@ -84,13 +89,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=raw)
 
     def names(text: str) -> list[str]:
-        return [name.strip() for name in text.split(";" if ";" in text else ",")]
+        return [name.strip() for name in text.split(";" if ";" in text else ",") if name.strip()]
 
     parser.add_argument(
         "what", nargs="?", choices=["steps", "growth", "busy", "users", "gpu", "report"], default="steps"
     )
-    parser.add_argument("--workloads", type=names, help="names with commas (with semicolons where a name has a comma)")
+    parser.add_argument(
+        "--workloads",
+        type=names,
+        help="names with commas (with semicolons, also behind one name, where a name has a comma)",
+    )
     parser.add_argument("--methods", type=names, help="names with commas")
+    parser.add_argument(
+        "--parts", type=names, default=list(GPU_PARTS), help=f"of gpu: {', '.join(GPU_PARTS)} (default: all)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="turns for wall time, and for rounds (default: 5)")
     parser.add_argument("--cpu-repeats", type=int, default=2, help="turns for CPU time on one thread (default: 2)")
     parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
@@ -138,7 +150,7 @@ def _gpu(options: argparse.Namespace) -> int:
         if device == "cpu"
         else {"users": options.users, "repeats": options.repeats}
     )
-    print(run_gpu(device, stem, _say, options.workloads, options.methods, **few))
+    print(run_gpu(device, stem, _say, options.parts, options.workloads, options.methods, **few))
     return 0
 
 

@@ -33,6 +33,7 @@ _FEW = 6  # records
 _LOT = 64  # of a release, whose counts have noise of their own
 _CLOSE, _CLOSE_TF32 = 1e-4, 2e-2  # relative, of gradients
 _BEYOND = 1e-5  # of the bound, that a record may move a sum by, for the rounding of the sum itself
+_AFTER = (1, 20)  # steps of two processes
 _NUMBERS = 2_000_000
 _STRATEGIES = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean", "discretized")
 _RUN = [
@@ -177,21 +178,23 @@ def resumed(device: str, folder: Path) -> str:
 
 def processes(device: str, folder: Path) -> str:
     """Two processes make the releases of one, up to rounding."""
-    files = [folder / name / "weights.pt" for name in ("one", "two")]
-    for file in files:
-        file.parent.mkdir(exist_ok=True)
-    launch = [sys.executable, "-m"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    for file, start in zip(files, ([], torchrun), strict=True):
-        words = [*launch, *start, "benchmarks.gpu.ranks", device, str(file)]
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        assert done.returncode == 0, f"{words[2]}: {done.stderr.strip().splitlines()[-1:]}"
-    one, two = (torch.load(file) for file in files)
-    apart = max(float((one[name] - two[name]).abs().max() / one[name].abs().max()) for name in one)
-    assert apart < _CLOSE, f"weights differ by {apart:.1e}"
-    return f"weights after 20 steps differ by {apart:.1e}"
+    apart = {}
+    for steps in _AFTER:
+        weights = []
+        for name, start in {"one": [], "two": torchrun}.items():
+            file = folder / f"{name}{steps}" / "weights.pt"
+            file.parent.mkdir(parents=True)
+            words = [sys.executable, "-m", *start, "benchmarks.gpu.ranks", device, str(file), str(steps)]
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+            assert done.returncode == 0, f"{words[2]}: {done.stderr.strip().splitlines()[-1:]}"
+            weights.append(torch.load(file))
+        one, two = weights
+        apart[steps] = max(float((one[name] - two[name]).abs().max() / one[name].abs().max()) for name in one)
+    found = ", ".join(f"{value:.1e} after {steps} steps" for steps, value in apart.items())
+    assert apart[_AFTER[0]] < _CLOSE, f"weights differ by {found}"
+    return f"weights differ by {found}"
 
 
 CHECKS: dict[str, Check] = {

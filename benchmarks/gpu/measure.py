@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,9 +120,13 @@ def _turn(one: _Timed, device: str, turn: float) -> None:
             one.error, one.step = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200], None
 
 
-def measure(
-    name: str, methods: Sequence[str], device: str, repeats: int, turn: float, report: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def apart(methods: Sequence[str]) -> list[list[str]]:
+    """Groups that are measured in a process of their own: what fails in one leaves the others' device as it was."""
+    groups = [[m for m in methods if m.startswith("graph/") == graphs] for graphs in (False, True)]
+    return [group for group in groups if group]
+
+
+def measure(name: str, methods: Sequence[str], device: str, repeats: int, turn: float) -> list[dict[str, Any]]:
     """Rows of a workload's methods, as `benchmarks.measure.measure` gives them.
 
     Args:
@@ -132,23 +135,15 @@ def measure(
         device: "cpu" or "cuda".
         repeats: Turns that count, after one that does not.
         turn: Seconds of a turn.
-        report: Told what is being done.
     """
     workload = GPU_WORKLOADS[name]
-    every = []
-    for method in dict.fromkeys([REFERENCE, *methods]):
-        report(f"starting {method}")
-        every.append(_begin(method, workload, device))
-    for number in range(1 + repeats):
-        report(f"turn {number}")
+    every = [_begin(method, workload, device) for method in dict.fromkeys([REFERENCE, *methods])]
+    for _ in range(1 + repeats):
         for one in every:
             _turn(one, device, turn)
     rows = [_row(name, one, device, skip=int(repeats > 0)) for one in every]
     for one in every:
         one.close()
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
     for row in rows:
         row["reference_wall_ms"], row["reference_cpu_ms"] = rows[0]["wall_ms"], None
     return [row for row in rows if row["method"] in methods]

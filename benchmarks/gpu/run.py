@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,11 +14,12 @@ from typing import Any
 from benchmarks import rows
 from benchmarks.gpu import report
 from benchmarks.gpu.checks import CHECKS, checked
-from benchmarks.gpu.measure import GPU_WORKLOADS, batches, measure, methods_for, timed
+from benchmarks.gpu.measure import GPU_WORKLOADS, apart, batches, measure, methods_for, timed
 from benchmarks.gpu.rounds import in_turn, together
 from benchmarks.users.tasks import TASKS
 from dpbench.files import write_atomically
 
+PARTS = ("checks", "steps", "rounds")
 AT_ONCE = (10, 50)
 _RECURRENT = "char_lstm 5x4"  # cuDNN's LSTM knows no vmap
 Say = Callable[[str], None]
@@ -26,6 +29,7 @@ def run(
     device: str,
     stem: Path,
     say: Say,
+    parts: Sequence[str] = PARTS,
     workloads: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     users: int = 100,
@@ -38,7 +42,8 @@ def run(
         device: "cuda" or "cpu".
         stem: Of the files.
         say: Told what is being done.
-        workloads: Those of `GPU_WORKLOADS`; None: all, with checks and rounds of users.
+        parts: What is wanted, of `PARTS`.
+        workloads: Those of `GPU_WORKLOADS`; None: all.
         methods: Of the steps; None: all.
         users: In a round.
         repeats: Turns of each method.
@@ -49,23 +54,24 @@ def run(
     """
     path = stem.with_suffix(".json")
     kept = _read(path)
-    if workloads is None:
-        for name in CHECKS:
-            say(f"check: {name}")
-            with TemporaryDirectory() as folder:
-                kept["checks"][name] = checked(name, device, Path(folder)) | rows.origin()
-            _write(path, kept)
-    for name in workloads if workloads is not None else GPU_WORKLOADS:
-        chosen = [m for m in methods_for(name) if methods is None or m in methods]
-        new = measure(name, chosen, device, repeats, turn, lambda what, name=name: say(f"{name}: {what}"))  # type: ignore[misc]
-        table = rows.merged(kept["steps"], [{**row, **rows.origin()} for row in new])
-        kept["steps"] = rows.with_ratios(table, dict(batches()))
+    for name in CHECKS if "checks" in parts else ():
+        say(f"check: {name}")
+        with TemporaryDirectory() as folder:
+            kept["checks"][name] = checked(name, device, Path(folder)) | rows.origin()
         _write(path, kept)
-    if workloads is None:
-        for name in TASKS:
-            say(f"round of users: {name}")
-            kept["rounds"][name] = _rounds(name, users, repeats, device) | rows.origin()
+    for name in (workloads or GPU_WORKLOADS) if "steps" in parts else ():
+        chosen = [m for m in methods_for(name) if methods is None or m in methods]
+        for group in apart(chosen):
+            say(f"{name}: {', '.join(group)}")
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # a fault loses the device's context
+                new = alone.submit(measure, name, group, device, repeats, turn).result()
+            table = rows.merged(kept["steps"], [{**row, **rows.origin()} for row in new])
+            kept["steps"] = rows.with_ratios(table, dict(batches()))
             _write(path, kept)
+    for name in TASKS if "rounds" in parts else ():
+        say(f"round of users: {name}")
+        kept["rounds"][name] = _rounds(name, users, repeats, device) | rows.origin()
+        _write(path, kept)
     report.report(kept, stem)
     return stem.with_suffix(".md")
 

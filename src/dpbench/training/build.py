@@ -299,6 +299,8 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
         if several(options) and (options.get("strategy") or "auto") == "auto":
             options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
     options = processes.with_launcher(options)
+    # With trainer.deterministic PyTorch fills each new tensor, for those who would read it unwritten: nobody here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     trainer: pl.Trainer = _call(class_of(options, "trainer"), _without_marks(options), "trainer")
     return trainer
 

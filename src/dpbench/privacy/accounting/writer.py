@@ -170,8 +170,9 @@ class LedgerWriter:
                 raise LedgerError(
                     f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
                     "with the same noise would reveal the difference. Something in the run is random beyond its seed "
-                    "(such as augmentation in the data set), or the machine, its number of threads (OMP_NUM_THREADS) "
-                    "or a setting differs under the same fingerprint (data, model, optimizer, the local training of "
+                    "(such as augmentation in the data set, or a GPU without Trainer(deterministic=True)), or the "
+                    "machine, its number of threads (OMP_NUM_THREADS) or a setting differs under the same fingerprint "
+                    "(data, model, optimizer, the local training of "
                     "records=...): resume with another seed or fingerprint, or as before."
                 )
             self._seal.update(line)
