@@ -55,6 +55,8 @@ def markdown(kept: Mapping[str, Any], name: str) -> str:
         "between them the host learns that all norms are finite, and the ledger's line would be written. It is what a "
         "later engine could do; the harness does not.",
         "",
+        *(f"- {note}" for note in kept.get("notes", ())),
+        "",
         "## What holds there",
         "",
         "| | holds | found |",

@@ -77,7 +77,7 @@ def run(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    empty: dict[str, Any] = {"checks": {}, "steps": [], "rounds": {}}
+    empty: dict[str, Any] = {"notes": [], "checks": {}, "steps": [], "rounds": {}}
     return empty | (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
 

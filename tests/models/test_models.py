@@ -69,6 +69,17 @@ def test_local_response_norm_equals_torch(dtype: torch.dtype) -> None:
         assert torch.autograd.gradcheck(ours, (x[:1, :, :2, :2].detach().requires_grad_(),))
 
 
+def test_local_response_norm_in_mixed_precision() -> None:
+    norm, x = LocalResponseNorm(12, 5, 0.3, 1.5), torch.randn(3, 12, 4, 4).bfloat16()
+    exact, rounded = (one.clone().requires_grad_() for one in (x.float(), x))
+    norm(exact).square().sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = norm(rounded)
+    output.square().sum().backward()
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(rounded.grad.float(), exact.grad, rtol=1e-2, atol=1e-2)
+
+
 def test_center_crop() -> None:
     x = torch.arange(36.0).view(1, 1, 6, 6)
     assert torch.equal(CenterCrop(4)(x), x[:, :, 1:5, 1:5])

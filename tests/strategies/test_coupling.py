@@ -21,6 +21,7 @@ from torchmetrics import MeanMetric
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients import tf32
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
 
@@ -756,3 +757,19 @@ def test_attributes_of_a_step_are_not_touched(tmp_path: Path) -> None:
     fit(tmp_path, module, 3, trainer={"logger": Loud(), "log_every_n_steps": 1})
     assert module.calls == 3 and Loud.lines == 2 * 3 + 1  # with every epsilon, and the last one again
     assert len(module.last) == len(loader_of(records(), 16).lots.lot(2))
+
+
+def test_gradients_are_compared_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TF32, which GPUs use in convolutions, rounding alone would look like coupling; the step itself keeps it."""
+    precision: Any = torch.backends.cudnn.conv
+    seen: list[str] = []
+
+    def told(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(precision.fp32_precision)
+        return mean(module, x, y)
+
+    monkeypatch.setattr(tf32, "is_allowed", lambda device: True)  # as on a GPU
+    before = precision.fp32_precision
+    fit(tmp_path, Net(told), 1)
+    assert seen[-1] == precision.fp32_precision == before == "tf32"
+    assert seen[:-1] and set(seen[:-1]) == {"ieee"}

@@ -61,8 +61,10 @@ class LocalResponseNorm(nn.Module):
         self.scale, self.k = alpha / size, k
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalized input, channels-last in memory."""
-        output: Tensor = _BandedNormalization.apply(input, self.band.to(input.dtype), self.scale, self.k)
+        """The normalized input, channels-last in memory; in float32 at least."""
+        x = input.float() if input.dtype.itemsize < 4 else input
+        with torch.autocast(x.device.type, enabled=False):  # which would make powers float32 and products not
+            output: Tensor = _BandedNormalization.apply(x, self.band.to(x.dtype), self.scale, self.k)
         return output
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from dpbench.data.octaves import next_checked
 from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.records.count import count_records
@@ -161,7 +162,7 @@ class CouplingProbe:
         before = self._engine.records
         self._engine.expect(rows)
         try:
-            with repeatable(seed):
+            with repeatable(seed), tf32.refused(device):
                 output = _loss(step, batch)
                 if output is None:
                     return None

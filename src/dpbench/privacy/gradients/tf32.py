@@ -1,0 +1,38 @@
+"""TF32: products that NVIDIA's GPUs make of float32 with eleven bits, in convolutions unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_EXACT = "ieee"
+
+
+def _places() -> list[Any]:
+    """What PyTorch has a precision for."""
+    backends: Any = torch.backends
+    return [backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]
+
+
+def is_allowed(device: str) -> bool:
+    """Whether products of float32 may be made in TF32 on a type of device."""
+    return device == "cuda" and any(place.fp32_precision == "tf32" for place in _places())
+
+
+@contextmanager
+def refused(device: str) -> Iterator[None]:
+    """Products of float32 are made in float32, where two ways of computing the same are compared."""
+    if not is_allowed(device):
+        yield
+        return
+    before = [place.fp32_precision for place in _places()]
+    try:
+        for place in _places():
+            place.fp32_precision = _EXACT
+        yield
+    finally:
+        for place, precision in zip(_places(), before, strict=True):
+            place.fp32_precision = precision
