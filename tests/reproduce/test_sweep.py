@@ -145,6 +145,26 @@ def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> Non
     assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [2000]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_table_that_is_told_to_stop_begins_no_other_run(workers: int, definition: Path, tmp_path: Path) -> None:
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
+    launcher = ["launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers else []
+    words = reproduce(tmp_path, "rows=long", "columns=private", "seeds=5", *launcher)
+    sweep = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    begun = time.monotonic()
+    while not any(map(_halfway, (tmp_path / "runs").rglob("long-private-*/ledger.jsonl"))):
+        assert sweep.poll() is None and time.monotonic() - begun < 1200
+        time.sleep(0.02)
+    sweep.send_signal(signal.SIGTERM)
+    _, err = sweep.communicate(timeout=600)
+    assert sweep.returncode == 128 + signal.SIGTERM
+    assert err.splitlines()[-1].endswith(
+        "interrupted. Checkpoint, ledger and partial result are kept; go on with: the same command"
+    )
+    assert 1 <= len([*(tmp_path / "runs").rglob("ledger.jsonl")]) <= max(workers, 1)
+
+
 def _halfway(ledger: Path) -> bool:
     return ledger.read_bytes().count(b"\n") > 100
 

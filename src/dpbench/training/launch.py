@@ -71,6 +71,7 @@ def launch(
     conf = conf or conf_dir()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through; `cli` prints them
     failures: list[BaseException] = []
+    here = os.getpid()
 
     def single(cfg: DictConfig) -> float | None:
         try:
@@ -85,7 +86,7 @@ def launch(
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
                 hand_back(error)
-            _leave_sweep(error, HydraConfig.get())
+            _leave_sweep(error, HydraConfig.get(), os.getpid() == here)
             failures.append(error)  # the other runs go on, and this one is told in the end
             return None
 
@@ -161,13 +162,21 @@ def _reported(jobs: Sequence[Sequence[str]], afterwards: Callable[[Sweep], None]
         raise failed
 
 
-def _leave_sweep(error: DPBenchError | OSError, hydra: Any) -> None:
-    """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value."""
+def _leave_sweep(error: DPBenchError | OSError, hydra: Any, here: bool) -> None:
+    """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value.
+
+    Args:
+        error: Of a run.
+        hydra: Its configuration of Hydra.
+        here: Whether the run was made by the process that makes the sweep (joblib does so where n_jobs=1): there Hydra
+            would keep an interruption to itself until all other runs are made.
+    """
     from dpbench.training.objective import optimizes
 
-    if made_apart(hydra) or optimizes(hydra):
+    stopped = isinstance(error, Interrupted) and not error.of_one_run
+    if (made_apart(hydra) and not (stopped and here)) or optimizes(hydra):
         raise error
-    if isinstance(error, Interrupted) and not error.of_one_run:
+    if stopped:
         raise _SweepInterrupted(error) from error
 
 
