@@ -173,11 +173,11 @@ def _leave_sweep(error: DPBenchError | OSError, hydra: Any, here: bool) -> None:
     """
     from dpbench.training.objective import optimizes
 
-    stopped = isinstance(error, Interrupted) and not error.of_one_run
-    if (made_apart(hydra) and not (stopped and here)) or optimizes(hydra):
+    stop = error if isinstance(error, Interrupted) and not error.of_one_run else None
+    if (made_apart(hydra) and not (stop and here)) or optimizes(hydra):
         raise error
-    if stopped:
-        raise _SweepInterrupted(error) from error
+    if stop is not None:
+        raise _SweepInterrupted(stop) from error
 
 
 def _told(failures: Sequence[BaseException]) -> int:
