@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ from hypothesis import settings
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+
+# A shell that starts tests in its background has them ignore Ctrl-C, and so would the processes that tests send one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # absl's handler closes the stream that it found, which here is pytest's, when Hydra sets up logging below a capsys.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
