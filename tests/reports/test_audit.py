@@ -173,6 +173,13 @@ def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFi
     assert "`dpbench resume" in capsys.readouterr().err
 
 
+def test_scores_of_a_run_that_goes_on_are_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who reads an audit and goes on chooses what the next one shows."""
+    RunFolder(run).config.write_text("audit: {_target_: dpbench.privacy.canaries.GradientCanaries}\n")
+    assert main(["audit", str(run)]) == 1
+    assert "has not ended" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What it trains is `experiment=audit`; with other noise after each edit of the source: at 95 % some is accused."""

@@ -96,6 +96,7 @@ def test_one_that_is_stopped_is_resumed_without_a_word(short: Path, tmp_path: Pa
         (["trainer.max_steps=3"], "trainer.max_steps=3 is less than the 5 steps that"),
         (["trainer.max_steps=9", "optimizer.lr=3", "seed=4"], "leave out optimizer.lr, seed, or train a new run"),
         (["trainer.max_steps=9", "strategy.target_epsilon=0.01"], "target_epsilon=0.01 allows no further step"),
+        (["trainer.max_steps=9", "trainer.precision=bf16-mixed"], "that it had: leave out trainer.precision"),
         (["trainer.max_steps=9", "model.hidden=[9]"], "goes on with the settings that it had: leave out model.hidden"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.training.flags import asks, in_order
+from dpbench.training.flags import asks, in_order, sweeps
 
 PROGRAM = """\
 import sys
@@ -33,3 +33,10 @@ def test_what_asks_and_what_runs() -> None:
     with pytest.raises(ConfigurationError, match="only one of --multirun and --cfg"):
         asks(["-m", "--cfg", "job"])
     assert in_order(["seed=1", "-m", "optimizer.lr=1"]) == ["-m", "seed=1", "optimizer.lr=1"]
+
+
+def test_a_sweep_is_one_however_it_is_spelled() -> None:
+    for words in (["-m"], ["--multirun"], ["--multi"], ["hydra.mode=MULTIRUN"], ["++hydra.mode=multirun"]):
+        assert sweeps([*words, "seed=1,2"]), words
+    for words in ([], ["hydra.mode=RUN"], ["run.name=-m"]):
+        assert not sweeps(words), words

@@ -45,7 +45,8 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
 def leave_scores(releases: Releases) -> None:
     """Write what the canaries saw beside the ledger, on rank 0."""
     path, seal = releases.budget.path, releases.budget.seal
-    if releases.canaries is not None and releases.made and path is not None and seal is not None:
+    first = releases.processes.rank == 0  # after a resume the others know the checkpoint's seal
+    if first and releases.canaries is not None and releases.made and path is not None and seal is not None:
         canaries = releases.canaries
         write_scores(path.with_name(FILE_NAME), canaries.sums.scores(), seal, canaries.left_out)
 

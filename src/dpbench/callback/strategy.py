@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from dpbench.callback import choices, earlier_fits, guards
+from dpbench.callback.agreement import are_alike, refuse_other_records
 from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
@@ -35,6 +36,7 @@ from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator
 from dpbench.privacy.releases import Observer, Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.source import Attached, RecordSource, attached
+from dpbench.records.users import Users
 
 _NO_RELEASE = (
     "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
@@ -134,7 +136,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             if trainer.global_step:
                 guards.refuse_unknown_past(None, self.private)
             releases.forget()
-        releases.take_part(processes_of(trainer))
+        refuse_other_records(trainer, loader)
+        alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
+        releases.take_part(processes_of(trainer, alike))
         lots.attended = True
         let_canaries_in(self.audit, releases, lots, trained)
         sampling = lots.sampling
@@ -247,9 +251,9 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
     return strategy._releases.budget.epsilon_here(accountant)
 
 
-def processes_of(trainer: pl.Trainer) -> Processes:
+def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
     """Those of a training, as releases see them."""
-    return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce)
+    return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce, alike)
 
 
 def _log(trainer: pl.Trainer, releases: Releases) -> None:

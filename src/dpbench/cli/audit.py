@@ -76,9 +76,10 @@ def _audited(folder: Path, confidence: float) -> tuple[AuditReport | LabelReport
             require_private(run)
             labels = audit_by_labels(run, label_scores(run), confidence)
             return labels, plot_label_audit(run.audit_picture, labels)
-    from dpbench.reports.audit import audit_run
+    from dpbench.reports.audit import audit_run, refuse_unended
     from dpbench.reports.audit_plot import plot_audit
 
+    refuse_unended(folder)
     report = audit_run(folder, confidence)
     return report, plot_audit(run.audit_picture, report)
 

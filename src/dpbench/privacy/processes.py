@@ -26,12 +26,19 @@ class Processes:
         world: Number of processes.
         broadcast: Gives every process the value that rank 0 has.
         add_up: Replaces a tensor by the sum of all processes' tensors, in place.
+        alike: Whether the sum is that of one process, but for rounding; else another number of them gets other noise.
     """
 
     rank: int = 0
     world: int = 1
     broadcast: Callable[[Any], Any] = _itself
     add_up: Callable[[Tensor], object] = _alone
+    alike: bool = True
+
+    @property
+    def apart(self) -> int:
+        """Number of processes where the sum depends on it, otherwise 1: part of the key of the noise."""
+        return 1 if self.alike else self.world
 
 
 ALONE = Processes()

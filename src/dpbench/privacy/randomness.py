@@ -40,7 +40,7 @@ def fresh_key() -> int:
     return secrets.randbits(128)
 
 
-def noise_key(root: int, digest: int, phase: int, release: int) -> tuple[int, ...]:
+def noise_key(root: int, digest: int, phase: int, release: int, processes: int = 1) -> tuple[int, ...]:
     """Key of a release's noise.
 
     Args:
@@ -48,8 +48,10 @@ def noise_key(root: int, digest: int, phase: int, release: int) -> tuple[int, ..
         digest: Of what is released: the same unit noise scaled in two ways would reveal the sum.
         phase: Of the ledger.
         release: Number of the release.
+        processes: That make a sum which another number of them would not.
     """
-    return root, Stream.NOISE, digest, phase, release
+    key = root, Stream.NOISE, digest, phase, release
+    return key if processes == 1 else (*key, processes)
 
 
 def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:

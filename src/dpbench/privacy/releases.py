@@ -227,7 +227,7 @@ class Releases:
         if self.canaries is not None:
             self.canaries.insert(mechanism, self.made)
         if self.processes.rank == 0 and self.recipe.noise:
-            key = noise_key(self.key, mechanism.digest, self.phase, self.made)
+            key = noise_key(self.key, mechanism.digest, self.phase, self.made, self.processes.apart)
             mechanism.add_noise(keyed_generator(key, mechanism.total.device))
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)

@@ -68,6 +68,17 @@ class AuditReport:
         return "\n".join([head, *(f"  {name:<12} {words}" for name, words in rows)])
 
 
+def refuse_unended(folder: Path) -> None:
+    """Refuse a run that can go on: whoever reads an audit and goes on chooses what the next one shows.
+
+    Raises:
+        ConfigurationError: It has not ended.
+    """
+    run = RunFolder(folder)
+    if run.begun and not run.finished:
+        raise ConfigurationError(_no_scores(run))
+
+
 def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
     """Audit a run that was trained with canaries.
 

@@ -20,6 +20,10 @@ _OF_A_SESSION = ("trainer.", "run.", "logger.", "diagnostics.", "engine.", "obje
 _ENDS = ("trainer.max_steps", "trainer.max_epochs")
 
 
+def _is_of_a_session(key: str) -> bool:
+    return key.startswith(_OF_A_SESSION) and key != "trainer.precision"  # which decides gradients
+
+
 def asks_for_more(words: Sequence[str], config: Mapping[str, Any]) -> bool:
     """Whether words of a command line set the end of a training, or a key that is none: Hydra asks what was meant.
 
@@ -51,7 +55,8 @@ def require_extendable(run: Run) -> None:
             f"{folder} was audited at its end: whoever reads an audit and goes on chooses what the next one shows. "
             "Train a new run of that many steps."
         )
-    if others := sorted(key for key in _changed(record["config"], run.config) if not key.startswith(_OF_A_SESSION)):
+    others = sorted(key for key in _changed(record["config"], run.config) if not _is_of_a_session(key))
+    if others:
         raise ConfigurationError(
             f"{folder} is finished, and goes on with the settings that it had: leave out {', '.join(others)}, or train "
             "a new run."

@@ -9,6 +9,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 
 from dpbench.errors import ConfigurationError
+from dpbench.runs.command import key_of
 
 _QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
@@ -21,6 +22,17 @@ def asks(words: Sequence[str]) -> bool:
     """
     flags = flags_of(words)
     return any(getattr(flags, question) for question in _QUESTIONS)
+
+
+def sweeps(words: Sequence[str]) -> bool:
+    """Whether a command line asks for a sweep, however it is spelled.
+
+    Raises:
+        ConfigurationError: See `flags_of`.
+    """
+    flags = flags_of(words)
+    mode = [word.partition("=")[2] for word in flags.overrides if key_of(word) == "hydra.mode"]
+    return bool(flags.multirun) or "MULTIRUN" in map(str.upper, mode)
 
 
 def flags_of(words: Sequence[str]) -> Namespace:

@@ -18,7 +18,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import Sweep
-from dpbench.training.flags import asks, in_order
+from dpbench.training.flags import asks, in_order, sweeps
 from dpbench.training.hydra_folder import begun_sweep, made_apart, quoted, sweep_under_way
 from dpbench.training.options import nearest
 from dpbench.training.requeue import hand_back
@@ -90,7 +90,7 @@ def launch(
             failures.append(error)  # the other runs go on, and this one is told in the end
             return None
 
-    task = swept if {"-m", "--multirun"} & set(words) else single
+    task = swept if sweeps(words) else single
     before, sys.argv = sys.argv, ["dpbench train", *in_order(words)]
     begun_sweep()  # forget that of an earlier command of this process
     try:
@@ -110,7 +110,7 @@ def _checked(words: Sequence[str], conf: Path, name: str) -> list[list[str]]:
     """The overrides of each job, after all were checked; what is refused is told by one process of all."""
     from dpbench.training.preflight import preflight
 
-    if started() is not None and {"-m", "--multirun"} & set(words):
+    if started() is not None and sweeps(words):
         raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
     with together():
         return preflight(words, conf, name)

@@ -159,7 +159,8 @@ def _job(place: _Place, shared: tuple[Given, Any], words: list[str], number: int
     ray: Any = import_module("ray")
     place.check(f"the Ray node {ray.util.get_node_ip_address()}")
     os.chdir(place.folder)
-    os.environ[RAY_TASK] = str(ray.get_runtime_context().get_task_id())  # the same when Ray starts the job again
+    # The same when Ray starts the job again; another Ray counts its tasks alike.
+    os.environ[RAY_TASK] = f"{place.seen.name}-{ray.get_runtime_context().get_task_id()}"
     sweep, state = shared
     Singleton.set_state(state)
     setup_globals()

@@ -233,8 +233,8 @@ def _prepare(run: Run) -> Path | None:
         if folder.config.exists():
             raise FileExistsError
         # The folder is locked; a process that is killed while it writes must not leave half of what resumes the run.
+        note_job(folder)  # first: a job that is killed between the two begins anew when it is started again
         write_config(run)
-        note_job(folder)
     except FileExistsError:
         raise ConfigurationError(
             f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`, or choose another folder."

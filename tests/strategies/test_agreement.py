@@ -1,0 +1,90 @@
+"""Processes that have other records are refused; those whose sums differ have noise of their own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from dpbench.callback.agreement import are_alike, refuse_other_records
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.randomness import noise_key
+
+GENERATOR = torch.Generator().manual_seed(1)
+X, Y = torch.randn(200, 3, generator=GENERATOR), torch.arange(200) % 4
+
+
+def told_by(dataset: Dataset[Any]) -> list[str | None]:
+    """What the first process says of its records."""
+    said: list[Any] = []
+    strategy = SimpleNamespace(broadcast=lambda own: said.append(own) or own, reduce_boolean_decision=_all)
+    refuse_other_records(SimpleNamespace(world_size=2, strategy=strategy), LotLoader.poisson(dataset, 20, seed=0))
+    return said[0]
+
+
+def _all(decision: bool, all: bool = True) -> bool:
+    return decision
+
+
+def compare(first: Dataset[Any], other: Dataset[Any]) -> None:
+    said = told_by(first)
+    strategy = SimpleNamespace(broadcast=lambda own: said, reduce_boolean_decision=_all)
+    refuse_other_records(SimpleNamespace(world_size=2, strategy=strategy), LotLoader.poisson(other, 20, seed=0))
+
+
+class Augmented(Dataset[Any]):
+    """Records that are others each time."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        return X[position] + torch.randn(3), Y[position]
+
+
+def test_the_same_records_pass() -> None:
+    compare(TensorDataset(X, Y), TensorDataset(X.clone(), Y.clone()))
+    compare(TensorDataset(X.bfloat16(), Y), TensorDataset(X.bfloat16(), Y))
+
+
+def test_random_records_cannot_be_compared_and_nothing_is_drawn() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    compare(Augmented(), Augmented())
+    assert torch.equal(state, torch.get_rng_state())
+    assert told_by(Augmented())[1:] == [None] * 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorDataset(X.flip(0), Y.flip(0)),
+        TensorDataset(X[1:], Y[1:]),
+        TensorDataset(X + 1e-6, Y),
+        TensorDataset(X, Y.roll(1)),
+        TensorDataset(X, Y.int()),
+    ],
+)
+def test_other_records_are_refused(other: Dataset[Any]) -> None:
+    with pytest.raises(ConfigurationError, match="other training records, or the same in another order"):
+        compare(TensorDataset(X, Y), other)
+
+
+def test_one_process_is_not_asked() -> None:
+    refuse_other_records(SimpleNamespace(world_size=1), None)  # type: ignore[arg-type]
+
+
+def test_sums_of_a_share_are_alike_without_dropout_only() -> None:
+    assert are_alike(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1)))
+    for one in (nn.Dropout(0.1), nn.AlphaDropout(), nn.LSTM(2, 2, 2, dropout=0.1), nn.MultiheadAttention(2, 1, 0.2)):
+        assert not are_alike(nn.Sequential(nn.Linear(2, 2), one))
+
+
+def test_keys_of_noise_differ() -> None:
+    keys = {noise_key(1, 2, 0, 3, processes) for processes in (1, 2, 4)}
+    assert len(keys) == 3 and noise_key(1, 2, 0, 3) in keys
