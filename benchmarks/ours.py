@@ -17,7 +17,6 @@ from benchmarks.workloads import Workload
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
-from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
@@ -67,7 +66,7 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
         with torch.no_grad():
             mechanism.clear()
             mechanism.accumulate(engine.backward(loss, len(x)), len(x), merge)
-            mechanism.add_noise(keyed_generator((1, next(releases)), device))
+            mechanism.add_noise((1, next(releases)))
             for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient
         optimizer.step()

@@ -24,7 +24,6 @@ from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
-from dpbench.privacy.randomness import keyed_generator
 
 Check = Callable[[str, Path], str]
 """(device, folder for files) → what was found; AssertionError where it does not hold."""
@@ -117,9 +116,7 @@ def noise(device: str, folder: Path) -> str:
     std = 1.7
 
     def drawn(key: int) -> Tensor:
-        return add_gaussian_noise(
-            torch.zeros(_NUMBERS, device=device), [(_NUMBERS, std)], keyed_generator((key,), device)
-        )
+        return add_gaussian_noise(torch.zeros(_NUMBERS, device=device), [(_NUMBERS, std)], (key,))
 
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert torch.equal(first, again) and not torch.equal(first, other), "noise is not a function of its key"
@@ -145,7 +142,7 @@ def strategies(device: str, folder: Path) -> str:
             grads = engine.backward(F.cross_entropy(model(x), y), len(x))
             with torch.no_grad():
                 mechanism.accumulate(grads, len(x))
-                mechanism.add_noise(keyed_generator((1, 1), device))
+                mechanism.add_noise((1, 1))
                 released = mechanism.post_process()
             assert all(bool(one.isfinite().all()) for one in released), f"{strategy} of {name} is not finite"
             made += 1

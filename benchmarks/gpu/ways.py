@@ -83,7 +83,7 @@ def private_graph(workload: Workload, device: str) -> Step:
         parameter.grad = view
 
     def sums() -> None:
-        mechanism.clear()
+        mechanism.total.zero_()
         loss = (F.cross_entropy(model(rows), labels, reduction="none") * mask).sum()
         gradients = engine.backward(loss, room)
         with torch.no_grad():
@@ -150,7 +150,7 @@ def private(workload: Workload, device: str, mixed: bool = False, compiled: bool
         with torch.no_grad():
             mechanism.clear()
             mechanism.accumulate(engine.backward(loss, len(x)), len(x))
-            mechanism.add_noise(keyed_generator((1, next(releases)), device))
+            mechanism.add_noise((1, next(releases)))
             for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient
         optimizer.step()

@@ -17,6 +17,7 @@ from benchmarks.gpu.rounds import in_turn, together
 from benchmarks.gpu.run import PARTS
 from benchmarks.gpu.ways import WAYS
 from benchmarks.users.tasks import TASKS
+from dpbench.privacy.randomness import keyed_generator
 
 QUICK = [name for name in checks.CHECKS if name not in ("resumed", "two processes", "strategies")]
 
@@ -35,8 +36,8 @@ def test_what_must_hold_too(name: str, tmp_path: Path) -> None:
 
 
 def test_what_does_not_hold_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def twice(total: torch.Tensor, stds: Any, generator: torch.Generator) -> torch.Tensor:
-        return total.normal_(generator=generator).mul_(2 * stds[0][1])
+    def twice(total: torch.Tensor, stds: Any, key: Any) -> torch.Tensor:
+        return total.normal_(generator=keyed_generator(key)).mul_(2 * stds[0][1])
 
     monkeypatch.setattr(checks, "add_gaussian_noise", twice)
     row = checks.checked("noise", "cpu", tmp_path)

@@ -28,7 +28,6 @@ from dpbench.privacy.mechanism.groups import (
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 NAMES = ["conv.weight", "conv.bias", "fc.weight"]
@@ -184,7 +183,7 @@ def _noise(case: Case) -> list[str]:
     mechanism, draws = case.build(), []
     for release in range(1200):
         mechanism.clear()
-        mechanism.add_noise(keyed_generator((1, release)))
+        mechanism.add_noise((1, release))
         draws.append(mechanism.total.clone())
     problems = []
     by_release = [by_query(mechanism, draw) for draw in draws]

@@ -16,7 +16,6 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 
 
@@ -31,7 +30,7 @@ def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
     """One round on records of known norms; the bound of the next."""
     machine.clear()
     machine.accumulate([InstantiatedGradients(lambda: torch.stack([norms, torch.zeros_like(norms)], 1))], len(norms))
-    machine.add_noise(keyed_generator((key,)))
+    machine.add_noise((key,))
     machine.post_process()
     return machine.plan.groups[0].max_grad_norm
 

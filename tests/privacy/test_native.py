@@ -27,7 +27,6 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProd
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.native import choices, kernels, loader
-from dpbench.privacy.randomness import keyed_generator
 from tests.reference import relative_error
 
 KEY = bytes(range(32))
@@ -294,14 +293,14 @@ def test_noise_is_box_muller_of_chacha20() -> None:
 
 @pytest.mark.parametrize(("scale", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 def test_noise_has_the_right_scale_and_no_other(scale: float, accepted: bool) -> None:
-    total = add_gaussian_noise(torch.zeros(200_000), [(100_000, 3.0), (100_000, 0.5)], keyed_generator((7,)))
+    total = add_gaussian_noise(torch.zeros(200_000), [(100_000, 3.0), (100_000, 0.5)], (7,))
     for part, std in ((total[:100_000], 3.0), (total[100_000:], 0.5)):
         assert (stats.kstest(part.numpy(), "norm", args=(0, scale * std)).pvalue > 1e-4) == accepted
 
 
 def test_keys_and_segments_share_no_noise() -> None:
     def draw(key: int) -> Tensor:
-        return add_gaussian_noise(torch.zeros(20_000), [(10_000, 1.0), (10_000, 1.0)], keyed_generator((key,)))
+        return add_gaussian_noise(torch.zeros(20_000), [(10_000, 1.0), (10_000, 1.0)], (key,))
 
     one, two = draw(1), draw(2)
     assert torch.equal(one, draw(1))

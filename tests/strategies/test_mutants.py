@@ -16,7 +16,6 @@ from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_weights
 from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.randomness import keyed_generator
 from dpbench.strategies import DPSGD
 from tests.checks import audit
 
@@ -65,7 +64,7 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def reused_seed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(releases, "keyed_generator", lambda key, *device: keyed_generator((0,), *device))
+    patch.setattr(releases, "noise_key", lambda *facts: (0,))
 
 
 def skips_empty_lots(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,6 @@ from dpbench.privacy import releases
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.randomness import keyed_generator
 from dpbench.privacy.releases import Releases
 from dpbench.records.users import Users
 
@@ -29,9 +28,9 @@ _privatize, _lot, _train = ReleasePlan.privatize, Lots._lot, Users._train
 def _scaled(factor: float) -> Mutant:
     @contextmanager
     def broken() -> Iterator[None]:
-        def wrong(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
+        def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
             clean = total.clone()
-            return total.copy_(clean + factor * (_privatize(self, total, generator) - clean))
+            return total.copy_(clean + factor * (_privatize(self, total, key) - clean))
 
         with mock.patch.object(ReleasePlan, "privatize", wrong):
             yield
@@ -43,9 +42,9 @@ def _scaled(factor: float) -> Mutant:
 def noise_of_the_mean() -> Iterator[None]:
     """The noise is that of the mean, added to the sum."""
 
-    def wrong(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
+    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
         clean = total.clone()
-        return total.copy_(clean + (_privatize(self, total, generator) - clean) / self.denominator)
+        return total.copy_(clean + (_privatize(self, total, key) - clean) / self.denominator)
 
     with mock.patch.object(ReleasePlan, "privatize", wrong):
         yield
@@ -54,7 +53,7 @@ def noise_of_the_mean() -> Iterator[None]:
 @contextmanager
 def same_noise() -> Iterator[None]:
     """Every release gets the same noise."""
-    with mock.patch.object(releases, "keyed_generator", lambda key, *device: keyed_generator((0,), *device)):
+    with mock.patch.object(releases, "noise_key", return_value=(0,)):
         yield
 
 
@@ -125,9 +124,9 @@ def wrong_divisor() -> Iterator[None]:
 def counts_without_noise() -> Iterator[None]:
     """The count of clipped records, by which an adaptive bound moves, is released as it is."""
 
-    def wrong(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
+    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
         statistics = total[sum(self.sizes) :].clone()
-        noised = _privatize(self, total, generator)
+        noised = _privatize(self, total, key)
         noised[sum(self.sizes) :] = statistics
         return noised
 

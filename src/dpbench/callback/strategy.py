@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -32,7 +31,7 @@ from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, mean_norms
 from dpbench.privacy.processes import Processes
-from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator, keyed_seed
 from dpbench.privacy.releases import Observer, Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.source import Attached, RecordSource, attached
@@ -182,8 +181,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._source.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
         same = getattr(pl_module, "same_randomness", False)
-        generator = self._releases.generator(Stream.MODEL, 0 if same else trainer.global_rank)
-        guards.seed_device(int(torch.randint(2**62, (), generator=generator)), pl_module.device)
+        key = self._releases.key_of(Stream.MODEL, 0 if same else trainer.global_rank)
+        guards.seed_device(keyed_seed(key), pl_module.device)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -198,8 +197,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._releases.budget.refuse_overdraft()
         self._source.close_lot()
         for parameter, gradient in zip(trained.parameters, self._releases.release(), strict=True):
-            # A copy: the sums of the next lot go to the same memory before their noise does.
-            parameter.grad = gradient.to(parameter.dtype, copy=True) if parameter.requires_grad else None
+            parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self._released = True
 
     def on_train_batch_end(

@@ -53,7 +53,7 @@ class InMemoryImages(Dataset[Batch]):
 
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Images (R, C, H, W), channels-last in memory, and labels (R,)."""
-        index = torch.as_tensor(positions, dtype=torch.long)
+        index = torch.from_numpy(np.asarray(positions, dtype=np.int64))  # of a list, twice as fast as torch
         pixels = self.pixels.index_select(0, index)  # three times as fast as [index]
         return Collated((pixels.permute(0, 3, 1, 2), self.labels[index]))
 

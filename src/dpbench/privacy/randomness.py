@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+RANDOM_NUMBERS = 2
+"""Counts the changes by which the same key came to give other numbers: releases of before are not repeated after."""
 _MT_WORDS = 624
 _MT_OFFSET = 24  # bytes of seed, counters and position before the words in torch's CPU generator state
 
@@ -54,13 +56,22 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
     return key if processes == 1 else (*key, processes)
 
 
+def digest_of(key: Sequence[int]) -> bytes:
+    """256 bits that are a function of `key`, non-negative integers of any size; itself a key of a cipher."""
+    return hashlib.sha256(repr([int(part) for part in key]).encode()).digest()
+
+
+def keyed_seed(key: Sequence[int]) -> int:
+    """A seed of 62 bits for `torch.manual_seed` that is a function of `key`."""
+    return int.from_bytes(digest_of(key)[:8], "big") >> 2
+
+
 def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
     """A seed for numpy's generators that is a function of `key`, integers of any size.
 
     Hashed, because `SeedSequence` splits large integers into words, so that some different keys would coincide.
     """
-    digest = hashlib.sha256(repr([int(part) for part in key]).encode()).digest()
-    return np.random.SeedSequence(int.from_bytes(digest, "big"))
+    return np.random.SeedSequence(int.from_bytes(digest_of(key), "big"))
 
 
 def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> torch.Generator:

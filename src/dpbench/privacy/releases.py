@@ -25,9 +25,10 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
+from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
-from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator, noise_key
+from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, keyed_generator, noise_key
 from dpbench.privacy.sampling import Sampling
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
@@ -175,7 +176,11 @@ class Releases:
 
     def generator(self, stream: Stream, *parts: int, device: torch.device | str = "cpu") -> torch.Generator:
         """Random numbers of the coming release, a function of key, stream, release and `parts`."""
-        return keyed_generator((self.key, stream, self.made, *parts), device)
+        return keyed_generator(self.key_of(stream, *parts), device)
+
+    def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
+        """Key of random numbers of the coming release."""
+        return self.key, stream, self.made, *parts
 
     def open_lot(self) -> None:
         """Begin a lot, without a record so far; it is good for one release."""
@@ -228,14 +233,14 @@ class Releases:
             self.canaries.insert(mechanism, self.made)
         if self.processes.rank == 0 and self.recipe.noise:
             key = noise_key(self.key, mechanism.digest, self.phase, self.made, self.processes.apart)
-            mechanism.add_noise(keyed_generator(key, mechanism.total.device))
+            mechanism.add_noise(key)
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
         if self.canaries is not None:
             self.canaries.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
-            checksum = float(mechanism.total.sum(dtype=torch.float64)).hex()
-            self.budget.record(Release(self.made, mechanism.plan.sampling, mechanism.plan.queries, checksum))
+            plan = mechanism.plan
+            self.budget.record(Release(self.made, plan.sampling, plan.queries, checksum(mechanism.total).hex()))
         self.made += 1
         return mechanism.post_process()
 
@@ -260,6 +265,6 @@ def replay_key(fingerprint: str | None, seed: int | None, names: Sequence[str], 
     """
     if fingerprint is None or seed is None:
         return None
-    rounding = torch.__version__, native.signature()
+    rounding = torch.__version__, native.signature(), RANDOM_NUMBERS
     facts = [fingerprint, seed, mechanism.total.device.type, list(names), mechanism.digest, *rounding]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.ledger import SCHEMA, Header, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
-from dpbench.privacy.events import Event
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.sampling import Sampling
+
+_END = "}\n"
 
 
 def _dump(data: dict[str, Any]) -> str:
@@ -27,9 +31,15 @@ def _header_line(header: Header) -> str:
 
 
 def _release_line(release: Release) -> str:
-    queries = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in release.queries]
-    head = {"record": "release", "number": release.number, "checksum": release.checksum}
-    return _dump({**head, "sampling": release.sampling.to_dict(), "queries": queries})
+    head = _dump({"record": "release", "number": release.number, "checksum": release.checksum})
+    return head[: -len(_END)] + "," + _facts(release.sampling, release.queries)
+
+
+@lru_cache(maxsize=16)
+def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
+    """End of the line: the same from release to release, unless bounds adapt."""
+    shown = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in queries]
+    return _dump({"sampling": sampling.to_dict(), "queries": shown})[1:]
 
 
 class LedgerWriter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ class Mechanism:
         digest: A number for `first_plan`, part of the key of the noise: the same unit noise scaled in two ways would
             reveal the sum. (Not of the present plan: its bounds differ in the last bit between one process and two,
             and the ledger refuses a replay whose bounds differ.)
-        total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all.
+        total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all. New
+            memory for each lot, so that gradients that somebody has kept never show the sums of a later lot.
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
         metric_sizes: Number of values of each metric that the module offers.
@@ -80,9 +81,8 @@ class Mechanism:
         self.digest = plan_digest(self.first_plan)
         if recipe.denoiser is not None:
             recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
-        statistics = sum(statistic.size for statistic in self.plan.statistics)
-        self.total, self.gradients = _flat_buffer(parameters, statistics)
-        self._statistics = self.total[len(self.total) - statistics :]
+        self._layout = _flat_layout(parameters, sum(statistic.size for statistic in self.plan.statistics))
+        self.clear()
 
     def _plan_for(self, groups: tuple[VectorGroup, ...]) -> ReleasePlan:
         recipe, sampling, summands, statistics = self.recipe, self._sampling, self._summands, list[Statistic]()
@@ -103,8 +103,11 @@ class Mechanism:
         return {"bounds": self.bounds if self.recipe.adaptation is not None else None, "metrics": list(self._metrics)}
 
     def clear(self) -> None:
-        """Set the sums to zero: a lot begins."""
-        self.total.zero_()
+        """Begin the sums of a lot."""
+        layout = self._layout
+        self.total = torch.zeros(layout.size, dtype=layout.dtype, device=layout.device)
+        self.gradients = [torch.as_strided(self.total, *view) for view in layout.views]
+        self._statistics = self.total[layout.parameters :]
 
     def accumulate(
         self,
@@ -136,9 +139,9 @@ class Mechanism:
             self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
         return exact, norms
 
-    def add_noise(self, generator: torch.Generator) -> None:
-        """Make the sums private, once for all processes."""
-        self.plan.privatize(self.total, generator)
+    def add_noise(self, key: Sequence[int]) -> None:
+        """Make the sums private, once for all processes; the noise is a function of `key`."""
+        self.plan.privatize(self.total, key)
 
     def post_process(self) -> list[Tensor]:
         """Post-processing of the noised sums: the update, the next bounds, the private metrics.
@@ -148,7 +151,7 @@ class Mechanism:
         """
         plan, denoiser = self.plan, self.recipe.denoiser
         if denoiser is None:
-            self.total[: len(self.total) - len(self._statistics)].div_(plan.denominator)
+            self.total[: self._layout.parameters].div_(plan.denominator)
         else:
             for view, std, bound in zip(self.gradients, plan.parameter_stds, plan.parameter_bounds, strict=True):
                 view.copy_(denoiser.correct(view, std, plan.denominator, bound))
@@ -208,14 +211,22 @@ def plan_digest(plan: ReleasePlan) -> int:
     return int(hashlib.sha256(repr(plan).encode()).hexdigest()[:32], 16)
 
 
-def _flat_buffer(parameters: Sequence[torch.nn.Parameter], tail: int) -> tuple[Tensor, list[Tensor]]:
-    """One flat sum (float32 at least) and a view of it for each parameter, in the parameter's memory layout."""
+class _Layout(NamedTuple):
+    """Where the sums of each parameter lie in one flat tensor: (shape, strides, start), as the parameter has them."""
+
+    views: list[tuple[torch.Size, tuple[int, ...], int]]
+    parameters: int
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
+    """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
     dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-    total = torch.zeros(sum(p.numel() for p in parameters) + tail, dtype=dtype, device=parameters[0].device)
     views, start = [], 0
     for p in parameters:
         dense = sum((n - 1) * step for n, step in zip(p.shape, p.stride(), strict=True)) + 1 == p.numel()
-        piece = total[start : start + p.numel()]
-        views.append(torch.as_strided(total, p.shape, p.stride(), start) if dense else piece.view(p.shape))
+        views.append((p.shape, p.stride() if dense else torch.empty(p.shape, device="meta").stride(), start))
         start += p.numel()
-    return total, views
+    return _Layout(views, start, start + tail, dtype, parameters[0].device)

@@ -13,35 +13,43 @@ import torch
 from torch import Tensor
 
 from dpbench.privacy.native import kernels
+from dpbench.privacy.randomness import digest_of, keyed_generator
 
 
-def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], generator: torch.Generator) -> Tensor:
+def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], key: Sequence[int]) -> Tensor:
     """Add independent Gaussian noise to a flat sum, in place.
 
-    On the CPU the native kernels, where they can be had, take a key of 256 bits from the generator and draw the numbers
-    from ChaCha20 on all threads, several times faster; the two tiers give different noise.
+    On the CPU the native kernels, where they can be had, draw the numbers from ChaCha20 on all threads, several times
+    faster than PyTorch's generator; the two tiers give different noise.
 
     Args:
         total: Flat sum of clipped gradients, shape (D,).
         noise_stds: Consecutive segments as (length, standard deviation); the lengths add up to D.
-        generator: On the device of `total`.
+        key: Of which the noise is a function: integers that were not used before.
 
     Returns:
         `total`.
     """
     native = kernels.suits(total) and total.is_contiguous()
     if native:
-        key = torch.randint(256, (32,), dtype=torch.uint8, generator=generator).numpy().tobytes()
+        cipher_key = digest_of(key)
     else:
-        noise = torch.empty_like(total).normal_(generator=generator)
+        noise = torch.empty_like(total).normal_(generator=keyed_generator(key, total.device))
     start = 0
     for length, std in noise_stds:
         piece = total[start : start + length]
         if native:
-            kernels.add_noise(piece, start, std, key)
+            kernels.add_noise(piece, start, std, cipher_key)
         else:
             piece.add_(noise[start : start + length], alpha=std)
         start += length
     if start != total.numel():
         raise ValueError(f"noise segments cover {start} of {total.numel()} coordinates")
     return total
+
+
+def checksum(total: Tensor) -> float:
+    """Sum of a flat tensor in float64, by which it is known again; not a number where one of them is not finite."""
+    if kernels.suits(total) and total.is_contiguous():
+        return kernels.float64_sum(total)
+    return float(total.sum(dtype=torch.float64))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
@@ -179,9 +178,9 @@ class ReleasePlan:
         ]
         return (*gradients, *others)
 
-    def privatize(self, total: Tensor, generator: torch.Generator) -> Tensor:
+    def privatize(self, total: Tensor, key: Sequence[int]) -> Tensor:
         """Add noise to the flat sums over all records of a lot (parameters, then statistics), once, in place."""
-        return add_gaussian_noise(total, self.segments, generator)
+        return add_gaussian_noise(total, self.segments, key)
 
     def divide_statistics_(self, released: Tensor) -> Tensor:
         """Divide the noised statistics by their denominators, in place."""

@@ -147,6 +147,13 @@ def _outer(name: str, g: Tensor, a: Tensor, threshold: float, *more: Tensor) -> 
     _kernel(name)(*map(_at, tensors), *sizes, ctypes.c_float(threshold), _threads())
 
 
+def float64_sum(x: Tensor) -> float:
+    """Sum in float64 of flat numbers without gaps, in the same order for every number of threads."""
+    total = torch.empty((), dtype=torch.float64, device="cpu")
+    _kernel("dpbench_sum")(_at(x), ctypes.c_int64(x.numel()), _at(total, torch.float64), _threads())
+    return total.item()
+
+
 def add_noise(total: Tensor, start: int, std: float, key: bytes) -> None:
     """Add `std` times the numbers `start`, `start` + 1, ... of a stream of standard normal numbers, in place.
 

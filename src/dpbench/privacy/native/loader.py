@@ -24,7 +24,7 @@ from dpbench.errors import ConfigurationError, brief
 Mode = Literal["auto", "on", "off"]
 _VARIABLE = "DPBENCH_NATIVE"
 _SOURCE = Path(__file__).with_name("native.cpp")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-Wno-psabi")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-std=c++17", "-Wno-psabi")
 
 
 def select(wanted: Mode) -> None:

@@ -26,6 +26,8 @@
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Mask __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
+typedef float Four __attribute__((vector_size(16), aligned(4)));
+typedef double Doubles __attribute__((vector_size(32)));
 
 static inline Lanes load(const float* from) { return *(const Lanes*)from; }
 static inline void store(float* to, Lanes value) { *(Lanes*)to = value; }
@@ -377,10 +379,10 @@ extern "C" void dpbench_group_norm(const float* x, const float* g, float* scale,
 
 // ---------------------------------------------------------------------------------------------- Gaussian noise
 
-// Always 16 wide, so that a key gives the same noise whatever the processor's registers.
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float Floats __attribute__((vector_size(64)));
+// As wide as the registers; block and number of a lane do not depend on that.
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef float Floats __attribute__((vector_size(LANES * 4)));
 
 static inline Words rotate(Words x, int n) { return (x << n) | (x >> (32 - n)); }
 
@@ -389,23 +391,31 @@ static inline void quarter(Words& a, Words& b, Words& c, Words& d) {
   a += b, d = rotate(d ^ a, 8), c += d, b = rotate(b ^ c, 7);
 }
 
-// Sixteen blocks of ChaCha20 (RFC 8439), numbers `first` ... `first` + 15 of a 64-bit counter, one in each lane.
-static void chacha(const uint32_t* key, uint64_t first, Words* x) {
+// Blocks of ChaCha20 (RFC 8439), one in each lane, numbers `first`, `first` + 1, ... of a 64-bit counter.
+static inline void chacha(const uint32_t* key, uint64_t first, Words* x) {
   static const uint32_t constants[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
   Words start[16];
   for (int i = 0; i < 4; i++) start[i] = constants[i] + (Words){};
   for (int i = 0; i < 8; i++) start[4 + i] = key[i] + (Words){};
-  for (int lane = 0; lane < 16; lane++) {
+  for (int lane = 0; lane < LANES; lane++) {
     start[12][lane] = (uint32_t)(first + lane);
     start[13][lane] = (uint32_t)((first + lane) >> 32);
   }
   start[14] = start[15] = (Words){};
   for (int i = 0; i < 16; i++) x[i] = start[i];
   for (int round = 0; round < 10; round++) {
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) quarter(x[i], x[4 + i], x[8 + i], x[12 + i]);
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) quarter(x[i], x[4 + (i + 1) % 4], x[8 + (i + 2) % 4], x[12 + (i + 3) % 4]);
   }
   for (int i = 0; i < 16; i++) x[i] += start[i];
+}
+
+// Rounded once, as a conversion of the whole word is, for which AVX2 has no instruction.
+static inline Floats to_float(Words x) {
+  const Floats high = __builtin_convertvector((Ints)(x >> 16), Floats) * 65536.0f;
+  return high + __builtin_convertvector((Ints)(x & 0xffff), Floats);
 }
 
 // Natural logarithm of u in [2^-40, 1]: exponent, and a polynomial in the mantissa's distance from 1 (Cephes' logf).
@@ -429,14 +439,14 @@ static inline Floats logarithm(Floats u) {
 }
 
 static inline Floats root(Floats x) {
-  for (int lane = 0; lane < 16; lane++) x[lane] = __builtin_sqrtf(x[lane]);
+  for (int lane = 0; lane < LANES; lane++) x[lane] = __builtin_sqrtf(x[lane]);
   return x;
 }
 
 // Two independent standard normal numbers from two independent words (Box-Muller). The radius takes 40 bits, or the
 // tails would end at 6.7 standard deviations instead of 7.4; the angle takes the other 24, all that a float32 holds.
 static inline void box_muller(Words first, Words second, Floats& one, Floats& two) {
-  const Floats high = __builtin_convertvector(first, Floats) * 256.0f;
+  const Floats high = to_float(first) * 256.0f;
   const Floats low = __builtin_convertvector((Ints)(second & 255), Floats) + 1.0f;
   const Floats radius = root(-2.0f * logarithm((high + low) * 0x1p-40f));
   second &= ~255u;
@@ -460,11 +470,39 @@ extern "C" void dpbench_add_noise(float* total, int64_t start, int64_t n, float 
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t group = start / 256; group < (end + 255) / 256; group++) {
     Words x[16];
-    Floats normal[16];
-    chacha(key, (uint64_t)group * 16, x);
-    for (int i = 0; i < 8; i++) box_muller(x[i], x[8 + i], normal[i], normal[8 + i]);
-    const float* values = (const float*)normal;
+    Floats one, two;
+    float values[256];
+    for (int lane = 0; lane < 16; lane += LANES) {
+      chacha(key, (uint64_t)group * 16 + lane, x);
+      for (int i = 0; i < 8; i++) {
+        box_muller(x[i], x[8 + i], one, two);
+        std::memcpy(values + 16 * i + lane, &one, sizeof one);
+        std::memcpy(values + 16 * (8 + i) + lane, &two, sizeof two);
+      }
+    }
     const int64_t from = group * 256 < start ? start : group * 256, to = group * 256 + 256 < end ? group * 256 + 256 : end;
     for (int64_t j = from; j < to; j++) total[j - start] += std * values[j - group * 256];
   }
+}
+
+static double sum_of(const float* x, int64_t n) {
+  Doubles parts[8] = {};
+  int64_t j = 0;
+  for (; j + 32 <= n; j += 32)
+    for (int p = 0; p < 8; p++) parts[p] += __builtin_convertvector(*(const Four*)(x + j + 4 * p), Doubles);
+  double total = 0;
+  for (int p = 0; p < 8; p++)
+    for (int lane = 0; lane < 4; lane++) total += parts[p][lane];
+  for (; j < n; j++) total += x[j];
+  return total;
+}
+
+// Sum of n numbers in float64; the order depends on nothing but n.
+extern "C" void dpbench_sum(const float* x, int64_t n, double* total, int64_t threads) {
+  const int64_t chunk = 1 << 16, chunks = (n + chunk - 1) / chunk;
+  std::vector<double> sums(chunks);
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (chunks > 1)
+  for (int64_t c = 0; c < chunks; c++) sums[c] = sum_of(x + c * chunk, c * chunk + chunk < n ? chunk : n - c * chunk);
+  *total = 0;
+  for (const double sum : sums) *total += sum;
 }
