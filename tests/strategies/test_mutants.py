@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_weights
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.randomness import keyed_generator
 from dpbench.strategies import DPSGD
 from tests.checks import audit
 
@@ -29,7 +30,7 @@ def test_the_real_mechanism_passes(tmp_path: Path) -> None:
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReleasePlan, "privatize", lambda self, total, generator: total)
+    patch.setattr(ReleasePlan, "privatize", lambda self, total, key: total)
 
 
 def divided_twice(patch: pytest.MonkeyPatch) -> None:
@@ -38,8 +39,8 @@ def divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
-    def privatize(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(total.shape, generator=generator) * self.noise_stds[0]
+    def privatize(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
+        noise = torch.randn(total.shape, generator=keyed_generator(key)) * self.noise_stds[0]
         return total.add_(noise / self.sampling.expected_batch_size)
 
     patch.setattr(ReleasePlan, "privatize", privatize)
