@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
+# One thread for each process that tests start: two of them on each of two cores wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ demo: $(VENV)/.ready ## Train a network privately on real digits (two minutes, n
 	$(BIN)/dpbench train experiment=demo
 
 test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow"
 
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
 	$(BIN)/python -m tools.combinations > docs/combinations.md.new
@@ -64,11 +66,11 @@ results: $(VENV)/.ready ## Tables, figures and README.md again from the committe
 	$(BIN)/python -m dpbench.reproduce.refresh
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not cluster"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster"
 
 test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm)
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(PYTEST) -m cluster tests/cluster
 
 KILLS ?= 200
 RUNS ?= 100
