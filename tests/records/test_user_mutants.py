@@ -120,25 +120,25 @@ def divides_by_who_came(patch: Patch) -> None:
 
 
 def keyed_by_rank(patch: Patch) -> None:
-    own = Releases.generator
+    own = Releases.key_of
 
-    def generator(self: Releases, stream: Stream, *parts: int, **options: Any) -> torch.Generator:
-        return own(self, stream, *((0,) if stream is Stream.LOCAL_TRAINING else parts), **options)
+    def key_of(self: Releases, stream: Stream, *parts: int) -> tuple[int, ...]:
+        return own(self, stream, *((0,) if stream is Stream.LOCAL_TRAINING else parts))
 
-    patch.setattr(Releases, "generator", generator)
+    patch.setattr(Releases, "key_of", key_of)
 
 
 def same_in_every_round(patch: Patch) -> None:
-    own = Releases.generator
+    own = Releases.key_of
 
-    def generator(self: Releases, stream: Stream, *parts: int, **options: Any) -> torch.Generator:
+    def key_of(self: Releases, stream: Stream, *parts: int) -> tuple[int, ...]:
         made, self.made = self.made, 0 if stream is Stream.LOCAL_TRAINING else self.made
         try:
-            return own(self, stream, *parts, **options)
+            return own(self, stream, *parts)
         finally:
             self.made = made
 
-    patch.setattr(Releases, "generator", generator)
+    patch.setattr(Releases, "key_of", key_of)
 
 
 def unit_left_example(patch: Patch) -> None:

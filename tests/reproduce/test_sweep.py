@@ -24,7 +24,7 @@ from dpbench.cli import main
 from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job, run_job, table_jobs
-from dpbench.reproduce.run_table import COMPUTED_TABLES
+from dpbench.reproduce.listing import COMPUTED_TABLES
 from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table
 from dpbench.training.launch import _of_others

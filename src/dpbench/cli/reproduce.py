@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the list, the claims or the table; 1 where a run of the table failed."""
-    from dpbench.reproduce.run_table import COMPUTED_TABLES, listing, reproduce_table
+    from dpbench.reproduce.listing import COMPUTED_TABLES, listing
 
     alone = not (options.words or options.status or options.replace or options.keep)
     if options.table == "list":
@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.status and options.replace:
         raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
+    from dpbench.reproduce.run_table import reproduce_table  # not for a listing, which need not wait
+
     part = part_of(options.words)
     held: Held = "replace" if options.replace else "keep" if options.keep else "stays"
     text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, held)

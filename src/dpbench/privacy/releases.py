@@ -28,7 +28,7 @@ from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
-from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, keyed_generator, noise_key
+from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, noise_key
 from dpbench.privacy.sampling import Sampling
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
@@ -174,12 +174,8 @@ class Releases:
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes)
         self.budget.limit(Event(sampling, equivalent_queries(plan.queries)), self.made, horizon)
 
-    def generator(self, stream: Stream, *parts: int, device: torch.device | str = "cpu") -> torch.Generator:
-        """Random numbers of the coming release, a function of key, stream, release and `parts`."""
-        return keyed_generator(self.key_of(stream, *parts), device)
-
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
-        """Key of random numbers of the coming release."""
+        """Key of random numbers of the coming release, for one use of them each."""
         return self.key, stream, self.made, *parts
 
     def open_lot(self) -> None:

@@ -19,7 +19,7 @@ from dpbench.data.users import USER, Cohort, UserDataset
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
-from dpbench.privacy.randomness import Stream
+from dpbench.privacy.randomness import Stream, keyed_generator
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.local_batches import LocalBatches
@@ -224,7 +224,7 @@ class Users:
             self._refuse_memory(*first, local_step, state)
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
-        generator = self._releases.generator(Stream.LOCAL_TRAINING, user)
+        generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
         seed_randomness(generator, self._module.device)
         local_step.begin()
         return self._client.update(local_step, self._steps(user, generator))

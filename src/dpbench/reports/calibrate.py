@@ -14,8 +14,6 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
-from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
 from dpbench.reports.ledgers import find_ledgers
 from dpbench.reports.nominal import sampling_at
@@ -60,6 +58,9 @@ class QueryPattern:
         """
         facts: dict[str, Any] = {}
         if self.groups > 1 or self.statistics:
+            from dpbench.privacy.mechanism.clipping import VectorGroup  # brings torch
+            from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
+
             statistics = tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items())
             whole = (VectorGroup("gradient", (0,), 1.0),)
             plan = ReleasePlan(PoissonSampling(1, 1.0), whole, noise_multiplier, (1,), statistics)

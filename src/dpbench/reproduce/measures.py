@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import pandas as pd
 
 PER_CENT = 100.0
 
@@ -64,10 +63,10 @@ class Measure:
             digits: Behind the point, of percents; of others four digits in all are shown, and two of the spread.
             sign: "+" shows the sign of positive means, too.
         """
-        if mean is None or pd.isna(mean):
+        if mean is None or math.isnan(mean):
             return "–"
         forms = (f"{sign}.{digits}f", f".{digits}f") if self.percent else (f"{sign}.4g", ".2g")
-        return format(mean, forms[0]) + ("" if spread is None or pd.isna(spread) else f" ± {spread:{forms[1]}}")
+        return format(mean, forms[0]) + ("" if spread is None or math.isnan(spread) else f" ± {spread:{forms[1]}}")
 
 
 _ON_REAL = "accuracy on real images"

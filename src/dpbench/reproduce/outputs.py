@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
-from dpbench.privacy.accounting import ledger_epsilon
+from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
 from dpbench.reproduce.choices import RUNS, TRIAL, best_trials, of_best_trials, trials_of

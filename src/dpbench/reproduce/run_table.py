@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,39 +15,8 @@ from dpbench.reproduce.kept import Kept, kept_runs
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
 from dpbench.reproduce.sweep import status, sweep
-from dpbench.reproduce.tables import Table, read_table, table_names
+from dpbench.reproduce.tables import Table, read_table
 from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
-
-
-@dataclass(frozen=True)
-class ComputedTable:
-    """A table that is computed at once, without training.
-
-    Attributes:
-        title: Shown.
-        make: Imports and returns the function that writes into a folder and returns a summary.
-    """
-
-    title: str
-    make: Callable[[], Callable[[Path], str]]
-
-
-def _claims() -> Callable[[Path], str]:
-    from dpbench.reproduce.claims_report import reproduce_claims
-
-    return reproduce_claims
-
-
-def _tracking() -> Callable[[Path], str]:
-    from dpbench.reproduce.tracking import reproduce_tracking
-
-    return reproduce_tracking
-
-
-COMPUTED_TABLES = {
-    "claims": ComputedTable("every epsilon that the papers print (one minute)", _claims),
-    "adaptive_quantile/figure2": ComputedTable("Bounds that track quantiles of known data (seconds)", _tracking),
-}
 
 
 @dataclass(frozen=True)
@@ -72,15 +41,6 @@ class Part:
 Held = Literal["stays", "replace", "keep"]
 """What becomes of a table in `--out` that other code or other runs made: it stays as it is, is overwritten, or its runs
 count as done and stay in the table."""
-
-
-def listing() -> str:
-    """Names, titles and hours of all tables."""
-    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
-    lines = {name: one.title for name, one in COMPUTED_TABLES.items()}
-    lines |= {table.name: f"{table.title} (about {table.hours:g} hours on two cores)" for table in tables}
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {title}" for name, title in lines.items())
 
 
 def reproduce_table(

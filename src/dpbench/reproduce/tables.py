@@ -6,15 +6,17 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.reproduce.measures import MEASURES, Measure
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFr
 
 _ENDING = ".yaml"
 OTHERS = ("claims", "adaptive_quantile/figure2")
-"""What `dpbench reproduce` makes without runs, see `run_table.COMPUTED_TABLES`."""
+"""What `dpbench reproduce` makes without runs, see `listing.COMPUTED_TABLES`."""
 
 
 def table_names(conf: Path) -> list[str]:

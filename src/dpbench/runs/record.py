@@ -10,7 +10,6 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
-from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.code import code_hash, foreign_code
@@ -77,6 +76,8 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """
     if not private or not ledger.exists():
         return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
+    from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon  # brings dp_accounting
+
     book = read_run_ledger(ledger)
     header = book.header
     epsilons = _epsilons(book, ledger_epsilon)

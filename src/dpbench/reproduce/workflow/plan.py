@@ -13,7 +13,7 @@ from dpbench.data.images import ImageDataModule
 from dpbench.data.sources import NOISE, SOURCES
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
-from dpbench.privacy.accounting import calibrate_noise_multiplier
+from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reproduce.tables import Table, Variant
