@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cluster results combinations layers audits rooms strategies adaptive bench bench-growth bench-users crash two-processes check format clean
+.PHONY: help demo test test-slow test-cluster results combinations layers audits rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,8 +53,11 @@ adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large
 	$(BIN)/dpbench table multirun/adaptive_mnist > $(ADAPTIVE)/table.md
 	cp multirun/adaptive_mnist/quantile/0-*/curves.png $(ADAPTIVE)/quantile_from_0.1.png
 
-bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX: results/benchmark (twenty minutes, quiet machine)
+bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX: results/benchmark (under twenty minutes, quiet machine)
 	$(BIN)/python -m benchmarks
+
+bench-quick: $(VENV)/.ready-bench ## Ratios of one workload, before and after a change; prints only (two minutes)
+	@$(BIN)/python -m benchmarks quick
 
 bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (twelve minutes)
 	$(BIN)/python -m benchmarks growth

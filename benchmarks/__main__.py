@@ -1,27 +1,30 @@
 """`python -m benchmarks`: measure, and write tables and pictures.
 
-python -m benchmarks                                      everything (twenty minutes on two cores)
+python -m benchmarks                                      everything (under twenty minutes on two cores)
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
+python -m benchmarks quick                                one workload, printed only: before and after a change
+python -m benchmarks startup                              what a command takes before it does anything
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
-python -m benchmarks report                               tables and pictures again, from what was measured
+python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from benchmarks import growth_report, report, rows
-from benchmarks.busy import run_busy
+from benchmarks import growth_report, quick, report, rows
+from benchmarks.busy import report_busy, run_busy
+from benchmarks.gpu import report as gpu_report
 from benchmarks.gpu.measure import GPU_WORKLOADS
 from benchmarks.gpu.measure import METHODS as GPU_METHODS
 from benchmarks.gpu.run import PARTS as GPU_PARTS
@@ -30,53 +33,86 @@ from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
 from benchmarks.measure import measure
 from benchmarks.methods import METHODS, methods_for
+from benchmarks.startup import STARTUP, measure_startup
 from benchmarks.users import measure as by_users
 from benchmarks.users import report as users_report
 from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import WORKLOADS
 
+_PARTS = ("steps", "quick", "startup", "growth", "busy", "users", "gpu", "report")
+_STARTS = 3  # turns
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for."""
     options = _parser().parse_args(arguments)
-    remedy = "leave --device out" if options.what != "gpu" else "try all of it with --device cpu"
-    if (
-        "cuda" in (options.device, options.what == "gpu" and (options.device or "cuda"))
-        and not torch.cuda.is_available()
-    ):
-        print(f"benchmarks: error: there is no GPU: {remedy}.", file=sys.stderr)
+    if refusal := _refusal(options):
+        print(f"benchmarks: error: {refusal}", file=sys.stderr)
         return 2
-    by_user, on_gpu = options.what == "users", options.what == "gpu"
-    names = (TASKS, by_users.METHODS) if by_user else (GPU_WORKLOADS, GPU_METHODS) if on_gpu else (WORKLOADS, METHODS)
-    unknown = [
-        f"there is no {kind} {name!r}; known: {'; '.join(known)}."
-        for kind, names, known in (
-            ("workload", options.workloads, names[0]),
-            ("method", options.methods, names[1]),
-            ("part", options.parts, GPU_PARTS),
-        )
-        for name in names or ()
-        if name not in known
-    ]
-    if unknown:
-        print(f"benchmarks: error: {unknown[0]}", file=sys.stderr)
-        return 2
+    options.repeats, options.cpu_repeats = _turns(options)
     stem = options.out / rows.hardware(options.device or "cpu", options.threads)
-    if options.what == "busy":
-        print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
-        return 0
-    if on_gpu:
-        return _gpu(options)
-    if by_user:
-        print(_users(options, stem.with_name(stem.name + "-users")))
-        return 0
-    grows = options.what == "growth"
-    if grows:
-        stem = stem.with_name(stem.name + "-growth")
-    if options.what != "report":
-        _measure(options, stem.with_suffix(".json"))
-    (growth_report.report if grows else report.report)(rows.read(stem.with_suffix(".json")), stem)
-    print(stem.with_suffix(".md" if not grows else ".png"))
+    match options.what:
+        case "busy":
+            print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
+        case "gpu":
+            return _gpu(options)
+        case "users":
+            print(_users(options, stem.with_name(stem.name + "-users")))
+        case "quick":
+            _quick(options)
+        case "report":
+            return _again(options.file or stem.with_suffix(".json"))
+        case "growth":
+            _measure(options, path := stem.with_name(stem.name + "-growth.json"))
+            return _again(path)
+        case _:
+            _steps(options, path := stem.with_suffix(".json"))
+            return _again(path)
+    return 0
+
+
+def _refusal(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options, in one line."""
+    on_gpu = options.what == "gpu"
+    if (options.device or "cuda" if on_gpu else options.device) == "cuda" and not torch.cuda.is_available():
+        return f"there is no GPU: {'try all of it with --device cpu' if on_gpu else 'leave --device out'}."
+    names = (TASKS, by_users.METHODS) if options.what == "users" else (WORKLOADS, METHODS)
+    names = (GPU_WORKLOADS, GPU_METHODS) if on_gpu else names
+    for kind, asked, known in (
+        ("workload", options.workloads, names[0]),
+        ("method", options.methods, names[1]),
+        ("part", options.parts, GPU_PARTS),
+    ):
+        if unknown := [name for name in asked or () if name not in known]:
+            return f"there is no {kind} {unknown[0]!r}; known: {'; '.join(known)}."
+    return None
+
+
+def _turns(options: argparse.Namespace) -> tuple[int, int]:
+    """For wall and for CPU time."""
+    usual = quick.REPEATS if options.what == "quick" else (5, 2)
+    asked = options.repeats, options.cpu_repeats
+    wall, cpu = (default if turns is None else turns for turns, default in zip(asked, usual, strict=True))
+    return wall, cpu
+
+
+def _again(path: Path) -> int:
+    """Write the page or the picture of a file of rows, whatever its kind."""
+    if not path.exists():
+        print(f"benchmarks: error: there is no {path}: measure first, or name a file with --file.", file=sys.stderr)
+        return 2
+    stem, kept = path.with_suffix(""), json.loads(path.read_text(encoding="utf-8"))
+    if stem.name.endswith("-growth"):
+        growth_report.report(kept, stem)
+    elif stem.name.endswith("-busy"):
+        report_busy(path)
+    elif stem.name.endswith("-users"):
+        users_report.report(kept, stem)
+    elif isinstance(kept, dict):
+        gpu_report.report(kept, stem)
+    else:
+        report.report(kept, stem)
+    print(stem.with_suffix(".png" if stem.name.endswith("-growth") else ".md"))
     return 0
 
 
@@ -92,7 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         return [name.strip() for name in text.split(";" if ";" in text else ",") if name.strip()]
 
     parser.add_argument(
-        "what", nargs="?", choices=["steps", "growth", "busy", "users", "gpu", "report"], default="steps"
+        "what",
+        nargs="?",
+        choices=["steps", "quick", "startup", "growth", "busy", "users", "gpu", "report"],
+        default="steps",
     )
     parser.add_argument(
         "--workloads",
@@ -103,41 +142,75 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts", type=names, default=list(GPU_PARTS), help=f"of gpu: {', '.join(GPU_PARTS)} (default: all)"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="turns for wall time, and for rounds (default: 5)")
-    parser.add_argument("--cpu-repeats", type=int, default=2, help="turns for CPU time on one thread (default: 2)")
+    parser.add_argument("--repeats", type=int, help="turns for wall time, and for rounds (default: 5; of quick: 9)")
+    parser.add_argument("--cpu-repeats", type=int, help="turns for CPU time on one thread (default: 2; of quick: 5)")
     parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cpu; of gpu: cuda")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
     parser.add_argument("--users", type=int, default=100, help="in a round (default: 100)")
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="environment of pfl and flwr")
+    parser.add_argument("--file", type=Path, help="of report: rows (default: this machine's in --out)")
     parser.add_argument("--out", type=Path, default=Path("results") / "benchmark", help="default: results/benchmark")
     return parser
 
 
 def _measure(options: argparse.Namespace, path: Path) -> None:
     """Workload by workload; what was measured is on disk after each."""
-    grows = options.what == "growth"
     origin = rows.origin()
-    bar = tqdm(growth_workloads() if grows else options.workloads or list(WORKLOADS), disable=None)
+    for name in growth_workloads() if options.what == "growth" else options.workloads or list(WORKLOADS):
+        new = [{**row, **origin} for row in _workload(options, name, options.methods)]
+        old = [row for row in rows.read(path) if options.methods or row["workload"] != name]  # all of it, or some
+        table = rows.merged(old, new)
+        rows.write(path, rows.with_ratios(table, _batches(table)))
+
+
+def _workload(options: argparse.Namespace, name: str, only: Sequence[str] | None) -> list[rows.Row]:
+    """Rows of a workload; says how long they took."""
+    grows, workload = options.what == "growth", workload_named(name)
+    methods = [m for m in GROWTH_METHODS if not skipped(name, m)] if grows else methods_for(workload)
     start = time.monotonic()
-    for name in bar:
-        workload = workload_named(name)
-        methods = [m for m in GROWTH_METHODS if not skipped(name, m)] if grows else methods_for(workload)
-        chosen = [method for method in methods if not options.methods or method in options.methods]
-        repeats = options.repeats, 0 if grows else options.cpu_repeats
-        new = measure(
-            name,
-            chosen,
-            options.device or "cpu",
-            options.threads,
-            repeats,
-            options.wait,
-            lambda what, name=name: bar.set_description(f"{name}: {what}"),  # type: ignore[misc]
-        )
-        if bar.disable:
-            print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
-        table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
-        rows.write(path, rows.with_ratios(table, {w: workload_named(w).batch for w in {r["workload"] for r in table}}))
+    new = measure(
+        name,
+        [method for method in methods if not only or method in only],
+        options.device or "cpu",
+        options.threads,
+        (options.repeats, 0 if grows else options.cpu_repeats),
+        options.wait,
+        lambda what: _say(f"{name}: {what}, {time.monotonic() - start:.0f} s"),
+    )
+    _say(f"{name}: done in {time.monotonic() - start:.0f} s")
+    return [{**row, "records": workload.records} for row in new]
+
+
+def _batches(table: list[rows.Row]) -> dict[str, int]:
+    """Records in a lot, by workload."""
+    return {name: workload_named(name).batch for name in {row["workload"] for row in table} - {STARTUP}}
+
+
+def _steps(options: argparse.Namespace, path: Path) -> None:
+    """All of `make bench`, or what was chosen of it."""
+    if options.what == "steps":
+        _measure(options, path)
+    if options.what == "startup" or not (options.workloads or options.methods):
+        _startup(options, path)
+
+
+def _startup(options: argparse.Namespace, path: Path) -> None:
+    start, origin = time.monotonic(), rows.origin()
+    new = measure_startup(_STARTS, options.wait, lambda what: _say(f"{STARTUP}: {what}"))
+    table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
+    rows.write(path, rows.with_ratios(table, _batches(table)))
+    _say(f"{STARTUP}: done in {time.monotonic() - start:.0f} s")
+
+
+def _quick(options: argparse.Namespace) -> None:
+    """Measure little, print it and keep nothing."""
+    measured = [
+        row
+        for name in options.workloads or quick.WORKLOADS
+        for row in _workload(options, name, options.methods or quick.METHODS)
+    ]
+    print(quick.table(rows.with_ratios(measured, _batches(measured))))
 
 
 def _gpu(options: argparse.Namespace) -> int:

@@ -10,13 +10,13 @@ from benchmarks.workloads import Workload
 MALLOC = "default malloc"
 _OURS = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean", "discretized")
 METHODS = (
-    *(f"plain/{kind}" for kind in ("contiguous", "channels_last", "contiguous compiled", "channels_last compiled")),
+    *(f"plain/{kind}" for kind in ("contiguous", "channels_last", "channels_last compiled")),
     f"plain/channels_last {MALLOC}",
     *(f"ours/{name}" for name in _OURS),
     *(f"ours/{kind}" for kind in ("flat pure", "discretized pure", f"flat {MALLOC}")),
     *(f"harness/{name}" for name in ("no privacy", *_OURS)),
     *(f"opacus/{mode}{malloc}" for malloc in (f" {MALLOC}", "") for mode in ("hooks", "functorch", "ghost")),
-    *(f"jax/{way}{malloc}" for malloc in (f" {MALLOC}", "") for way in ("vmap", "jax_privacy")),
+    *(f"jax/{way}" for way in ("vmap", "jax_privacy")),  # with one allocator: XLA keeps its memory anyway
 )
 PURE, COMPILED = "pure", "compiled"
 _MICRO = ("plain/channels_last", "ours/flat", "ours/flat pure")
@@ -24,8 +24,8 @@ _DENSE = (*_MICRO, "ours/per_layer", "ours/adaptive_quantile", "ours/adaptive_me
 _PEERS = tuple(f"opacus/{mode}{malloc}" for mode in ("functorch", "ghost") for malloc in (f" {MALLOC}", ""))
 _SEQUENCES = ("plain/channels_last", "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
 _LARGE = {  # what takes seconds and gigabytes is measured where it says something
-    "small_alexnet b1024": (*_MICRO[:2], "ours/per_layer", "ours/discretized", f"opacus/ghost {MALLOC}"),
-    "densenet40 b64": (*_DENSE, "plain/contiguous", "plain/channels_last compiled", *_PEERS, f"opacus/hooks {MALLOC}"),
+    "small_alexnet b1024": (*_MICRO[:2], f"opacus/ghost {MALLOC}"),
+    "densenet40 b64": (*_DENSE, "plain/contiguous", "plain/channels_last compiled", *_PEERS),
     "densenet40 b64, microbatches of 8": _MICRO,
     "lstm b128": _SEQUENCES,  # the only way in which Opacus runs them
     "attention b128": _SEQUENCES,
@@ -46,9 +46,7 @@ def methods_for(workload: Workload) -> list[str]:
     chosen = list(METHODS)
     if name != "mnist_cnn b256":
         chosen = [m for m in chosen if not m.startswith("harness/") or m == "harness/flat"]
-        chosen = [m for m in chosen if not m.startswith("jax/") or MALLOC not in m]  # XLA keeps its memory anyway
-    if not name.startswith(("mnist_cnn", "mlp")):  # compiled for minutes, so in one layout only
-        chosen = [m for m in chosen if m != "plain/contiguous compiled"]
+        chosen = [m for m in chosen if m != "jax/jax_privacy"]  # ten seconds a step, and always the slower one
     if name in _LARGE:
         chosen = [m for m in chosen if m in _LARGE[name]]
     return chosen

@@ -1,86 +1,254 @@
-"""The tables and pictures of a file of rows."""
+"""The page of a file of rows: ratios and what they mean first, then goals, explanations, and every figure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.goals import FOUR, goals, older_goals
 from benchmarks.methods import MALLOC, PURE, REFERENCE
+from benchmarks.picture import draw
 from benchmarks.rows import Row
+from benchmarks.startup import STARTUP
 from benchmarks.workloads import WORKLOADS
 from dpbench.files import write_atomically
-from dpbench.reports.figures import new_figure, write_figure
 
-_COLORS = {"plain": "#7f7f7f", "ours": "#1f77b4", "harness": "#17becf", "opacus": "#d62728", "jax": "#ff7f0e"}
-_OTHER = "#9467bd"
-_KINDS = ("mnist_cnn b256", "small_alexnet b128", "densenet40 b64", "mlp b256")
-_CLIPPING = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean")
-_WIDE = 15  # times the limit: from here on the axis is logarithmic
+_EPOCHS, _TOLD = 60, "small_alexnet b128"  # of which workload a sentence tells
+_PROFILE = "[docs/engine.md](../../docs/engine.md#what-is-not-reached-and-where-the-time-goes)"
+_ENGINE, _HARNESS = "ours/flat", "harness/flat"
 _COMPARISONS = ("ratio_to_limit", "cpu_ratio_to_limit", "speedup_over_opacus", "speedup_over_best_peer")
-_TIERS = {"tier 1 (pure)": f" {PURE}", "tier 2 (native)": ""}
-_RATIOS = {"tier 1 (pure)": (1.7, 1.3, 1.4, 1.45), "tier 2 (native)": (1.15, 1.10, 1.10, 1.3)}
-_OPACUS = {"tier 1 (pure)": (2.3, 2.8, 1.6, 1.5), "tier 2 (native)": (3.5, 3.5, 2, 1.8)}
-_DISCRETIZED = {"tier 1 (pure)": 1.4, "tier 2 (native)": 1.25}
-_MICRO = {"tier 1 (pure)": 1.1, "tier 2 (native)": 1.05}
-_MEMORY = {"tier 1 (pure)": 2.2, "tier 2 (native)": 1.4}
+_LABELS = {  # methods in the picture
+    REFERENCE: "plain PyTorch",
+    "harness/no privacy": "whole harness, no privacy",
+    _ENGINE: "engine, flat clipping",
+    "ours/adaptive_quantile": "engine, adaptive clipping",
+    "ours/discretized": "engine, discretized",
+    f"{_ENGINE} {PURE}": "engine, flat clipping, no compiler",
+    f"ours/discretized {PURE}": "engine, discretized, no compiler",
+    _HARNESS: "whole harness, flat clipping",
+    **{f"opacus/{mode} {MALLOC}": f"Opacus, {mode}" for mode in ("hooks", "functorch", "ghost")},
+    "jax/vmap": "JAX, vmap",
+    "jax/jax_privacy": "JAX Privacy",
+}
+_PICTURED = (*FOUR, "lstm b128", "attention b128")
+_METHODS = {
+    "plain/contiguous, plain/channels_last": "a step of ordinary PyTorch: forward, backward, SGD; images laid out as "
+    "(N, C, H, W) or as (N, H, W, C) in memory.",
+    "ours/flat, per_layer, adaptive_quantile, adaptive_mean, discretized": "the engine alone: forward, per-record "
+    "gradients, clipping, noise, SGD. *flat* clips a record's whole gradient to one norm, *per_layer* each layer's; "
+    "the *adaptive* ones follow a quantile or the mean of the norms; *discretized* makes every entry −1, 0 or 1.",
+    "harness/…": "all that `dpbench train` does: the same step in Lightning's loop, with Poisson lots, ledger, metrics "
+    "and progress bar. *no privacy* is that loop with `strategy=none`.",
+    "opacus/hooks": "Opacus' `GradSampleModule`, which computes per-record gradients in hooks; for an LSTM or "
+    "attention, with its `DPLSTM` or `DPMultiheadAttention`.",
+    "opacus/functorch": "the same by `torch.func` (`force_functorch=True`).",
+    "opacus/ghost": "Opacus' fast gradient clipping: norms first, then a second, weighted backward pass.",
+    "jax/vmap": "the same network in JAX: `jit(vmap(grad))`, clipped by hand.",
+    "jax/jax_privacy": "the same with `clipped_grad` of JAX Privacy.",
+    f"… {PURE}": "the engine in PyTorch alone (tier 1), as on a machine without a compiler for C++; without this word "
+    "its own kernels are used (tier 2).",
+    f"… {MALLOC}": "the C library's allocator as it comes. All others keep large blocks of memory, as `dpbench train` "
+    "does.",
+    "… compiled": "through `torch.compile`.",
+}
 
 
 def report(rows: list[Row], stem: Path) -> None:
     """Write STEM.md and STEM.png."""
-    draw(rows, stem.with_suffix(".png"))
+    draw([row for row in rows if row["workload"] in _PICTURED], stem.with_suffix(".png"), _LABELS)
     write_atomically(stem.with_suffix(".md"), markdown(rows, stem.name))
 
 
 def markdown(rows: list[Row], name: str) -> str:
-    """Goals, then a table for each workload."""
-    gpu = [] if any(row["device"] == "cuda" for row in rows) else ["No GPU was measured: none was available."]
-    loud = [f"The machine was not quiet for: {', '.join(names)}."] if (names := _loud(rows)) else []
-    origins = sorted({f"{row['commit']} ({row['date']})" for row in rows if row.get("commit")})
+    """What was measured, ratios and minutes, the picture, goals, explanations, a table for each workload."""
     lines = [
-        f"# {name}",
+        f"# The time of a private step: {name}",
         "",
-        f"Made by `make bench` at {', '.join(origins)}. Milliseconds a step: wall time on two threads and CPU time on "
-        "one, medians of alternating turns. "
-        "The limit is the fastest step without privacy. Memory is what the first two steps took beyond model and data. "
-        f"Every process keeps large blocks of memory as `dpbench train` does, unless it says `{MALLOC}`; "
-        "Opacus at its defaults does not. Peers are measured after ours, and all ratios are of times over the "
-        f"time of `{REFERENCE}` in the same minutes. Two processes of one method differ by up to 15 % on the small "
-        "networks, by where their memory happens to lie; and 'x Opacus' is against its best mode at its defaults.",
+        "Training with differential privacy costs more than training without it: the gradient of every single record "
+        "is clipped before the sum is noised. This page says how much more, in dpbench and elsewhere. "
+        f"{_measured(rows)}",
         "",
-        *gpu,
-        *loud,
-        "",
-        f"![Time relative to the limit]({name}.png)",
-        "",
+        *_summary(rows),
+        *([f"![Time relative to the limit]({name}.png)", ""] if any(_pictured(row) for row in rows) else []),
         "## Goals",
         "",
-        "| goal | asked | reached | |",
-        "| --- | ---: | ---: | --- |",
-        *goals(rows),
+        *_goals_table(goals(rows)),
+        "",
+        f"Where the time goes that is missing: {_PROFILE}.",
+        "",
+        "### Older goals",
+        "",
+        *_goals_table(older_goals(rows)),
+        "",
+        *_explanations(rows),
+        "## Every figure",
+        "",
+        "Ratios first: the less, the better for '÷', the more, the better for '×'.",
     ]
     for workload in [w for w in WORKLOADS if any(row["workload"] == w for row in rows)]:
-        lines += ["", f"## {workload}", "", *table([row for row in rows if row["workload"] == workload])]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"### {workload}", "", *table([row for row in rows if row["workload"] == workload])]
+    startup = [row for row in rows if row["workload"] == STARTUP]
+    return "\n".join([*lines, *(_startup(startup) if startup else [])]) + "\n"
 
 
-def _loud(rows: list[Row]) -> list[str]:
-    return sorted({row["workload"] for row in rows if not row["quiet"]})
+def _pictured(row: Row) -> bool:
+    return row["workload"] in _PICTURED and row["method"] in _LABELS and bool(row["ratio_to_limit"])
+
+
+def _goals_table(lines: list[str]) -> list[str]:
+    return [
+        "| goal | asked | reached | the same in CPU time of one thread | |",
+        "| --- | ---: | ---: | ---: | --- |",
+        *lines,
+    ]
+
+
+def _measured(rows: list[Row]) -> str:
+    """On what, with what, when, and whether in quiet."""
+    machines = _several(_machine(row) for row in rows if row.get("hardware"))
+    packages = {"PyTorch": "torch", "Opacus": "opacus", "JAX": "jax", "JAX Privacy": "jax-privacy"}
+    found = {label: _several(row.get("versions", {}).get(key) for row in rows) for label, key in packages.items()}
+    versions = ", ".join(f"{label} {version}" for label, version in found.items() if version)
+    origins = _several(f"{_short(row['commit'])} ({row['date']})" for row in rows if row.get("commit"))
+    loud = _several(row["workload"] for row in rows if not row["quiet"])
+    facts = [f"on {machines}" if machines else "", f"with {versions}" if versions else ""]
+    facts = [fact for fact in (*facts, f"at commit {origins}" if origins else "") if fact]
+    return (
+        f"`make bench` measured it {', '.join(facts)}. "
+        + (
+            f"The machine was not quiet when these began: {loud}. "
+            if loud
+            else "The machine was quiet whenever a measurement began. "
+        )
+        + "GPUs have pages of their own, by `python -m benchmarks gpu`."
+    )
+
+
+def _machine(row: Row) -> str:
+    hardware = row["hardware"]
+    instructions = f" with {hardware['instructions']}" if hardware.get("instructions") else ""
+    return f"{hardware['cores']} cores of an {hardware['cpu']}{instructions}"
+
+
+def _short(commit: str) -> str:
+    """Its first digits, and whether something was changed."""
+    number, plus, changes = commit.partition("+")
+    return number[:10] + plus + changes
+
+
+def _several(words: Iterable[str | None]) -> str:
+    return "; ".join(sorted({word for word in words if word}))
+
+
+def _summary(rows: list[Row]) -> list[str]:
+    """Ratios, and minutes that follow from them, of the workloads that stand for all."""
+    found = {name: costs for name in FOUR if (costs := _costs(name, rows)) is not None}
+    if not found:
+        return []
+    lines = [
+        "| time of a step ÷ plain | plain | engine | harness | Opacus | JAX "
+        f"| {_EPOCHS} epochs: plain | dpbench | Opacus |",
+        f"| --- |{' ---: |' * 8}",
+    ]
+    for name, (ratios, minutes) in found.items():
+        cells = [*(_number(ratio, 3) for ratio in ratios), *(f"{time} min" if time else "–" for time in minutes)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    plain, ours, opacus = found[_TOLD][1] if _TOLD in found else ("", "", "")
+    told = (
+        f"{_EPOCHS} epochs of {_TOLD} take {plain} minutes without privacy, {ours} with dpbench and {opacus} "
+        "with Opacus. "
+    )
+    explained = (
+        "*Plain* is the fastest step of PyTorch without privacy, *engine* our private step alone (`ours/flat`), "
+        "*harness* with all that `dpbench train` does around it (`harness/flat`), *Opacus* its fastest mode as it "
+        "comes, *JAX* the faster of its two ways; b256 means lots of 256 records. Minutes are those of "
+        f"{_EPOCHS} epochs of MNIST (60,000 records) or, for the last two networks, CIFAR-10 (50,000), without tests: "
+        "measured milliseconds times steps. Those of dpbench are the harness's."
+    )
+    return [*lines, "", (told if plain and ours and opacus else "") + explained, ""]
+
+
+def _costs(name: str, rows: list[Row]) -> tuple[list[float | None], list[str]] | None:
+    """Times of a step relative to the limit, and minutes without privacy, with the harness and with Opacus."""
+    own = [row for row in rows if row["workload"] == name]
+    limit = min((row["wall_ms"] for row in own if row["ratio_to_limit"] == 1), default=None)
+    if limit is None:
+        return None
+    ratios = [1.0, *(_best(own, method) for method in (_ENGINE, _HARNESS, "opacus/", "jax/"))]
+    whole = limit * _EPOCHS * WORKLOADS[name].records / WORKLOADS[name].batch / 60_000
+    return ratios, [_minutes(whole * ratio) if ratio else "" for ratio in (ratios[0], ratios[2], ratios[3])]
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes:.1f}" if minutes < 10 else f"{minutes:,.0f}"
+
+
+def _best(rows: list[Row], method: str) -> float | None:
+    """Least ratio of a method or, where it ends in a slash, of a family: of Opacus at its defaults."""
+    found = [
+        row["ratio_to_limit"]
+        for row in rows
+        if (row["method"] == method or (method.endswith("/") and row["method"].startswith(method)))
+        and (not method.startswith("opacus/") or MALLOC in row["method"])
+    ]
+    return min((ratio for ratio in found if ratio), default=None)
+
+
+def _drawn_from(rows: list[Row]) -> str:
+    """What the harness draws its lots from."""
+    if all(row.get("records") for row in rows if row["method"].startswith("harness/")):
+        return (
+            "The harness draws its lots from as many records as MNIST (60,000) or CIFAR-10 (50,000) has, of noise in "
+            "their shape, so that no files are needed."
+        )
+    return (
+        "The harness drew its lots from 1,437 digits, whose epochs end after six steps, or from CIFAR-10; now it draws "
+        "them from as many records as MNIST or CIFAR-10 has."
+    )
+
+
+def _explanations(rows: list[Row]) -> list[str]:
+    return [
+        "## What the methods are",
+        "",
+        *(f"- `{names}`: {what}" for names, what in _METHODS.items()),
+        "",
+        "## What the limit is",
+        "",
+        "The limit is the fastest step without privacy of the same network on the same lot, in whichever layout, "
+        "compiled or not, was fastest. A private step does all of its work (forward and backward pass, the sum of "
+        "gradients, the optimizer's step) and more: norms, weights and noise. So it can hardly be faster, and what "
+        "is above 1 is the price of privacy together with what our code leaves undone. Ratios slightly below 1 happen "
+        "where our kernels sum gradients faster than PyTorch's.",
+        "",
+        "## How it was measured",
+        "",
+        "Wall time is of two threads, CPU time of one: medians of turns of about a quarter of a second, in which the "
+        "methods, each in a process of its own, alternate while the others wait. Peers are measured after ours, since "
+        f"memory does not suffice for all at once; every ratio is of times over that of `{REFERENCE}` in the same "
+        "minutes. Two processes of one method differ by up to 15 % on the small networks, by where their memory "
+        "happens to lie. Memory is what the first two steps took beyond model and data. '× Opacus' is against its "
+        f"best mode at its defaults, that is with `{MALLOC}`; '× best peer' against the best of Opacus and JAX with "
+        f"either allocator. {_drawn_from(rows)} Start-up times are of processes from their start to their end, or to "
+        "the first release in the ledger: medians of three, on as many threads as a user has.",
+        "",
+    ]
 
 
 def table(rows: list[Row]) -> list[str]:
     """Lines of a workload's table."""
     lines = [
-        "| method | wall ms | CPU ms | records/s | memory MB | ÷ limit | CPU ÷ limit | × Opacus | × best peer |",
+        "| method | ÷ limit | CPU ÷ limit | × Opacus | × best peer | wall ms | CPU ms | records/s | memory MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         cells = [
             row["method"],
+            *(_number(row[key], 3) for key in _COMPARISONS),
             _number(row["wall_ms"], 4),
             _number(row["cpu_ms"], 4),
             _number(row["records_per_s"], 4),
             _number(row["peak_mb"], 3),
-            *(_number(row[key], 3) for key in _COMPARISONS),
         ]
         lines.append(
             f"| {' | '.join(cells)} |" if not row["error"] else f"| {row['method']} | {row['error']} " + "| " * 7 + "|"
@@ -94,82 +262,10 @@ def _number(value: float | None, digits: int) -> str:
     return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
-def goals(rows: list[Row]) -> list[str]:
-    """Lines of the goals' table: asked, reached, met or not."""
-
-    def at(workload: str, method: str, key: str) -> float | None:
-        found = [r[key] for r in rows if (r["workload"], r["method"]) == (workload, method)]
-        return found[0] if found else None
-
-    def worst(workload: str, methods: list[str], key: str, pick: Callable[[list[float]], float]) -> float | None:
-        values = [value for method in methods if (value := at(workload, method, key)) is not None]
-        return pick(values) if values else None
-
-    lines = []
-    for tier, suffix in _TIERS.items():
-        kinds = _CLIPPING if not suffix else ("flat",)
-        methods = [f"ours/{kind}{suffix}" for kind in kinds]
-        for workload, ratio, speed in zip(_KINDS, _RATIOS[tier], _OPACUS[tier], strict=True):
-            of = "worst of flat, per-layer, adaptive clipping" if not suffix else "flat clipping"
-            lines.append(
-                goal_row(f"{tier}: {workload}, {of} ÷ limit", ratio, worst(workload, methods, "ratio_to_limit", max))
-            )
-            flat = at(workload, f"ours/flat{suffix}", "speedup_over_opacus")
-            lines.append(goal_row(f"{tier}: {workload}, times faster than Opacus", speed, flat, more=True))
-        for workload in ("mnist_cnn b256", "small_alexnet b128"):
-            signs = _over(*(at(workload, f"ours/{kind}{suffix}", "ratio_to_limit") for kind in ("discretized", "flat")))
-            lines.append(goal_row(f"{tier}: {workload}, discretized ÷ flat clipping", _DISCRETIZED[tier], signs))
-        micro = [
-            at(f"densenet40 b64{kind}", f"ours/flat{suffix}", "ratio_to_limit") for kind in (", microbatches of 8", "")
-        ]
-        lines.append(goal_row(f"{tier}: densenet40, microbatches of 8 ÷ examples", _MICRO[tier], _over(*micro)))
-        plain = at("small_alexnet b128", "plain/channels_last", "peak_mb")
-        memory = _over(at("small_alexnet b128", f"ours/flat{suffix}", "peak_mb"), plain)
-        lines.append(goal_row(f"{tier}: small_alexnet b128, memory ÷ plain", _MEMORY[tier], memory))
-    for workload in ("lstm b128", "attention b128"):
-        times = at(workload, "ours/flat", "speedup_over_opacus")
-        lines.append(goal_row(f"{workload}, times faster than Opacus' layer", 2.0, times, more=True))
-        memory = _over(at(workload, "ours/flat", "peak_mb"), at(workload, f"opacus/hooks {MALLOC}", "peak_mb"))
-        lines.append(goal_row(f"{workload}, memory ÷ Opacus' layer", 1.0, memory))
-    harness = _over(*(at("mnist_cnn b256", f"{kind}/flat", "ratio_to_limit") for kind in ("harness", "ours")))
-    return [*lines, goal_row("mnist_cnn b256, whole harness ÷ bare engine", 1.10, harness)]
-
-
-def _over(a: float | None, b: float | None) -> float | None:
-    return None if not a or not b else a / b
-
-
-def goal_row(what: str, asked: float, reached: float | None, more: bool = False) -> str:
-    """A line of a goals' table."""
-    if reached is None:
-        return f"| {what} | {asked:g} | – | not measured |"
-    met = round(reached, 2) >= asked if more else round(reached, 2) <= asked
-    return f"| {what} | {asked:g} | {reached:.2f} | {'met' if met else '**not met**'} |"
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Bars of wall time relative to the limit, a panel for each workload."""
-    shown = [r for r in rows if r["ratio_to_limit"] and (MALLOC not in r["method"] or "opacus" in r["method"])]
-    workloads = list(dict.fromkeys(r["workload"] for r in shown))
-    if not workloads:
-        return
-    columns = 2 if len(workloads) > 1 else 1
-    lines = -(-len(workloads) // columns)
-    figure = new_figure(14, 4.6 * lines)
-    for number, workload in enumerate(workloads, 1):
-        axes = figure.add_subplot(lines, columns, number)
-        own = sorted((r for r in shown if r["workload"] == workload), key=lambda r: r["ratio_to_limit"], reverse=True)
-        ratios = [r["ratio_to_limit"] for r in own]
-        axes.barh(range(len(own)), ratios, color=[_COLORS.get(r["method"].split("/")[0], _OTHER) for r in own])
-        axes.set_yticks(range(len(own)), [r["method"] for r in own], fontsize=8)
-        for at, ratio in enumerate(ratios):
-            axes.text(ratio, at, f" {ratio:.2f}", va="center", fontsize=8)
-        axes.axvline(1, color="black", linewidth=0.8)
-        if max(ratios) > _WIDE:
-            axes.set_xscale("log")
-            axes.set_xlim(0.5, max(ratios) * 2)
-        else:
-            axes.set_xlim(0, max(ratios) * 1.12)
-        axes.set_title(workload)
-        axes.set_xlabel("wall time of a step ÷ the fastest step without privacy")
-    write_figure(path, figure)
+def _startup(rows: list[Row]) -> list[str]:
+    lines = ["", f"### {STARTUP}", "", "| command | CPU s | wall s |", "| --- | ---: | ---: |"]
+    for row in rows:
+        times = row["cpu_ms"], row["wall_ms"]
+        cells = [row["error"], ""] if row["error"] else [f"{ms / 1e3:.2f}" if ms else "–" for ms in times]
+        lines.append(f"| {row['method']} | {' | '.join(cells)} |")
+    return lines

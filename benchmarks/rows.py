@@ -79,7 +79,7 @@ def origin() -> Row:
         "commit": provenance.commit(),
         "date": date.today().isoformat(),
         "versions": {**provenance.versions(), **peers},
-        "hardware": provenance.hardware(),
+        "hardware": {**provenance.hardware(), "instructions": instructions()},
     }
 
 
@@ -90,12 +90,17 @@ def _version(name: str) -> str | None:
         return None
 
 
+def instructions() -> str:
+    """The widest vector instructions that PyTorch uses here, such as "AVX2"; two processors of one name may differ."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
 def hardware(device: str, threads: int) -> str:
-    """A name for the file: the GPU, or the processor with the number of threads."""
+    """A name for the file: the GPU, or the processor with its instructions and the number of threads."""
     if device == "cuda":
         return _slug(torch.cuda.get_device_name())
     model = provenance.hardware()["cpu"]
-    return _slug(f"cpu {model} {min(threads, os.cpu_count() or threads)} threads")
+    return _slug(f"cpu {model} {instructions()} {min(threads, os.cpu_count() or threads)} threads")
 
 
 def _slug(text: str) -> str:

@@ -25,6 +25,7 @@ class Workload:
         batch: Records in a lot.
         harness: Words after `dpbench train` that give the same step, on data of the same shape; none: there are none.
         microbatch_size: Examples of a record, on average.
+        records: In the data set that it stands for: MNIST or CIFAR-10; 0: for none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Workload:
     batch: int
     harness: tuple[str, ...]
     microbatch_size: int = 1
+    records: int = 0
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Records (N, C, H, W) and labels (N,), the same in every process."""
@@ -75,13 +77,24 @@ class Attentive(nn.Module):
         return scores
 
 
-_DIGITS = ("data=digits", "data.image_size=28")  # the shape of MNIST, without files
-_MNIST_CNN = Workload("mnist_cnn b256", partial(MNISTCNN, MNIST, 10), MNIST, 256, ("model=mnist_cnn", *_DIGITS))
-_MLP = Workload("mlp b256", partial(MLP, MNIST, 10), MNIST, 256, ("model=mlp", *_DIGITS))
-_ALEXNET = Workload(
-    "small_alexnet b128", partial(SmallAlexNet, CIFAR, 10), CIFAR, 128, ("model=small_alexnet", "data=cifar10")
+_NOISE = ("data=random_noise", "data.test_size=1000")  # needs no files
+_LIKE_MNIST = (*_NOISE, "data.like=mnist", "data.train_size=60000")  # an epoch as long as a user's
+_LIKE_CIFAR = (*_NOISE, "data.like=cifar10", "data.train_size=50000")
+_MNIST_CNN = Workload(
+    "mnist_cnn b256", partial(MNISTCNN, MNIST, 10), MNIST, 256, ("model=mnist_cnn", *_LIKE_MNIST), records=60_000
 )
-_DENSENET = Workload("densenet40 b64", partial(DenseNet, CIFAR, 10), CIFAR, 64, ("model=densenet40", "data=cifar10"))
+_MLP = Workload("mlp b256", partial(MLP, MNIST, 10), MNIST, 256, ("model=mlp", *_LIKE_MNIST), records=60_000)
+_ALEXNET = Workload(
+    "small_alexnet b128",
+    partial(SmallAlexNet, CIFAR, 10),
+    CIFAR,
+    128,
+    ("model=small_alexnet", *_LIKE_CIFAR),
+    records=50_000,
+)
+_DENSENET = Workload(
+    "densenet40 b64", partial(DenseNet, CIFAR, 10), CIFAR, 64, ("model=densenet40", *_LIKE_CIFAR), records=50_000
+)
 
 WORKLOADS = {
     workload.name: workload

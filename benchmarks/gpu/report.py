@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.ways import SEEDS
-from benchmarks.report import draw, table
+from benchmarks.picture import draw
+from benchmarks.report import table
 from benchmarks.rows import Row, least, relative
 from dpbench.files import write_atomically
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.goals import goal_row
 from benchmarks.methods import MALLOC
-from benchmarks.report import goal_row
 from benchmarks.rows import Row
 from benchmarks.users.measure import FLOWER, OURS, PFL
 from dpbench.files import write_atomically
