@@ -198,7 +198,8 @@ def _steps(options: argparse.Namespace, path: Path) -> None:
 def _startup(options: argparse.Namespace, path: Path) -> None:
     start, origin = time.monotonic(), rows.origin()
     new = measure_startup(_STARTS, options.wait, lambda what: _say(f"{STARTUP}: {what}"))
-    table = rows.merged(rows.read(path), [{**row, **origin} for row in new])
+    steps = [row for row in rows.read(path) if row["workload"] != STARTUP]
+    table = [*steps, *({**row, **origin} for row in new)]
     rows.write(path, rows.with_ratios(table, _batches(table)))
     _say(f"{STARTUP}: done in {time.monotonic() - start:.0f} s")
 

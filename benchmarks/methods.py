@@ -14,22 +14,27 @@ METHODS = (
     f"plain/channels_last {MALLOC}",
     *(f"ours/{name}" for name in _OURS),
     *(f"ours/{kind}" for kind in ("flat pure", "discretized pure", f"flat {MALLOC}")),
-    *(f"harness/{name}" for name in ("no privacy", *_OURS)),
+    *(f"harness/{name}" for name in ("no privacy", "flat", "adaptive_quantile", "discretized")),
     *(f"opacus/{mode}{malloc}" for malloc in (f" {MALLOC}", "") for mode in ("hooks", "functorch", "ghost")),
     *(f"jax/{way}" for way in ("vmap", "jax_privacy")),  # with one allocator: XLA keeps its memory anyway
 )
+FIRST_WORKLOAD = "mnist_cnn b256"
 PURE, COMPILED = "pure", "compiled"
-_MICRO = ("plain/channels_last", "ours/flat", "ours/flat pure")
-_DENSE = (*_MICRO, "ours/per_layer", "ours/adaptive_quantile", "ours/adaptive_mean", "ours/discretized", "harness/flat")
-_PEERS = tuple(f"opacus/{mode}{malloc}" for mode in ("functorch", "ghost") for malloc in (f" {MALLOC}", ""))
+_MICRO = ("plain/channels_last", "ours/flat")
+_DENSE = (*_MICRO, "ours/flat pure", *(f"ours/{name}" for name in _OURS), "harness/flat", "plain/contiguous")
+_PEERS = (*(f"opacus/{mode} {MALLOC}" for mode in ("functorch", "ghost")), "opacus/ghost")
 _SEQUENCES = ("plain/channels_last", "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
-_LARGE = {  # what takes seconds and gigabytes is measured where it says something
-    "small_alexnet b1024": (*_MICRO[:2], f"opacus/ghost {MALLOC}"),
-    "densenet40 b64": (*_DENSE, "plain/contiguous", "plain/channels_last compiled", *_PEERS),
+_CHOSEN = {  # what takes seconds and gigabytes is measured where it says something
+    "small_alexnet b1024": _MICRO,  # Opacus on such lots: `python -m benchmarks growth`
+    "densenet40 b64": (*_DENSE, *_PEERS),
     "densenet40 b64, microbatches of 8": _MICRO,
     "lstm b128": _SEQUENCES,  # the only way in which Opacus runs them
     "attention b128": _SEQUENCES,
 }
+_FIRST_ONLY = (  # they tell little more elsewhere, and some take seconds a step
+    *("harness/no privacy", "harness/adaptive_quantile", "harness/discretized"),
+    *("opacus/hooks", "opacus/functorch", f"opacus/functorch {MALLOC}", "jax/jax_privacy"),
+)
 REFERENCE = "plain/channels_last"
 _TOGETHER = (("plain/", "ours/", "harness/"), ("opacus/",), ("jax/",))
 
@@ -42,14 +47,9 @@ def together(methods: list[str]) -> list[list[str]]:
 
 def methods_for(workload: Workload) -> list[str]:
     """What is measured on a workload: the most on the first one, or it would take an hour."""
-    name = workload.name
-    chosen = list(METHODS)
-    if name != "mnist_cnn b256":
-        chosen = [m for m in chosen if not m.startswith("harness/") or m == "harness/flat"]
-        chosen = [m for m in chosen if m != "jax/jax_privacy"]  # ten seconds a step, and always the slower one
-    if name in _LARGE:
-        chosen = [m for m in chosen if m in _LARGE[name]]
-    return chosen
+    if workload.name in _CHOSEN:
+        return [method for method in METHODS if method in _CHOSEN[workload.name]]
+    return [method for method in METHODS if workload.name == FIRST_WORKLOAD or method not in _FIRST_ONLY]
 
 
 def wants_our_allocator(method: str) -> bool:

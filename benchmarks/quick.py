@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.methods import MALLOC, REFERENCE
+from benchmarks.methods import FIRST_WORKLOAD, MALLOC, REFERENCE
 from benchmarks.rows import Row
 
-WORKLOADS = ("mnist_cnn b256",)
+WORKLOADS = (FIRST_WORKLOAD,)
 METHODS = (
     REFERENCE,
     *(f"ours/{kind}" for kind in ("flat", "adaptive_quantile", "discretized")),

@@ -215,11 +215,11 @@ def _explanations(rows: list[Row]) -> list[str]:
         "",
         "## What the limit is",
         "",
-        "The limit is the fastest step without privacy of the same network on the same lot, in whichever layout, "
-        "compiled or not, was fastest. A private step does all of its work (forward and backward pass, the sum of "
-        "gradients, the optimizer's step) and more: norms, weights and noise. So it can hardly be faster, and what "
-        "is above 1 is the price of privacy together with what our code leaves undone. Ratios slightly below 1 happen "
-        "where our kernels sum gradients faster than PyTorch's.",
+        "The limit is the fastest step without privacy of the same network on the same lot, in whichever layout was "
+        "fastest, and compiled where the table has that. A private step does all of its work (forward and backward "
+        "pass, the sum of gradients, the optimizer's step) and more: norms, weights and noise. So it can hardly be "
+        "faster, and what is above 1 is the price of privacy together with what our code leaves undone. Ratios "
+        "slightly below 1 happen where our kernels sum gradients faster than PyTorch's.",
         "",
         "## How it was measured",
         "",
@@ -229,8 +229,9 @@ def _explanations(rows: list[Row]) -> list[str]:
         "minutes. Two processes of one method differ by up to 15 % on the small networks, by where their memory "
         "happens to lie. Memory is what the first two steps took beyond model and data. '× Opacus' is against its "
         f"best mode at its defaults, that is with `{MALLOC}`; '× best peer' against the best of Opacus and JAX with "
-        f"either allocator. {_drawn_from(rows)} Start-up times are of processes from their start to their end, or to "
-        "the first release in the ledger: medians of three, on as many threads as a user has.",
+        f"either allocator, where both were measured. {_drawn_from(rows)} Start-up times are of processes from their "
+        "start to their end, or to the first release in the ledger: medians of three, with the number of threads that "
+        "a user has.",
         "",
     ]
 
