@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 RANDOM_NUMBERS = 2
-"""Counts the changes by which the same key came to give other numbers: releases of before are not repeated after."""
+"""Counts the changes by which the same key came to give other numbers. Part of the key of the noise: with the dropout
+masks of another version, a sum is another one. Part of the replay key: no release of before is repeated after."""
 _MT_WORDS = 624
 _MT_OFFSET = 24  # bytes of seed, counters and position before the words in torch's CPU generator state
 
@@ -52,7 +53,7 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
         release: Number of the release.
         processes: That make a sum which another number of them would not.
     """
-    key = root, Stream.NOISE, digest, phase, release
+    key = root, Stream.NOISE, RANDOM_NUMBERS, digest, phase, release
     return key if processes == 1 else (*key, processes)
 
 

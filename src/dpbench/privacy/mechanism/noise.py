@@ -49,7 +49,7 @@ def add_gaussian_noise(total: Tensor, noise_stds: Sequence[tuple[int, float]], k
 
 
 def checksum(total: Tensor) -> float:
-    """Sum of a flat tensor in float64, by which it is known again; not a number where one of them is not finite."""
+    """Sum of a flat tensor in float64, by which it is known again; not finite where one of them is not."""
     if kernels.suits(total) and total.is_contiguous():
         return kernels.float64_sum(total)
     return float(total.sum(dtype=torch.float64))
