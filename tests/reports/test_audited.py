@@ -79,7 +79,7 @@ def test_a_run_is_audited_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFix
     figure = f"{now.audited:.3f}"
     assert main(["table", str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    # Not always CONSISTENT: one correct run in twenty is accused, and each change of the code gives this one other noise.
+    # Not always CONSISTENT: one correct run in twenty is accused, and each change of the code gives other noise.
     assert LABEL in table and f"| {figure} | {now.verdict} |" in table and LABEL == "audited epsilon (95 %)"
     assert main(["table", "--csv", str(tmp_path)]) == 0
     assert f"{now.audited}" in capsys.readouterr().out
