@@ -142,16 +142,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts", type=names, default=list(GPU_PARTS), help=f"of gpu: {', '.join(GPU_PARTS)} (default: all)"
     )
-    parser.add_argument("--repeats", type=int, help="turns for wall time, and for rounds (default: 5; of quick: 9)")
+    parser.add_argument(
+        "--repeats", type=_from_one, help="turns for wall time, and for rounds (default: 5; of quick: 9)"
+    )
     parser.add_argument("--cpu-repeats", type=int, help="turns for CPU time on one thread (default: 2; of quick: 5)")
-    parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
+    parser.add_argument("--threads", type=_from_one, default=2, help="for wall time (default: 2)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cpu; of gpu: cuda")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
-    parser.add_argument("--users", type=int, default=100, help="in a round (default: 100)")
+    parser.add_argument("--users", type=_from_one, default=100, help="in a round (default: 100)")
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="environment of pfl and flwr")
     parser.add_argument("--file", type=Path, help="of report: rows (default: this machine's in --out)")
     parser.add_argument("--out", type=Path, default=Path("results") / "benchmark", help="default: results/benchmark")
     return parser
+
+
+def _from_one(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
+    return int(text)
 
 
 def _measure(options: argparse.Namespace, path: Path) -> None:

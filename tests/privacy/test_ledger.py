@@ -414,3 +414,23 @@ def test_another_ledger_than_the_checkpoint_knew(
     (tmp_path / "l").write_text("".join(change(lines[:6])))
     with pytest.raises(LedgerError, match=rf"cannot continue .*{message}.*Restore the ledger"):
         LedgerWriter(tmp_path / "l", HEADER, start=5, resume=True, known=seal)
+
+
+def test_each_line_is_that_of_its_own_release(tmp_path: Path) -> None:
+    """What is equal may be written otherwise (1 and 1.0): no line may depend on what was released before."""
+    kinds = [(PoissonSampling(1000, 1.0), 2.0), (PoissonSampling(1000, 1), 2), (PoissonSampling(1000, 1.0), 2.0)]
+    releases = [
+        Release(n, sampling, (SumQuery("all", bound, 1.0),), "0x1p+0") for n, (sampling, bound) in enumerate(kinds)
+    ]
+    assert releases[0].sampling == releases[1].sampling and releases[0].queries == releases[1].queries
+
+    def lines(*written: Release) -> list[str]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        with closing(LedgerWriter(path, HEADER)) as writer:
+            for release in written:
+                writer.append(release)
+        return path.read_text(encoding="utf-8").splitlines()[1:]
+
+    together = lines(*releases)
+    assert together == [line for release in releases for line in lines(release)]
+    assert together[0] != together[1].replace('"number":1', '"number":0')

@@ -7,7 +7,6 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
-from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,11 @@ def _header_line(header: Header) -> str:
     return _dump({"record": "header", "schema": SCHEMA, **asdict(header)})
 
 
-def _release_line(release: Release) -> str:
-    head = _dump({"record": "release", "number": release.number, "checksum": release.checksum})
-    return head[: -len(_END)] + "," + _facts(release.sampling, release.queries)
+def _head(release: Release) -> str:
+    return _dump({"record": "release", "number": release.number, "checksum": release.checksum})[: -len(_END)]
 
 
-@lru_cache(maxsize=16)
 def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
-    """End of the line: the same from release to release, unless bounds adapt."""
     shown = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in queries]
     return _dump({"sampling": sampling.to_dict(), "queries": shown})[1:]
 
@@ -78,6 +74,7 @@ class LedgerWriter:
         self.path = Path(path)
         self._recorded: dict[int, tuple[Release, bytes]] = {}
         self._pending = ""
+        self._facts: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")  # of the last release
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
@@ -189,7 +186,7 @@ class LedgerWriter:
             self.repeated[counted_event(release)] -= 1
             return
         try:
-            self._write(self._pending + _release_line(release))
+            self._write(self._pending + self._line(release))
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
@@ -197,6 +194,13 @@ class LedgerWriter:
             ) from None
         self._pending = ""
         self.events[counted_event(release)] += 1
+
+    def _line(self, release: Release) -> str:
+        sampling, queries, text = self._facts
+        if sampling is not release.sampling or queries is not release.queries:  # equal ones may be written otherwise
+            text = _facts(release.sampling, release.queries)
+            self._facts = release.sampling, release.queries, text
+        return f"{_head(release)},{text}"
 
     def _write(self, text: str) -> None:
         data = text.encode()
