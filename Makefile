@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cluster results combinations layers audits rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,7 +18,7 @@ demo: $(VENV)/.ready ## Train a network privately on real digits (two minutes, n
 	$(BIN)/dpbench train experiment=demo
 
 test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
 	$(BIN)/python -m tools.combinations > docs/combinations.md.new
@@ -69,7 +69,10 @@ results: $(VENV)/.ready ## Tables, figures and README.md again from the committe
 	$(BIN)/python -m dpbench.reproduce.refresh
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 40
+
+test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (half an hour; not in CI)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
 
 test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm)
 	tests/cluster/install.sh

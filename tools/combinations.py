@@ -69,6 +69,7 @@ UNITS: dict[str, Callable[[], dict[str, Any]]] = {
     "user": lambda: {"records": Users(LocalTraining(lr=0.1, batch_size=10, epochs=2))},
 }
 PROCESSES = (1, 2)
+_AT_THE_THRESHOLD = 2  # weights of 610; seen: one, in one of 1,872 combinations
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,17 @@ def outcomes(chosen: Iterable[Cell], processes: tuple[int, ...] = PROCESSES) -> 
         # A refusal in one of two processes would leave the other one waiting: what one process refuses is left out.
         accepted = [i for i, (reason, _) in enumerate(alone) if not reason]
         for i, (reason, weights) in zip(accepted, _in_two([chosen[i] for i in accepted]), strict=True):
-            if reason or not torch.allclose(alone[i][1], torch.from_numpy(weights), rtol=1e-3, atol=1e-4):
+            if reason or not _agree(chosen[i], alone[i][1], torch.from_numpy(weights)):
                 raise AssertionError(f"{chosen[i]}: two processes differ from one {reason}")
     return {cell: reason for cell, (reason, _) in zip(chosen, alone, strict=True)}
+
+
+def _agree(cell: Cell, one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether the weights of one process and of two are the same up to rounding."""
+    apart = ~torch.isclose(one, two, rtol=1e-3, atol=1e-4)
+    # Discretization is not continuous: the last bit of a coordinate at the threshold moves the sum by a whole step.
+    allowed = _AT_THE_THRESHOLD if cell.transform == "discretized" else 0
+    return int(apart.sum()) <= allowed
 
 
 def _in_two(chosen: list[Cell]) -> list[tuple[str, Any]]:

@@ -103,7 +103,7 @@ def test_few_correct_runs_are_accused() -> None:
     assert accused(4, runs=6)[Verdict.CONSISTENT] >= 5
 
 
-@pytest.mark.slow  # 50 to 85 s each
+@pytest.mark.long  # 50 to 85 s each on a quiet machine
 @pytest.mark.parametrize("epsilon", [1, 4, 10])
 def test_correct_runs_are_accused_at_most_at_the_nominal_rate(epsilon: int) -> None:
     found = accused(epsilon, runs=200)

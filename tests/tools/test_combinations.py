@@ -62,12 +62,13 @@ def test_some_of_it_on_two_processes() -> None:
         Cell("joint", "–", "–", "fixed_size", "microbatch", "SGD"),
         Cell("adaptive mean", "–", "error correction", "poisson", "example", "RMSprop"),
         Cell("automatic", "discretized", "–", "fixed_size", "example", "Nesterov"),
+        Cell("automatic", "discretized", "–", "full", "example", "Nesterov"),  # one coordinate lies at the threshold
         Cell("adaptive quantile", "discretized", "–", "poisson", "user", "Adam"),
         Cell("by dimension", "–", "error correction", "fixed_size", "user", "momentum"),
     ]
     assert set(outcomes(chosen).values()) == {""}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_page() -> None:
     assert table(outcomes(cells())).strip() == PAGE.read_text(encoding="utf-8").strip()
