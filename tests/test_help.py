@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ASKING = [
-    line for line in examples() if line.split()[1] in ("account", "calibrate", "table", "compare")
+    line for line in examples() if line.split()[1] in ("account", "calibrate", "table", "compare", "report")
 ]  # test_cli.py resumes runs
 
 

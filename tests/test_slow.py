@@ -50,9 +50,9 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
-    assert {"dpbench/conf/config.yaml", "dpbench/conf/experiment/nasr/mnist_dpsgd.yaml", "dpbench/py.typed"} <= set(
-        names
-    )
+    conf = {"dpbench/conf/config.yaml", "dpbench/conf/experiment/nasr/mnist_dpsgd.yaml", "dpbench/py.typed"}
+    templates = {f"dpbench/reports/page/templates/{name}" for name in ("report.html", "blocks.html", "report.css")}
+    assert conf | templates <= set(names)
     shutil.rmtree(copy)
     (tmp_path / "elsewhere").mkdir()
     path = str(tmp_path / "site")

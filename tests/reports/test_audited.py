@@ -20,7 +20,8 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.audited import LABEL
-from dpbench.reports.compare import compare, load
+from dpbench.reports.compare import compare
+from dpbench.reports.compared import load
 from dpbench.reports.end_of_run import EndOfRun, summary
 from dpbench.reports.table import collect, markdown
 from dpbench.reports.wandb_runs import recorded

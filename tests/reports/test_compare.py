@@ -11,7 +11,8 @@ import pytest
 import wandb
 
 from dpbench.cli import main
-from dpbench.reports.compare import compare, draw, load
+from dpbench.reports.compare import compare, draw
+from dpbench.reports.compared import labels, load, over_seeds
 from dpbench.reports.wandb_runs import recorded
 
 RECORDED = [  # what the public API answered for two offline runs that were synchronized
@@ -57,7 +58,8 @@ class Api:
 
 def run(folder: Path, seed: int, lr: float, accuracy: float) -> Path:
     folder.mkdir(parents=True)
-    config = {"run": {"name": folder.name}, "seed": seed, "optimizer": {"lr": lr}, "data": {"name": "digits"}}
+    data = {"name": "digits", "inserted": {"seed": seed}}
+    config = {"run": {"name": folder.name}, "seed": seed, "optimizer": {"lr": lr}, "data": data}
     record = {"config": config, "seed": seed, "seconds": 2.5, "steps": 2, "metrics": {"test/accuracy": accuracy}}
     (folder / "result.json").write_text(json.dumps({**record, "privacy": {"epsilon": {"rdp": 1.5, "pld": None}}}))
     (folder / "metrics.csv").write_text(f"step,val/accuracy\n1,0.1\n2,{accuracy}\n")
@@ -84,7 +86,7 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
     runs = load(str(tmp_path))
     text = compare(runs)
-    assert "| strategy | dpsgd | none |" in text and "60.00 %" in text and "(n = 2)" in text
+    assert "| strategy | dpsgd | none |" in text and "60.00 ± 14.14 %" in text and "(n = 2)" in text
     assert draw(runs, tmp_path / "none.png") is None
     logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
     pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
@@ -93,7 +95,7 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
     assert draw([dpsgd, none], tmp_path / "some.png") is not None
     # of a run all settings are known, of a cell those that made it: what it does not state is no difference
     both = compare([dpsgd, *load(str(run(tmp_path / "a", 0, 0.1, 0.8)))])
-    assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 % | 80.00 % |" in both
+    assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 ± 14.14 % | 80.00 % |" in both
 
 
 def test_trials_of_a_cell_are_compared_one_by_one(tmp_path: Path) -> None:
@@ -120,6 +122,32 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     run(tmp_path / "other", 0, 0.3, 0.5)
     names = [one.name for one in load(str(tmp_path))]
     assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
+
+
+def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, accuracy in ((0, 0.8), (1, 0.9)):
+        run(tmp_path / f"a{seed}", seed, 0.1, accuracy)
+    run(tmp_path / "b", 0, 0.2, 0.5)
+    (tmp_path / "a0" / "metrics.csv").write_text("step,val/accuracy,privacy/epsilon\n1,0.1,0.5\n2,0.8,1.5\n")
+    picture = tmp_path / "mean.png"
+    assert main(["compare", str(tmp_path), "--mean", "--axis", "epsilon", "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "85.00 ± 7.07 %" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
+    mean, other = over_seeds(load(str(tmp_path)))
+    assert mean.n == 2 and mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
+    assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5) and other.n == 1
+    assert "none of these logged any" in shown  # one of them does not tell its epsilon, so the mean does not
+    assert main(["compare", str(tmp_path / "a0"), "--axis", "epsilon", "--plot", str(picture)]) == 0
+    assert picture.is_file()
+
+
+def test_a_legend_says_what_differs(tmp_path: Path) -> None:
+    for name, seed, lr in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2)):
+        run(tmp_path / name, seed, lr, 0.5)
+    runs = load(str(tmp_path))
+    assert labels(runs) == ["lr=0.1, seed=0", "lr=0.1, seed=1", "lr=0.2, seed=0"]
+    assert labels(over_seeds(runs)) == ["lr=0.1 (n = 2)", "lr=0.2"]
+    assert labels(runs[:2]) == ["seed=0", "seed=1"] and labels(runs[:1]) == ["a, seed 0"]
 
 
 def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.reports.compare import compare, load
+from dpbench.reports.compare import compare
+from dpbench.reports.compared import load
 from dpbench.reports.table import collect, markdown
 
 

@@ -18,7 +18,8 @@ from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 from dpbench.reports.calibrate import read_one_ledger
-from dpbench.reports.compare import compare, load
+from dpbench.reports.compare import compare
+from dpbench.reports.compared import load
 from dpbench.reports.end_of_run import summary
 from dpbench.reports.ledgers import shown_noise
 from dpbench.reports.table import collect, markdown

@@ -21,6 +21,7 @@ from dpbench.cli import (
     compare,
     evaluate,
     priors,
+    report,
     reproduce,
     resume,
     sample,
@@ -54,6 +55,7 @@ _COMMANDS: dict[str, Command] = _OF_HYDRA | {
     "workflow": workflow,
     "compare": compare,
     "table": table,
+    "report": report,
     "sample": sample,
     "evaluate": evaluate,
 }

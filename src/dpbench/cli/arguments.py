@@ -100,7 +100,16 @@ def whole(word: str) -> int:
 
 def png(word: str) -> Path:
     """The path of a picture that can be written."""
+    return _file(word, ".png")
+
+
+def html(word: str) -> Path:
+    """The path of a page that can be written."""
+    return _file(word, ".html")
+
+
+def _file(word: str, ending: str) -> Path:
     path = place(word)
-    if path.suffix != ".png" or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} {'is a folder' if path.is_dir() else 'should end in .png'}")
+    if path.suffix != ending or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} {'is a folder' if path.is_dir() else f'should end in {ending}'}")
     return _writable(path)

@@ -12,6 +12,7 @@ examples:
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench compare runs/sweep                        every run of a sweep
   dpbench compare runs/demo multirun --plot curves.png
+  dpbench compare runs/sweep --mean --axis epsilon  means over seeds, against the epsilon that was spent
 """
 
 
@@ -21,11 +22,16 @@ def add_parser(commands: Commands) -> None:
     what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
     parser.add_argument("sources", type=text, nargs="+", metavar="WHAT", help=what)
     parser.add_argument("--plot", type=png, default=Path("compare.png"), metavar="PNG", help="default: compare.png")
+    axis = "what the curves are drawn over: step (default), or epsilon, which needs private runs"
+    parser.add_argument("--axis", choices=["step", "epsilon"], default="step", help=axis)
+    means = "mean ± standard deviation of runs that differ by their seed only"
+    parser.add_argument("--mean", action="store_true", help=means)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison and draw the curves."""
-    from dpbench.reports.compare import compare, draw, load
+    from dpbench.reports.compare import compare, draw
+    from dpbench.reports.compared import load, over_seeds
 
     runs = []
     for source in options.sources:
@@ -35,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
             runs += recorded(source.removeprefix("wandb:"))
         else:
             runs += load(source)
+    runs = over_seeds(runs) if options.mean else runs
     print(compare(runs))
     options.plot.parent.mkdir(parents=True, exist_ok=True)
-    print("\ncurves:", draw(runs, options.plot) or "none of these logged any")
+    print("\ncurves:", draw(runs, options.plot, options.axis) or "none of these logged any")
     return 0

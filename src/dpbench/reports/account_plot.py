@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
@@ -24,14 +25,29 @@ COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
 def plot_epsilon(
     path: Path, ledgers: Mapping[str, Ledger], delta: float, accountants: Sequence[str], nominal: bool = False
 ) -> Path:
+    """Write the picture of `epsilon_figure`.
+
+    Raises:
+        ConfigurationError: No accountant covers the sampling.
+    """
+    return write_figure(path, epsilon_figure(ledgers, delta, accountants, nominal))
+
+
+def epsilon_figure(
+    ledgers: Mapping[str, Ledger],
+    delta: float,
+    accountants: Sequence[str],
+    nominal: bool = False,
+    slow_points: int = 40,
+) -> Figure:
     """Draw how the epsilon of all releases grew, runs one after another, and from which order it comes.
 
     Args:
-        path: The PNG.
         ledgers: By name.
         delta: δ.
         accountants: Names; those that do not cover the sampling are left out.
         nominal: See `nominal_events`.
+        slow_points: Most points of the curve of a slow accountant.
 
     Raises:
         ConfigurationError: No accountant covers the sampling.
@@ -46,6 +62,7 @@ def plot_epsilon(
         except ConfigurationError:
             continue
         most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
+        most = min(most, slow_points) if name in _POINTS else most
         points = max(3, min(most, work // len(whole)))
         counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
         covered = all(
@@ -69,7 +86,7 @@ def plot_epsilon(
         _finish(over_orders, "order of the Rényi divergence", delta)
     else:
         over_orders.set_visible(False)
-    return write_figure(path, figure)
+    return figure
 
 
 def _taken(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dpbench.auditing import AuditResult, Family, LabelAudit
@@ -16,28 +17,30 @@ _BLUE, _RED, _GRAY = "#3060a8", "#c04030", "#808080"
 
 
 def plot_audit(path: Path, report: AuditReport) -> Path:
+    """Write the picture of `audit_figure`."""
+    return write_figure(path, audit_figure(report))
+
+
+def audit_figure(report: AuditReport) -> Figure:
     """Draw scores of members and others, and which pairs of error rates they give.
 
     Args:
-        path: The PNG.
         report: Of one run.
     """
     labels = ("score of a canary: log-likelihood ratio of what was released", "canaries", "these canaries")
-    return draw_audit(path, report.result, report.scores.llr, report.scores.member, report.family, labels)
+    return drawn_audit(report.result, report.scores.llr, report.scores.member, report.family, labels)
 
 
-def draw_audit(
-    path: Path,
+def drawn_audit(
     result: AuditResult | LabelAudit,
     scores: NDArray[np.float64],
     member: NDArray[np.bool_],
     family: Family,
     labels: tuple[str, str, str],
-) -> Path:
+) -> Figure:
     """Draw an audit of whatever kind.
 
     Args:
-        path: The PNG.
         result: What was found.
         scores: (m,) higher for likelier members.
         member: (m,) the truth.
@@ -55,7 +58,7 @@ def draw_audit(
         ax.spines[["top", "right"]].set_visible(False)
     audited = f"audited at least {_figure(result.audited)}"
     figure.suptitle(f"{result.verdict}: sound ε {_figure(result.sound)}, {audited}")
-    return write_figure(path, figure)
+    return figure
 
 
 def _figure(epsilon: float | None) -> str:

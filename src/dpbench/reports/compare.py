@@ -2,168 +2,143 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
-from dpbench.errors import ConfigurationError
-from dpbench.reports.audited import LABEL, audited_epsilon, doubt, verdict_of, without_accuracy
+from dpbench.reports.audited import LABEL
+from dpbench.reports.compared import AUDITED, EPSILON, ComparedRun, differing_settings, labels
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.table import flat_settings
-from dpbench.runs.folder import RunFolder, finished_runs_below
-from dpbench.runs.readers import read_csv, read_metrics
-from dpbench.runs.record import read_result
 
-_CELL = ("row", "column", "trial")
-_WORDS = (*_CELL, "words", "metric", "unit", "*")
-_UNIT = "unit of privacy"
-_AUDITED = "privacy/audited_epsilon"
+Axis = Literal["step", "epsilon"]
 _STYLES = ("-", "--", ":", "-.")
-_CURVES = (
-    "val/accuracy", "test/accuracy", "nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss",
-    "privacy/epsilon",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run, or the mean of a table's cell.
-
-    Attributes:
-        name: Shown.
-        settings: Its configuration, flat.
-        metrics: Final figures.
-        curves: What was logged, by step.
-        whole: Whether the settings are all there are; a table's cell states only the words that made it.
-        verdict: Of its audit; None without one.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    metrics: Mapping[str, float | None]
-    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
-    whole: bool = True
-    verdict: str | None = None
-
-
-def load(source: str) -> list[ComparedRun]:
-    """Read the runs of a source.
-
-    Args:
-        source: Folder of a run or a sweep, or of a table's results.
-
-    Raises:
-        ConfigurationError: There is nothing.
-    """
-    folder = Path(source)
-    if not folder.is_dir():
-        raise ConfigurationError(f"{source} is {'a file' if folder.exists() else 'not there'}: name a folder.")
-    if (folder / "runs.csv").is_file():
-        return _from_table(folder)
-    folders = finished_runs_below([folder])
-    if not folders:
-        raise ConfigurationError(f"{source} holds no finished run ({RunFolder.result}) and no table (runs.csv).")
-    runs = [_from_run(run) for run in folders]
-    names = Counter(run.name for run in runs)
-    return [
-        replace(run, name=f"{run.name} ({own.path.name})") if names[run.name] > 1 else run
-        for run, own in zip(runs, folders, strict=True)
-    ]
-
-
-def _from_run(folder: RunFolder) -> ComparedRun:
-    record = read_result(folder)
-    privacy = record["privacy"]
-    metrics = {**without_accuracy(record), **{f"privacy/epsilon_{k}": v for k, v in privacy["epsilon"].items()}}
-    metrics |= {_AUDITED: audited_epsilon(privacy)} if "audit" in privacy else {}
-    curves = read_metrics(folder.metrics)
-    name = marked(f"{record['config']['run']['name']}, seed {record['seed']}", doubt(privacy))
-    settings = flat_settings(record["config"]) | _unit(privacy.get("unit"))
-    return ComparedRun(name, settings, {**metrics, "seconds": record["seconds"]}, curves, verdict=verdict_of(privacy))
-
-
-def marked(name: str, doubt: str | None) -> str:
-    """The name of a run, with what speaks against its epsilon."""
-    return name if doubt is None else f"{name} ({doubt})"
-
-
-def _unit(unit: Any) -> dict[str, str]:
-    """What epsilon is for, as a setting in which runs may differ."""
-    return {} if unit is None or pd.isna(unit) else {_UNIT: str(unit)}
-
-
-def _from_table(folder: Path) -> list[ComparedRun]:
-    """A cell's settings are the words that made it; its metrics and curves are means over seeds."""
-    found, logged = [], folder / "curves.csv"
-    restore = "restore {path}, or make it again (dpbench reproduce)"
-    names = ["step", "value"]
-    curves = pd.DataFrame(columns=["row", "column", *names])
-    if logged.is_file():
-        curves = read_csv(logged, ["row", "column", *names], restore, (*_CELL, "*"))
-    figures = ["value", "seconds", "epsilon_rdp", "epsilon_pld"]
-    cells = read_csv(folder / "runs.csv", ["row", "column", "words", "metric", *figures], restore, _WORDS)
-    by = [name for name in _CELL if name in cells]
-    for cell, own in cells.groupby(by, sort=False):
-        words = [word for word in str(own["words"].iloc[0]).split() if not word.startswith(("seed=", "run.", "logger"))]
-        settings = dict(word.partition("=")[::2] for word in words)
-        settings |= _unit(own["unit"].iloc[0]) if "unit" in own else {}
-        more = {name: pd.to_numeric(own[name], errors="coerce").mean() for name in map(str, own) if "/" in name}
-        metrics = {str(own["metric"].iloc[0]): own["value"].mean(), **more, "seconds": own["seconds"].mean()}
-        metrics |= {f"privacy/epsilon_{name}": own[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
-        places = [curves[name] == part for name, part in zip(by, cell, strict=True) if name in curves]
-        curve = curves[np.logical_and.reduce(places)].groupby("step")[["value"]].mean()
-        curve = pd.DataFrame() if curve.empty else curve.rename(columns={"value": str(own["metric"].iloc[0])})
-        found.append(
-            ComparedRun(f"{', '.join(map(str, cell))} (n = {len(own)})", settings, metrics, curve, whole=False)
-        )
-    return found
+_MEASURED = ("val/", "test/")
+_CURVES = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
+X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 
 
 def compare(runs: Sequence[ComparedRun]) -> str:
     """Runs as columns; settings that differ and metrics as lines, in Markdown."""
-    keys = {key: None for run in runs for key in run.settings}
-    alike = len({run.whole for run in runs}) == 1  # else what a cell does not state is not known
-    stated = {key: [run.settings.get(key, "–") for run in runs if alike or key in run.settings] for key in keys}
-    differing = [key for key, values in stated.items() if len(set(map(str, values))) > 1]
-    names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
-    hidden = {key for key in names if key.startswith("privacy/audited_")} - {_AUDITED}  # which only wandb has
-    names = {key: None for key in names if key not in hidden}
+    return markdown_rows(compared_rows(runs))
+
+
+def compared_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """The cells of that table, the names first."""
     lines = [["", *(run.name for run in runs)]]
-    lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing]
-    labels = {key: LABEL if key == _AUDITED else key for key in names}
-    lines += [[label, *(_figure(key, run.metrics.get(key)) for run in runs)] for key, label in labels.items()]
+    lines += [[key, *(str(run.settings.get(key, "–")) for run in runs)] for key in differing_settings(runs)]
+    return lines + metric_rows(runs)
+
+
+def metric_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """Final figures, a line for each."""
+    names = {key: None for run in runs for key in run.metrics if "/" in key or key == "seconds"}
+    hidden = {key for key in names if key.startswith("privacy/audited_")} - {AUDITED}  # which only wandb has
+    shown = {key: LABEL if key == AUDITED else key for key in names if key not in hidden}
+    lines = [[label, *(_figure(key, run) for run in runs)] for key, label in shown.items()]
     if any(run.verdict is not None for run in runs):
         lines.append(["verdict of the audit", *(run.verdict or "–" for run in runs)])
-    return markdown_rows(lines)
+    return lines
 
 
-def _figure(key: str, value: float | None) -> str:
+def _figure(key: str, run: ComparedRun) -> str:
+    value, spread = run.metrics.get(key), run.deviations.get(key)
     if value is None or pd.isna(value):
         return "–"
-    return f"{100 * value:.2f} %" if "accuracy" in key else f"{value:.4g}"
+    known = spread is not None and not pd.isna(spread)
+    if "accuracy" in key:
+        return f"{100 * value:.2f}{f' ± {100 * spread:.2f}' if known and spread is not None else ''} %"
+    return f"{value:.4g}{f' ± {spread:.2g}' if known else ''}"
 
 
-def draw(runs: Sequence[ComparedRun], path: Path) -> Path | None:
-    """All curves of each kind in one panel; None where no run has any."""
-    shown = [name for name in _CURVES if any(name in run.curves for run in runs)]
+def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """What runs logged and a comparison draws: what was measured, losses, epsilon."""
+    logged = [str(name) for run in runs for name in run.curves if run.curves[name].notna().any()]
+    measured = [name for part in _MEASURED for name in sorted(set(logged)) if name.startswith(part)]
+    return [*measured, *(name for name in _CURVES if name in logged)]
+
+
+def draw(runs: Sequence[ComparedRun], path: Path, axis: Axis = "step") -> Path | None:
+    """All curves of each kind in one panel; None where no run has any.
+
+    Args:
+        runs: Which.
+        path: The picture.
+        axis: What is drawn to the right: steps, or the epsilon that they had spent.
+    """
+    shown = [name for name in curve_names(runs) if axis == "step" or has_epsilon(runs, name)]
     if not shown:
         return None
     figure = new_figure(8, 1 + 2.4 * len(shown))
+    names = labels(runs) if len(runs) > 1 else [run.name for run in runs]
     for axes, name in zip(figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0], shown, strict=True):
-        for number, run in enumerate(runs):
-            if name in run.curves:
-                values = run.curves[name].dropna()
-                marker = "." if len(values) < 5 else None
-                look = {"color": f"C{number % 10}", "linestyle": _STYLES[number // 10 % len(_STYLES)]}
-                axes.plot(values.index, values, label=run.name, marker=marker, **look)
+        draw_panel(axes, runs, name, axis, names)
         axes.set_ylabel(name)
-        axes.grid(alpha=0.3)
-    figure.axes[-1].set_xlabel("step")
+    figure.axes[-1].set_xlabel(X_LABELS[axis])
     figure.axes[0].legend(fontsize=7)
     return write_figure(path, figure)
+
+
+def has_epsilon(runs: Sequence[ComparedRun], name: str) -> bool:
+    """Whether any run has a curve that can be drawn over epsilon."""
+    return name != EPSILON and any(not _curve(run, name, "epsilon")[0].empty for run in runs)
+
+
+def draw_panel(
+    axes: Axes, runs: Sequence[ComparedRun], name: str, axis: Axis, names: Sequence[str], most: int | None = None
+) -> None:
+    """One curve of each run that has it, with a band of one standard deviation where it is a mean.
+
+    Args:
+        axes: Where to.
+        runs: Which; the color of each is that of its place.
+        name: Of the curve.
+        axis: As in `draw`.
+        names: For the legend.
+        most: Points of a curve; of more, means of neighbors are drawn.
+    """
+    for number, run in enumerate(runs):
+        if name not in run.curves:
+            continue
+        values, band = _curve(run, name, axis)
+        values, band = (_thinned(one, most) for one in (values, band))
+        if values.empty:
+            continue
+        color, style = f"C{number % 10}", _STYLES[number // 10 % len(_STYLES)]
+        marker = "." if len(values) < 5 else None
+        axes.plot(values.index, values, label=names[number], marker=marker, color=color, linestyle=style, linewidth=1.4)
+        if band.notna().any():
+            axes.fill_between(values.index, values - band, values + band, color=color, alpha=0.2, linewidth=0)
+    if "accuracy" in name:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(alpha=0.3)
+
+
+def _curve(run: ComparedRun, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Series[float]]:
+    """A run's curve and its standard deviation; over epsilon where the run knows it for these steps."""
+    if name not in run.curves:
+        return pd.Series(dtype=float), pd.Series(dtype=float)
+    values = run.curves[name].dropna()
+    band = run.bands[name].reindex(values.index) if name in run.bands else pd.Series(np.nan, values.index)
+    if axis == "step":
+        return values, band
+    spent = run.curves[EPSILON].dropna() if EPSILON in run.curves else pd.Series(dtype=float)
+    if spent.empty:
+        return values.iloc[:0], band.iloc[:0]
+    known = (values.index >= spent.index.min()) & (values.index <= spent.index.max())
+    at = pd.Index(np.interp(values.index[known], spent.index, spent), name="epsilon")
+    return values[known].set_axis(at), band[known].set_axis(at)
+
+
+def _thinned(values: pd.Series[float], most: int | None) -> pd.Series[float]:
+    if most is None or len(values) <= most:
+        return values
+    size = -(-len(values) // most)
+    places = np.arange(len(values)) // size
+    means = pd.Series(values.to_numpy(), index=pd.Index(values.index, name="at")).reset_index().groupby(places).mean()
+    return means.set_index("at").iloc[:, 0]

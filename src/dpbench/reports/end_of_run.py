@@ -107,6 +107,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
         ("run folder", _from_here(folder.path)),
+        ("report", f"dpbench report {_from_here(folder.path)}"),
         ("pictures", ", ".join(_from_here(path) for path in sorted(folder.path.glob("*.png")))),
         ("wandb", opening.replace(str(folder), _from_here(folder.path))),
     ]

@@ -14,7 +14,8 @@ from dpbench.auditing.labels import LabelAudit, audit_labels
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.reports.audit import epsilon_rows, verdict_words
-from dpbench.reports.audit_plot import draw_audit
+from dpbench.reports.audit_plot import drawn_audit
+from dpbench.reports.figures import write_figure
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 
@@ -98,4 +99,4 @@ def plot_label_audit(path: Path, report: LabelReport) -> Path:
     values = np.concatenate([report.scores.members, report.scores.others])
     member = np.arange(len(values)) < len(report.scores.members)
     labels = ("score: log-odds of the label by the final weights", "images of noise", "these records")
-    return draw_audit(path, report.result, values, member, report.family, labels)
+    return write_figure(path, drawn_audit(report.result, values, member, report.family, labels))

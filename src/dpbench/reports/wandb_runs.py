@@ -9,7 +9,7 @@ import wandb
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.reports.audited import accusation
-from dpbench.reports.compare import ComparedRun, marked
+from dpbench.reports.compared import ComparedRun, marked
 from dpbench.reports.table import flat_settings
 from dpbench.runs.sweep import JOB_TYPE
 
@@ -47,5 +47,5 @@ def recorded(place: str) -> list[ComparedRun]:
         metrics = {key: value for key, value in summary.items() if not key.startswith("_")}
         verdict, settings = run.summary.get("privacy/audited_verdict"), flat_settings(dict(run.config))
         name = marked(run.name, accusation(verdict))
-        found.append(ComparedRun(name, settings, metrics, curves, verdict=verdict))
+        found.append(ComparedRun(name, settings, metrics, curves, verdict=verdict, note=accusation(verdict)))
     return found

@@ -1,0 +1,1 @@
+"""`dpbench report`: runs on one page, which needs nothing beside itself."""
