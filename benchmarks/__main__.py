@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     options.repeats, options.cpu_repeats = _turns(options)
     stem = options.out / rows.hardware(options.device or "cpu", options.threads)
+    if options.what in ("steps", "growth", "startup", "users") and (refusal := _of_others(options, stem)):
+        print(f"benchmarks: error: {refusal}", file=sys.stderr)
+        return 2
     match options.what:
         case "busy":
             print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
@@ -86,6 +89,15 @@ def _refusal(options: argparse.Namespace) -> str | None:
         if unknown := [name for name in asked or () if name not in known]:
             return f"there is no {kind} {unknown[0]!r}; known: {'; '.join(known)}."
     return None
+
+
+def _of_others(options: argparse.Namespace, stem: Path) -> str | None:
+    """Why new rows cannot go into this machine's file."""
+    endings = {"growth": "-growth.json", "users": "-users.json"}
+    path = stem.with_name(stem.name + endings.get(options.what, ".json"))
+    if (other := rows.of_another_processor(rows.read(path))) is None:
+        return None
+    return f"{path} holds times of another machine ({other}; this is {rows.processor()}): choose a folder with --out."
 
 
 def _turns(options: argparse.Namespace) -> tuple[int, int]:
@@ -186,6 +198,9 @@ def _workload(options: argparse.Namespace, name: str, only: Sequence[str] | None
         options.wait,
         lambda what: _say(f"{name}: {what}, {time.monotonic() - start:.0f} s"),
     )
+    for row in new:
+        if row["error"]:
+            _say(f"{name}: {row['method']} failed: {row['error']}")
     _say(f"{name}: done in {time.monotonic() - start:.0f} s")
     return [{**row, "records": workload.records} for row in new]
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth import workload_named
 from benchmarks.methods import REFERENCE, together
 
 _TURN = 0.25  # seconds that a method computes before it is the next one's turn
 _BUSY = 0.10  # of a core
-_SLOW, _PATIENCE = 1.0, 4.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
+_SLOW, _PATIENCE = 1.0, 6.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Process:
     peak_mb: float | None = None
     error: str | None = None
     guess: float = 1.0  # seconds of a step, before any was measured
+    batch: int = 0  # records of a step
     walls: list[float] = field(default_factory=list)
     cpus: list[float] = field(default_factory=list)
 
@@ -61,7 +63,9 @@ class Process:
         steps = max(1, round(_TURN / likely))
         answer = self.ask(steps=steps, warm=int(likely < _SLOW) * (2 if steps > 10 else 1), threads=threads)
         if self.error is None:
-            known.append(answer["cpu" if cpu else "wall"] / steps)
+            records = answer.get("records")  # where lots differ in size: time is taken in proportion
+            lots = records / self.batch if records and self.batch else steps
+            known.append(answer["cpu" if cpu else "wall"] / lots)
 
 
 def start(workload: str, method: str, device: str, env: Mapping[str, str] | None = None) -> Process:
@@ -70,7 +74,7 @@ def start(workload: str, method: str, device: str, env: Mapping[str, str] | None
     log = open(os.devnull, "w")  # noqa: SIM115 (the process keeps it)
     whole = {**os.environ, **(env or {})}
     pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=whole)
-    process = Process(method, pipe)
+    process = Process(method, pipe, batch=workload_named(workload).batch)
     process.peak_mb = process.ask().get("peak_mb")
     return process
 

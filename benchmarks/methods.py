@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.plain import Step, plain
+from benchmarks.plain import DrawnSizes, Step, plain
 from benchmarks.workloads import Workload
 
 MALLOC = "default malloc"
+DRAWN = "plain/channels_last drawn"  # sizes of lots
 _OURS = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean", "discretized")
 METHODS = (
     *(f"plain/{kind}" for kind in ("contiguous", "channels_last", "channels_last compiled")),
     f"plain/channels_last {MALLOC}",
+    DRAWN,
     *(f"ours/{name}" for name in _OURS),
     *(f"ours/{kind}" for kind in ("flat pure", "discretized pure", f"flat {MALLOC}")),
     *(f"harness/{name}" for name in ("no privacy", "flat", "adaptive_quantile", "discretized")),
@@ -21,7 +23,7 @@ METHODS = (
 FIRST_WORKLOAD = "mnist_cnn b256"
 PURE, COMPILED = "pure", "compiled"
 _MICRO = ("plain/channels_last", "ours/flat")
-_DENSE = (*_MICRO, "ours/flat pure", *(f"ours/{name}" for name in _OURS), "harness/flat", "plain/contiguous")
+_DENSE = (*_MICRO, "ours/flat pure", *(f"ours/{name}" for name in _OURS), "harness/flat", "plain/contiguous", DRAWN)
 _PEERS = (*(f"opacus/{mode} {MALLOC}" for mode in ("functorch", "ghost")), "opacus/ghost")
 _SEQUENCES = ("plain/channels_last", "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
 _CHOSEN = {  # what takes seconds and gigabytes is measured where it says something
@@ -64,6 +66,8 @@ def builder(method: str, workload: Workload, device: str) -> Callable[[], Step]:
     family, _, kind = method.removesuffix(f" {MALLOC}").partition("/")
     if family == "plain":
         layout = torch.channels_last if "channels_last" in kind else torch.contiguous_format
+        if kind.endswith("drawn"):
+            return lambda: DrawnSizes(workload, torch.channels_last, device)
         return lambda: plain(workload, layout, device, COMPILED in kind)
     if family == "ours":
         from benchmarks.ours import bare

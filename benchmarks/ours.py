@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
+from benchmarks.watch import Watch
 from benchmarks.workloads import Workload
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -21,7 +21,6 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
 POPULATION = 60_000
-_WARMING = 3.0  # seconds
 STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "flat": (DPSGD, {}),
     "per_layer": (DPSGD, {"clipping": "per_layer"}),
@@ -85,34 +84,37 @@ def _merge(workload: Workload, device: str) -> Merge | None:
 
 
 class _Conductor(pl.Callback):
-    """Measures the trainer's own loop: as many steps as are ordered, then the next order.
+    """Measures the trainer's own loop: as many steps as are ordered, then the next order."""
 
-    Before the first order it trains for some seconds: PyTorch prepares a convolution anew for each size of a lot, and
-    a run of minutes has seen them all.
-    """
-
-    def __init__(self, watch: Any) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch, self._left = watch, 0
+        self._met_sizes = True
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._warm_until = time.monotonic() + _WARMING
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._met_sizes:
+            self._continue()
+            return
+        self._watch.count(len(batch[1]))
         self._left -= 1
         if self._left > 0:
             self._watch.step()
             return
         if self._left < 0:  # no order yet
-            if time.monotonic() < self._warm_until:
-                return
             self._watch.say(ready=True, peak_mb=None)
         else:
             self._watch.stop()
         self._left = self._watch.start()  # ends the process after the last order
-        self._watch.step()
+        self._continue()
+
+    def _continue(self) -> None:
+        self._met_sizes = not self._watch.meets_sizes()
+        if self._met_sizes:
+            self._watch.step()
 
 
-def harness(workload: Workload, name: str, device: str, watch: Any) -> None:
+def harness(workload: Workload, name: str, device: str, watch: Watch) -> None:
     """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys `watch`."""
     from hydra import compose, initialize_config_dir
 

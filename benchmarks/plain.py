@@ -53,3 +53,34 @@ def plain(
         return loss
 
     return step
+
+
+class DrawnSizes:
+    """The plain step on lots whose sizes differ as those of Poisson sampling do.
+
+    Args:
+        workload: Its lots have `workload.batch` records on average.
+        memory_format: Of images.
+        device: "cpu" or "cuda".
+
+    Attributes:
+        records: In the last lot.
+    """
+
+    def __init__(self, workload: Workload, memory_format: torch.memory_format, device: str) -> None:
+        self._model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
+        x, y = (torch.cat([data, data]).to(device) for data in workload.data())
+        self._x, self._y = laid_out(x, memory_format), y
+        self._optimizer = SGD(self._model.parameters())
+        self._draws = torch.Generator().manual_seed(3)
+        self.records = 0
+
+    def __call__(self) -> torch.Tensor:
+        """Draw a size, then forward, backward and SGD."""
+        size = torch.poisson(torch.tensor(len(self._x) / 2), generator=self._draws)  # a binomial of a small rate
+        self.records = max(1, min(int(size), len(self._x)))
+        self._optimizer.zero_grad()
+        loss = F.cross_entropy(self._model(self._x[: self.records]), self._y[: self.records])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss

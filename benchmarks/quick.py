@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.methods import FIRST_WORKLOAD, MALLOC, REFERENCE
+from benchmarks.methods import DRAWN, FIRST_WORKLOAD, MALLOC, REFERENCE
 from benchmarks.rows import Row
 
 WORKLOADS = (FIRST_WORKLOAD,)
 METHODS = (
     REFERENCE,
+    DRAWN,
     *(f"ours/{kind}" for kind in ("flat", "adaptive_quantile", "discretized")),
     *(f"harness/{kind}" for kind in ("no privacy", "flat")),
     f"opacus/hooks {MALLOC}",  # its best mode there, as it comes

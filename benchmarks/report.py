@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.goals import FOUR, goals, older_goals
-from benchmarks.methods import MALLOC, PURE, REFERENCE
+from benchmarks.methods import DRAWN, MALLOC, PURE, REFERENCE
 from benchmarks.picture import draw
 from benchmarks.rows import Row
 from benchmarks.startup import STARTUP
@@ -34,6 +34,8 @@ _PICTURED = (*FOUR, "lstm b128", "attention b128")
 _METHODS = {
     "plain/contiguous, plain/channels_last": "a step of ordinary PyTorch: forward, backward, SGD; images laid out as "
     "(N, C, H, W) or as (N, H, W, C) in memory.",
+    DRAWN: "the same on lots whose sizes differ as Poisson sampling draws them, which the harness has and the engine's "
+    "row has not.",
     "ours/flat, per_layer, adaptive_quantile, adaptive_mean, discretized": "the engine alone: forward, per-record "
     "gradients, clipping, noise, SGD. *flat* clips a record's whole gradient to one norm, *per_layer* each layer's; "
     "the *adaptive* ones follow a quantile or the mean of the norms; *discretized* makes every entry −1, 0 or 1.",
@@ -211,6 +213,22 @@ def _drawn_from(rows: list[Row]) -> str:
     )
 
 
+def _sizes(rows: list[Row]) -> str:
+    """What became of slow steps and of lots that differ in size."""
+    if any(row["method"] == DRAWN for row in rows):
+        return (
+            "Steps of a second or more have three to five turns, of one step each: their ratios are good to a tenth. "
+            "Where lots differ in size, time is taken in proportion to their records, after 60 lots (or 30 seconds) "
+            "that do not count, for each number of threads: PyTorch prepares an operator anew for each size of a lot, "
+            "and a run of minutes has met nearly all sizes."
+        )
+    return (
+        "Steps of a second or more had two or three turns, of one step each: their ratios are good to a tenth or two, "
+        "and those of the whole harness, whose lots differ in size, are the worst known (it warmed for three seconds "
+        "and with one number of threads, in which few sizes occur)."
+    )
+
+
 def _explanations(rows: list[Row]) -> list[str]:
     return [
         "## What the methods are",
@@ -228,10 +246,8 @@ def _explanations(rows: list[Row]) -> list[str]:
         "## How it was measured",
         "",
         "Wall time is of two threads, CPU time of one: medians of turns of about a quarter of a second, in which the "
-        "methods, each in a process of its own, alternate while the others wait. Steps of a second or more have two or "
-        "three turns, of one step each: their ratios are good to a tenth or two, and those of the whole harness, whose "
-        "lots differ in size, are the worst known (it warms for three seconds, in which few sizes occur). "
-        "Peers are measured after ours, since "
+        "methods, each in a process of its own, alternate while the others wait. "
+        f"{_sizes(rows)} Peers are measured after ours, since "
         f"memory does not suffice for all at once; every ratio is of times over that of `{REFERENCE}` in the same "
         "minutes. Two processes of one method differ by up to 15 % on the small networks, by where their memory "
         "happens to lie. Memory is what the first two steps took beyond model and data. '× Opacus' is against its "

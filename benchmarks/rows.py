@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.methods import MALLOC
+from benchmarks.methods import DRAWN, MALLOC
 from dpbench.files import write_atomically
 from dpbench.runs import provenance
 
@@ -23,17 +24,19 @@ Row = dict[str, Any]
 def with_ratios(rows: Iterable[Row], batches: dict[str, int]) -> list[Row]:
     """Rows with what follows from the rows of the same workload.
 
-    The limit is the fastest step without privacy; Opacus is taken at its fastest mode with its defaults, that is,
-    without our allocator setting. Times are compared after division by the reference's time in the same minutes.
+    The limit is the fastest step without privacy on lots of one size; Opacus is taken at its fastest mode with its
+    defaults, that is, without our allocator setting. Times are compared after division by the reference's time in the
+    same minutes.
     """
     rows = [dict(row) for row in rows]
     for row in rows:
         same = [other for other in rows if (other["workload"], other["device"]) == (row["workload"], row["device"])]
         row["batch"] = batches.get(row["workload"])
+        limits = [other for other in same if other["method"] != DRAWN]
         defaults = [other for other in same if MALLOC in other["method"]]
         row["records_per_s"] = _ratio(row["batch"] and 1e3 * row["batch"], row["wall_ms"])
-        row["ratio_to_limit"] = _ratio(relative(row), least(same, ("plain/",)))
-        row["cpu_ratio_to_limit"] = _ratio(relative(row, "cpu_ms"), least(same, ("plain/",), "cpu_ms"))
+        row["ratio_to_limit"] = _ratio(relative(row), least(limits, ("plain/",)))
+        row["cpu_ratio_to_limit"] = _ratio(relative(row, "cpu_ms"), least(limits, ("plain/",), "cpu_ms"))
         row["speedup_over_opacus"] = _ratio(least(defaults, ("opacus/",)), relative(row))
         row["speedup_over_best_peer"] = _ratio(least(same, ("opacus/", "jax/")), relative(row))
     return rows
@@ -79,8 +82,26 @@ def origin() -> Row:
         "commit": provenance.commit(),
         "date": date.today().isoformat(),
         "versions": {**provenance.versions(), **peers},
-        "hardware": {**provenance.hardware(), "instructions": instructions()},
+        "hardware": {**provenance.hardware(), "instructions": instructions(), "processor": processor()},
     }
+
+
+def processor() -> str | None:
+    """What tells processors of one name apart: generation and features; None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        return None
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    generation = ", ".join(f"{key} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts)
+    features = hashlib.sha256(facts.get("flags", facts.get("Features", "")).encode()).hexdigest()[:8]
+    return f"{generation}, features {features}"
+
+
+def of_another_processor(rows: Iterable[Row]) -> str | None:
+    """The processor of rows that may not stand beside new ones, since times of two machines do not compare."""
+    found = {row.get("hardware", {}).get("processor") for row in rows} - {None, processor()}
+    return min(found, default=None)
 
 
 def _version(name: str) -> str | None:

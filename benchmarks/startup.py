@@ -84,6 +84,7 @@ def _cpu_of_children() -> float:
 
 
 def _row(name: str, times: list[tuple[float, float]], error: str | None, quiet: bool) -> Row:
+    times = [] if error else times  # of other turns: they are not what the command takes when it works
     walls, cpus = ([1e3 * seconds for seconds in kind] for kind in zip(*times, strict=True)) if times else ([], [])
     return {
         "workload": STARTUP,

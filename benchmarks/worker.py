@@ -1,86 +1,22 @@
 """One process that steps one method when told to: `python -m benchmarks.worker WORKLOAD METHOD DEVICE`.
 
 Reads orders as lines of JSON, {"steps": n, "warm": w, "threads": t}, and answers each with {"wall": seconds, "cpu":
-seconds}: of n steps after w that do not count, because a process that slept while others computed has lost its caches.
+seconds, "records": number or null}: of n steps after w that do not count, because a process that slept while others
+computed has lost its caches. Where lots differ in size it says how many records were in them, and makes many steps more
+before the clocks run with another number of threads: PyTorch prepares an operator anew for each size and number.
 Says {"ready": ..., "peak_mb": ...} first: the memory that the first two steps took above what model and data hold.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-
-class Watch:
-    """Takes orders and times their steps.
-
-    Args:
-        device: "cpu" or "cuda".
-        answers: Where answers go.
-    """
-
-    def __init__(self, device: str, answers: TextIO) -> None:
-        self._device, self._answers = device, answers
-        self._cores = sorted(os.sched_getaffinity(0))
-
-    def say(self, **answer: Any) -> None:
-        """One line to whoever measures."""
-        print(json.dumps(answer), file=self._answers, flush=True)
-
-    def start(self) -> int:
-        """Wait for an order; ends the process when there are no more.
-
-        Returns:
-            Number of steps to make, `step` being called before each.
-        """
-        line = sys.stdin.readline()
-        if not line:
-            os._exit(0)  # in the middle of a trainer's loop, too
-        order = json.loads(line)
-        self._use(int(order["threads"]))
-        self._warm = int(order.get("warm", 0))
-        return self._warm + int(order["steps"])
-
-    def step(self) -> None:
-        """Start the clocks if the warm steps are over."""
-        if self._warm == 0:
-            self._wall, self._cpu = time.perf_counter(), time.process_time()
-            if self._device == "cuda":
-                self._events = _events()
-                self._events[0].record()
-        self._warm -= 1
-
-    def stop(self) -> None:
-        """Stop the clocks and answer."""
-        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        if self._device == "cuda":
-            import torch
-
-            self._events[1].record()
-            torch.cuda.synchronize()
-            wall = self._events[0].elapsed_time(self._events[1]) / 1e3
-        self.say(wall=wall, cpu=cpu)
-
-    def _use(self, threads: int) -> None:
-        """So many threads, on as many cores."""
-        os.sched_setaffinity(0, self._cores[:threads])
-        if "torch" in sys.modules:
-            import torch
-
-            torch.set_num_threads(threads)
-
-
-def _events() -> Any:
-    import torch
-
-    event: Any = torch.cuda.Event
-    return event(enable_timing=True), event(enable_timing=True)
+from benchmarks.watch import Watch
 
 
 def _reset_peak() -> None:
@@ -121,10 +57,14 @@ def main(name: str, method: str, device: str) -> None:
     os.dup2(2, 1)  # what libraries print goes elsewhere
     watch = Watch(device, answers)
     try:
+        import torch
+
         from benchmarks.methods import PURE, builder, wants_our_allocator
+        from benchmarks.plain import DrawnSizes
         from dpbench.privacy import native
         from dpbench.training.allocator import keep_large_blocks
 
+        torch.set_num_threads(1)  # while others start beside it
         native.select("off" if method.endswith(PURE) else "auto")
         if wants_our_allocator(method):
             keep_large_blocks()
@@ -138,10 +78,15 @@ def main(name: str, method: str, device: str) -> None:
             return
         step = builder(method, workload, device)()
         watch.say(ready=True, peak_mb=first_steps(step, device))
+        differs = isinstance(step, DrawnSizes)
         while True:
-            for _ in range(watch.start()):
+            steps = watch.start()
+            while differs and watch.meets_sizes():
+                step()
+            for _ in range(steps):
                 watch.step()
                 step()
+                watch.count(step.records if isinstance(step, DrawnSizes) else 0)
             watch.stop()
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         watch.say(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +14,14 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import busy, growth_report, optimizers, quick, report, rows, startup
+from benchmarks import busy, growth_report, measure, optimizers, quick, report, rows, startup, watch
 from benchmarks.__main__ import main
 from benchmarks.goals import goals, older_goals
 from benchmarks.growth import growth_workloads, workload_named
 from benchmarks.methods import METHODS, methods_for
 from benchmarks.opacus_ import opacus
 from benchmarks.ours import bare
-from benchmarks.plain import plain
+from benchmarks.plain import DrawnSizes, plain
 from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +132,45 @@ def test_processors_of_one_name_have_files_of_their_own(monkeypatch: pytest.Monk
     assert names[1] == names[0].replace("-avx2-1-threads", "-avx512-1-threads") != names[0]
 
 
+def test_times_of_two_machines_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = rows.origin()["hardware"]
+    assert mine["processor"] == rows.processor() != "other" and "features" in mine["processor"]
+    path = tmp_path / f"{rows.hardware('cpu', 2)}.json"
+    rows.write(path, [row("ours/flat", 1.0, hardware=mine), row("ours/flat", 1.0, hardware={})])
+    assert rows.of_another_processor(rows.read(path)) is None
+    rows.write(path, [row("ours/flat", 1.0, hardware={**mine, "processor": "other"})])
+    for words in ([], ["startup"]):
+        assert main([*words, "--out", str(tmp_path)]) == 2
+        assert "holds times of another machine (other; this is" in capsys.readouterr().err
+
+
+def test_lots_that_differ_in_size_are_timed_by_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = measure.Process("harness/flat", None, batch=64, guess=0.1)  # type: ignore[arg-type]
+    monkeypatch.setattr(process, "ask", lambda **order: {"wall": 3.0, "cpu": 6.0, "records": 96})
+    process.turn(2, cpu=False)
+    process.turn(1, cpu=True)
+    assert (process.walls, process.cpus) == ([2.0], [4.0])
+
+
+def test_sizes_are_met_again_with_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = watch.Watch("cpu", io.StringIO())
+    monkeypatch.setattr(clocks, "_use", lambda threads: setattr(clocks, "_threads", threads))
+    met = []
+    for threads in (2, 2, 1):
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"steps": 5, "warm": 1, "threads": threads}) + "\n"))
+        assert clocks.start() == 6
+        met.append(sum(iter(clocks.meets_sizes, False)))
+    assert met == [60, 0, 60]
+
+
+def test_drawn_sizes_are_those_of_poisson_sampling() -> None:
+    torch.manual_seed(0)
+    step = DrawnSizes(workload_named("mlp b256"), torch.channels_last, "cpu")
+    losses, sizes = zip(*((float(step().detach()), step.records) for _ in range(100)), strict=True)
+    assert 251 < statistics.mean(sizes) < 261 and 12 < statistics.stdev(sizes) < 20
+    assert losses[-1] < losses[0]
+
+
 def measured_as(milliseconds: float) -> Any:
     """Stands for `measure`: every method as fast, but for those of Opacus."""
 
@@ -178,7 +219,11 @@ def test_start_up_tells_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "_timed", timed)
     found = {r["method"]: r for r in startup.measure_startup(3, 0.0, lambda what: None)}
     assert found["dpbench account RUN"]["error"] == "dpbench account runs/made: exit status 1"
-    assert found["dpbench table RUNS"]["cpu_ms"] == 1000 and found[startup.FIRST]["wall_ms"] == 3000
+    assert (
+        found["dpbench account RUN"]["cpu_ms"] is None
+        and found["dpbench table RUNS"]["cpu_ms"] == 1000
+        and found[startup.FIRST]["wall_ms"] == 3000
+    )
     lines = goals(rows.with_ratios(list(found.values()), {}))
     assert "| `dpbench table RUNS`, CPU seconds | 1.5 | 1.00 | 1.00 | met |" in lines
     assert "| `dpbench account RUN`, CPU seconds | 1.5 | – | – | not measured |" in lines
@@ -244,7 +289,8 @@ def test_attention_is_measured_against_that_of_opacus() -> None:
 
 @pytest.mark.slow
 def test_a_real_measurement(tmp_path: Path) -> None:
-    chosen = "plain/channels_last,ours/flat,ours/flat pure,harness/flat,opacus/hooks default malloc"
+    ours = "ours/flat,ours/flat pure,harness/flat"
+    chosen = f"plain/channels_last,plain/channels_last drawn,{ours},opacus/hooks default malloc"
     command = [sys.executable, "-m", "benchmarks", "--workloads", "mnist_cnn b256", "--methods", chosen]
     for methods in (chosen, "ours/discretized"):
         command[-1] = methods
