@@ -1,0 +1,105 @@
+"""The tutorials run as they stand there, and say nothing that a reader should not see."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient", reason='needs pip install "dpbench-lightning[docs]"')
+
+import nbformat
+from nbformat import NotebookNode
+
+from tools.notebooks import FOLDER, executed, main, problems, read, tutorials
+
+TUTORIALS = [pytest.param(path, id=path.stem) for path in tutorials()]
+
+
+@pytest.mark.parametrize("path", TUTORIALS)
+def test_what_is_committed_may_be_read(path: Path) -> None:
+    assert problems(read(path)) == []
+
+
+@pytest.mark.parametrize("path", TUTORIALS)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (FOLDER / link).exists(), link
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS)
+def test_tutorial_runs(path: Path, tmp_path: Path) -> None:
+    """From an empty folder; an error of a cell, also of what it asserts, ends it."""
+    written = read(path)
+    anew = executed(copy.deepcopy(written), tmp_path)
+    assert problems(anew) == []
+    assert [len(cell.get("outputs", [])) for cell in anew.cells] == [
+        len(cell.get("outputs", [])) for cell in written.cells
+    ]
+
+
+def _in_prose(text: str) -> Callable[[NotebookNode], None]:
+    def spoil(notebook: NotebookNode) -> None:
+        next(cell for cell in notebook.cells if cell.cell_type == "markdown").source += text
+
+    return spoil
+
+
+def _in_output(**changes: str) -> Callable[[NotebookNode], None]:
+    def spoil(notebook: NotebookNode) -> None:
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        next(output for output in outputs if output.output_type == "stream").update(changes)
+
+    return spoil
+
+
+def _not_executed(notebook: NotebookNode) -> None:
+    next(cell for cell in notebook.cells if cell.cell_type == "code").execution_count = 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_in_prose("\nIt recognizes 93.4 % of them."), "the prose says '93.4 %'"),
+        (_in_prose("\nAn epsilon of 2.71 is enough."), "the prose says '2.71'"),
+        (_in_output(name="stderr"), "it says on stderr"),
+        (_in_output(text="UserWarning: beware"), "it warns"),
+        (_in_output(text=" 12%|███  | 3/25"), "belongs on a terminal"),
+        (_in_output(text=f"written to {FOLDER}/x"), "of the machine that executed it"),
+        (_not_executed, "were not executed"),
+    ],
+)
+def test_what_a_reader_should_not_see_is_found(spoil: Callable[[NotebookNode], None], why: str) -> None:
+    notebook = read(tutorials()[0])
+    spoil(notebook)
+    (found,) = problems(notebook)
+    assert why in found
+
+
+def test_years_links_and_code_are_no_results() -> None:
+    notebook = read(tutorials()[0])
+    _in_prose("\nIn 2016, [they](https://example.org/1.5) set `lr=0.5`, and $q = 0.5$; 1,437 records.")(notebook)
+    assert problems(notebook) == []
+
+
+def test_a_notebook_that_fails_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.ipynb"
+    shutil.copy(tutorials()[0], path)
+    notebook = read(path)
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code"][:1]
+    notebook.cells[0].source = "assert 1 + 1 == 3"
+    nbformat.write(notebook, path)
+    before = path.read_bytes()
+    monkeypatch.setattr("tools.notebooks.FOLDER", tmp_path)
+    assert main([]) == 1
+    assert "AssertionError" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert main(["unheard_of"]) == 1
