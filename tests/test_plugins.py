@@ -151,3 +151,11 @@ def test_a_broken_plugin_is_one_line(value: str, message: str, tmp_path: Path, m
     monkeypatch.setattr(search_path, "entry_points", points)
     with pytest.raises(ConfigurationError, match=message):
         search_path.plugin_dirs.__wrapped__()
+
+
+@pytest.mark.slow
+def test_its_model_is_exported(runs: Path, site: str, tmp_path: Path) -> None:
+    dpbench(tmp_path, "export", str(runs / "0-waves"), "--out", "model", "--insecure", PYTHONPATH=site)
+    built = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert built["target"].startswith("waves.") and "no class of dpbench" in built["note"]
+    assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -20,6 +20,7 @@ from dpbench.cli import (
     calibrate,
     compare,
     evaluate,
+    export,
     priors,
     report,
     reproduce,
@@ -56,6 +57,7 @@ _COMMANDS: dict[str, Command] = _OF_HYDRA | {
     "compare": compare,
     "table": table,
     "report": report,
+    "export": export,
     "sample": sample,
     "evaluate": evaluate,
 }

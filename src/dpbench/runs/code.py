@@ -18,7 +18,7 @@ COMPUTING = (
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed. `runs` belongs
 to it because the key of the noise comes from here, and what a resumed run starts from is read there."""
-READING = ("__main__.py", "auditing", "cli", "reports", "reproduce", "synthesis")
+READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis")
 """What starts runs and reads them: an edit of it leaves the noise of a run as it was."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
+from dpbench.synthesis.contents import refuse_other_contents
 
 Format = Literal["npz", "folder"]
 IMAGES, CARD = "images.npz", "privacy.json"
@@ -51,7 +53,7 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
         out = out.resolve()
     except (RuntimeError, OSError) as error:  # a loop of links
         raise ConfigurationError(f"{out} cannot be written: {error}.") from error
-    _refuse_other_contents(out, force)
+    refuse_other_contents(out, force, CARD, _OWN, "synthetic data set")
     folder = RunFolder(run)
     trained = load_gan(folder)
     card = _card(folder, trained, number, seed)
@@ -64,21 +66,7 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
             (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
-    return f"{number} images in {out}: {_guarantee(card)}"
-
-
-def _refuse_other_contents(out: Path, force: bool) -> None:
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists() and not out.is_dir():
-        raise ConfigurationError(f"{out} is a file: --out takes a folder.")
-    if out.exists() and not force:
-        raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
-    if out.exists() and not (out / CARD).is_file():
-        raise ConfigurationError(f"{out} holds no synthetic data set, and --force replaces nothing else.")
-    names = (path.relative_to(out).as_posix() for path in out.rglob("*"))
-    if (foreign := next((name for name in names if not _OWN.fullmatch(name)), None)) is not None:
-        raise ConfigurationError(f"{out} also holds {foreign}, and --force replaces synthetic data sets only: move it.")
+    return f"{number} images in {out}: {guarantee(card)}"
 
 
 def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
@@ -98,7 +86,7 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str, Any]:
     record = read_result(run) if run.result.exists() else {}
     config = record.get("config", trained.config)  # a resumed run may have changed it
-    ledger = _complete_ledger(run.ledger, trained.checkpoint)
+    ledger = complete_ledger(run.ledger, trained.checkpoint)
     privacy = privacy_of(run.ledger, private=ledger is not None)
     return {
         "images": number,
@@ -120,7 +108,7 @@ def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str,
     }
 
 
-def _complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
+def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
     """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
 
     Raises:
@@ -143,9 +131,10 @@ def _complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
     return ledger
 
 
-def _guarantee(card: dict[str, Any]) -> str:
+def guarantee(card: Mapping[str, Any]) -> str:
+    """What a card states of epsilon, in one line."""
     if card["delta"] is None:
-        return "NOT private, the generator was trained without privacy"
+        return "NOT private, it was trained without privacy"
     known = {name: value for name, value in card["epsilon"].items() if value is not None}
     epsilons = ", ".join(f"ε = {_number(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
     relation = str(card["neighbouring_relation"]).replace("_", " ")
@@ -163,7 +152,7 @@ def _readme(card: dict[str, Any], form: Format) -> str:
         "",
         f"{card['images']} images made by a GAN that was trained on {card['training_data']}: {what}.",
         "",
-        f"- Guarantee: {_guarantee(card)}.",
+        f"- Guarantee: {guarantee(card)}.",
         "- It covers everything in this folder together, and any use of it: sampling is post-processing.",
         "- It does not cover choices that were made by looking at the training data, such as tuning over several runs.",
         f"- Labels: {card['labels'] or 'none, the generator knows no classes'}; class frequencies of the training data "

@@ -1,0 +1,108 @@
+"""The network that a run has trained, without anything else that its checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from dpbench.errors import ConfigurationError
+from dpbench.modules.image_generator import SHAPE, ImageGenerator
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_checkpoint
+from dpbench.training.build import made, module_for
+from dpbench.training.checks import class_of
+from dpbench.training.options import options_of
+from dpbench.training.saved_config import read_config
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is exported.
+
+    Attributes:
+        target: Import path of the class that builds it.
+        arguments: Of the class.
+        part: Attribute of the object that is the network, such as the generator of a GAN; None for the object itself.
+        weights: By name: parameters and buffers, nothing of the training.
+        config: Of the run.
+        checkpoint: As saved.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+    part: str | None
+    weights: Mapping[str, Tensor]
+    config: dict[str, Any]
+    checkpoint: dict[str, Any]
+
+    @property
+    def ours(self) -> bool:
+        """Whether dpbench has the class."""
+        return self.target.startswith("dpbench.")
+
+
+def load_network(run: RunFolder) -> Network:
+    """The network of a run's last checkpoint (never a better one).
+
+    Args:
+        run: Folder.
+
+    Raises:
+        ConfigurationError: It holds no run, no checkpoint, or one of another architecture.
+        DataError: The data, which say what the network's inputs are, are not there.
+    """
+    config = read_config(run)
+    if not run.checkpoint.is_file():
+        raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
+    state = read_checkpoint(run.checkpoint)
+    options = dict(state[SHAPE]) if SHAPE in state else _options_of_data(config)
+    module = module_for(config, options)
+    try:
+        module.load_state_dict(state["state_dict"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{run.checkpoint} is of another architecture than {run.config} says: "
+            f"{shorten(str(error), 300, placeholder=' …')}"
+        ) from error
+    group, part, network = _chosen(config, module)
+    target, own = str(config[group]["_target_"]), {k: v for k, v in config[group].items() if not k.startswith("_")}
+    taken = {name: value for name, value in options.items() if name in options_of(class_of(config[group], group))}
+    return Network(target, own | taken, part, _weights(network), config, state)
+
+
+def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data say of themselves, such as the shape of a record; of their records nothing is kept."""
+    cls, options = class_of(config["data"], "data"), dict(config["data"])
+    if "sampling" in options_of(cls) and options.get("sampling") is None:
+        options["sampling"] = "shuffled"  # no lot is drawn
+    data = made(cls, {**options, "seed": None}, "data")
+    data.prepare_data()
+    data.setup("fit")
+    return dict(data.model_options()) if hasattr(data, "model_options") else {}
+
+
+def _chosen(config: Mapping[str, Any], module: pl.LightningModule) -> tuple[str, str | None, nn.Module]:
+    """The group that describes what is exported, its part, and the network: the module itself where it has no model."""
+    if isinstance(module, ImageGenerator):
+        return "model", "generator", module.generator
+    if config["model"].get("_target_") is not None:
+        model = getattr(module, "model", None)
+        if isinstance(model, nn.Module) and isinstance(model, class_of(config["model"], "model")):
+            return "model", None, model
+    return "module", None, module
+
+
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, but for metrics, which hold what was measured; tied ones each by itself."""
+    measured = tuple(f"{name}." for name, part in network.named_modules() if isinstance(part, Metric))
+    return {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in network.state_dict().items()
+        if not (measured and name.startswith(measured))
+    }
