@@ -1,13 +1,11 @@
-"""Longer than a few seconds: the real data, the large networks, the installed wheel."""
+"""Longer than a few seconds: the real data, the large networks."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,31 +36,6 @@ def test_mnist_is_learned_privately(tmp_path: Path, data_folder: Path) -> None:
     result = train(tmp_path, "experiment=nasr/mnist_dpsgd", "trainer.max_steps=700", f"data.root={data_folder}")
     assert result["metrics"]["test/accuracy"] > 0.88  # type: ignore[index]
     assert result["privacy"]["epsilon"]["rdp"] < 1.0  # type: ignore[index]
-
-
-def test_the_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv*", ".git", "outputs", "multirun", "*_cache"))
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=copy, check=True
-    )
-    (wheel,) = tmp_path.glob("dpbench_lightning-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        archive.extractall(tmp_path / "site")
-    conf = {"dpbench/conf/config.yaml", "dpbench/conf/experiment/nasr/mnist_dpsgd.yaml", "dpbench/py.typed"}
-    templates = {f"dpbench/reports/page/templates/{name}" for name in ("report.html", "blocks.html", "report.css")}
-    assert conf | templates <= set(names)
-    shutil.rmtree(copy)
-    (tmp_path / "elsewhere").mkdir()
-    path = str(tmp_path / "site")
-    code = "import dpbench; print(dpbench.__file__)"
-    where = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert where.stdout.startswith(path)
-    result = train(tmp_path / "elsewhere", "trainer.max_steps=5", "model=mlp", PYTHONPATH=path)
-    assert result["steps"] == 5
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

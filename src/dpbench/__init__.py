@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpbench.records.users import Users
     from dpbench.strategies.dpsgd import DPSGD
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["DPSGD", "LocalTraining", "LotLoader", "UserDataset", "Users", "__version__"]
 
 _LAZY = {
