@@ -10,13 +10,41 @@ if TYPE_CHECKING:
     from dpbench.data.users import UserDataset
     from dpbench.records.local_training import LocalTraining
     from dpbench.records.users import Users
-    from dpbench.strategies.dpsgd import DPSGD
+    from dpbench.strategies import (
+        DPSGD,
+        AdaptiveMeanClipping,
+        AdaptiveQuantileClipping,
+        AutomaticClipping,
+        ClipOnly,
+        DiscretizedDPSGD,
+        FederatedAveraging,
+        NoiseOnly,
+        NonPrivate,
+        PrivateStrategy,
+        VectorGroups,
+    )
 
 __version__ = "0.2.0"
-__all__ = ["DPSGD", "LocalTraining", "LotLoader", "UserDataset", "Users", "__version__"]
+__all__ = [
+    "DPSGD",
+    "AdaptiveMeanClipping",
+    "AdaptiveQuantileClipping",
+    "AutomaticClipping",
+    "ClipOnly",
+    "DiscretizedDPSGD",
+    "FederatedAveraging",
+    "LocalTraining",
+    "LotLoader",
+    "NoiseOnly",
+    "NonPrivate",
+    "PrivateStrategy",
+    "UserDataset",
+    "Users",
+    "VectorGroups",
+    "__version__",
+]
 
-_LAZY = {
-    "DPSGD": "dpbench.strategies.dpsgd",
+_ELSEWHERE = {
     "LocalTraining": "dpbench.records.local_training",
     "LotLoader": "dpbench.data.lots",
     "UserDataset": "dpbench.data.users",
@@ -26,6 +54,10 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Import torch only when something of it is asked for, so that `dpbench --help` answers at once."""
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    if name in __all__:
+        return getattr(import_module(_ELSEWHERE.get(name, "dpbench.strategies")), name)
     raise AttributeError(f"module 'dpbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.compare import compare
 from dpbench.reports.compared import load
@@ -102,3 +103,13 @@ def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) ->
     table = collect([tmp_path]).set_index("run")
     assert table.loc["b", "test accuracy (%)"] == 90 and table["test accuracy (%)"].isna()["a"]
     assert list(table["learned from canaries"]) == ["yes", "–"]
+
+
+def test_a_column_says_where_runs_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tmp_path / "a", 0.9, 1.0)
+    finished(tmp_path / "b", 0.9, 1.0)
+    assert main(["table", str(tmp_path), "--folder"]) == 0
+    shown = capsys.readouterr().out
+    assert f"| a | {tmp_path / 'a'} |" in shown and f"| b | {tmp_path / 'b'} |" in shown
+    assert main(["table", str(tmp_path), "--folder", "--group-by", "seed"]) == 1
+    assert "leave one out" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import pictures
@@ -226,6 +227,23 @@ def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path
         patch.setattr(pictures, "write_figure", lambda _, figure: seen.append(figure.axes[0].get_xlim()))
         pictures.draw_table(table, measured, summary(table, measured), tmp_path)
     assert all(0 <= left < 10.1 and 95 <= right <= 100 for left, right in seen) and len(seen) == 2
+
+
+def test_rows_and_columns_that_nobody_ran_are_in_no_picture(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition), conf_dir())
+    measured = runs({("short", "private", seed): value for seed, value in enumerate((0.80, 0.81))})
+    seen: list[tuple[list[str], set[str]]] = []
+
+    def look(_: Path, figure: Figure) -> None:
+        (axes,) = figure.axes
+        legend = {label.partition(",")[0] for label in axes.get_legend_handles_labels()[1]}
+        seen.append(([label.get_text() for label in axes.get_yticklabels()], legend))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "write_figure", look)
+        pictures.draw_table(table, measured, summary(table, measured), tmp_path)
+    own = {column.name: column.label for column in table.columns}
+    assert seen[0] == ([row.label for row in table.rows if row.name == "short"], {own["private"]})
 
 
 def test_errors_are_shown_as_they_are_and_in_their_own_range(definition: Path, tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ class NonPrivate(pl.Callback):
                 "train without privacy under FederatedAveraging(records=Users(LocalTraining(lr=0.1)))."
             )
 
+    def __repr__(self) -> str:
+        return "NonPrivate()"
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what only the private strategies know how to do.
 

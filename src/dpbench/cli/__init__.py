@@ -19,6 +19,7 @@ from dpbench.cli import (
     audit,
     calibrate,
     compare,
+    completion,
     evaluate,
     export,
     priors,
@@ -60,6 +61,7 @@ _COMMANDS: dict[str, Command] = _OF_HYDRA | {
     "export": export,
     "sample": sample,
     "evaluate": evaluate,
+    "completion": completion,
 }
 
 

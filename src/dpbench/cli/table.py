@@ -6,11 +6,13 @@ import argparse
 import sys
 
 from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.errors import ConfigurationError
 
 _EPILOG = """\
 examples:
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench table runs/sweep
+  dpbench table runs/sweep --folder                 where each run lies
   dpbench table runs/sweep --group-by optimizer.lr
   dpbench table runs --group-by strategy,optimizer.lr --csv
 """
@@ -22,16 +24,21 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("folders", type=place, nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
     groups = "one row for each combination of these settings (optimizer.lr,strategy), with mean ± standard deviation"
     parser.add_argument("--group-by", metavar="KEYS", help=groups)
+    parser.add_argument("--folder", action="store_true", help="a column with the folder of each run")
     parser.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     if options.group_by is not None:
+        if options.folder:
+            raise ConfigurationError(
+                "--folder is of single runs, and a row of --group-by holds several: leave one out."
+            )
         return _grouped(options)
     from dpbench.reports.table import collect, markdown
 
-    runs = collect(options.folders)
+    runs = collect(options.folders, options.folder)
     print(runs.to_csv(index=False) if options.csv else markdown(runs))
     return 0
 

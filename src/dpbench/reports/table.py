@@ -23,11 +23,12 @@ CANARIES, JUDGED = "learned from canaries", "images judged on"
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")
 
 
-def collect(folders: Sequence[Path]) -> pd.DataFrame:
+def collect(folders: Sequence[Path], with_folder: bool = False) -> pd.DataFrame:
     """One line for each finished run below some folders.
 
     Args:
         folders: Run folders, or folders of sweeps.
+        with_folder: Whether a column says where each run lies.
 
     Returns:
         Columns: run, the settings in which the runs differ, accuracy (of other tasks what was measured on validation
@@ -38,7 +39,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     Raises:
         ConfigurationError: There is no finished run in one of the folders.
     """
-    records = list(read_runs(folders).values())
+    runs = read_runs(folders)
+    records = list(runs.values())
     settings = pd.DataFrame([flat_settings(record["config"]) for record in records])
     # An option that only some strategies have differs if those runs differ in it.
     differing = [str(column) for column in settings if settings[column].dropna().astype(str).nunique() > 1]
@@ -46,6 +48,8 @@ def collect(folders: Sequence[Path]) -> pd.DataFrame:
     table = settings[differing].rename(columns=named).astype(object)
     table = table.where(table.notna(), "–")
     table.insert(0, "run", [record["config"]["run"]["name"] for record in records])
+    if with_folder:
+        table.insert(1, "folder", list(map(str, runs)))
     return pd.concat([table, outcomes(records)], axis=1)
 
 

@@ -19,12 +19,15 @@ _TOGETHER = 12  # curves in one panel
 def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Path) -> None:
     """figure.png and figure.pdf: every run as a dot, 95 % intervals of the means, the paper's figures as crosses.
 
+    Rows and columns of which nothing was run are left out.
+
     Args:
         table: The definition.
         runs: Finished runs, as in runs.csv.
         lines: A line for each cell, see `outputs.summary`.
         folder: Where to.
     """
+    table, lines = _with_runs(table, runs, lines)
     figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
     axes, scale = figure.add_subplot(), table.measure.scale
     for number, column in enumerate(table.columns):
@@ -48,6 +51,18 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for suffix in ("png", "pdf"):
         write_figure(folder / f"figure.{suffix}", figure)
+
+
+def _with_runs(table: Table, runs: pd.DataFrame, lines: pd.DataFrame) -> tuple[Table, pd.DataFrame]:
+    """A table, and the lines of its cells, without rows and columns that have no run; as it is where none has."""
+    rows, columns = (
+        [one.name for one in parts if (runs[kind] == one.name).any()]
+        for kind, parts in (("row", table.rows), ("column", table.columns))
+    )
+    if not (rows and columns):
+        return table, lines
+    kept = lines[lines["row"].isin(rows) & lines["column"].isin(columns)]
+    return table.selected(rows, columns, None), kept
 
 
 def _show_what_was_seen(axes: Axes, table: Table, seen: pd.Series[float]) -> None:
