@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import LotLoader
     from dpbench.data.users import UserDataset
     from dpbench.records.local_training import LocalTraining
@@ -37,6 +38,7 @@ __all__ = [
     "LotLoader",
     "NoiseOnly",
     "NonPrivate",
+    "PrivateLoop",
     "PrivateStrategy",
     "UserDataset",
     "Users",
@@ -47,6 +49,7 @@ __all__ = [
 _ELSEWHERE = {
     "LocalTraining": "dpbench.records.local_training",
     "LotLoader": "dpbench.data.lots",
+    "PrivateLoop": "dpbench.callback.loop",
     "UserDataset": "dpbench.data.users",
     "Users": "dpbench.records.users",
 }

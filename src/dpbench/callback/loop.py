@@ -1,0 +1,242 @@
+"""Private training by a plain loop: the same records, releases and ledger as in a Lightning Trainer, without one.
+
+The loop draws each lot itself and hands nothing of it out. What a record is, and all that is checked of lots, is the
+source's (`records.examples`), which sees a module with a `training_step` here as it does there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from dpbench.callback import guards
+from dpbench.callback.audit import leave_scores, let_canaries_in
+from dpbench.callback.strategy import PrivateStrategy, first_groups
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.budget import Horizon
+from dpbench.privacy.processes import ALONE
+from dpbench.privacy.randomness import Stream, keyed_seed
+from dpbench.records.examples import SECOND_RELEASE, Examples
+from dpbench.records.source import Attached, attached
+
+_OVER = object()  # the epoch
+Loss = Callable[[Any, Any], Tensor]
+"""Called with (model, batch): the mean (or, with loss_reduction="sum", the sum) of the losses of a lot's records."""
+
+
+class PrivateLoop:
+    """Trains a module privately, lot by lot, in a `for` loop of yours.
+
+    Guarantee: that of the strategy, for all updates together; the loop makes nothing else of the records. Between two
+    lots the model is yours: evaluate it, save it, move a schedule on.
+
+    Args:
+        model: Trained; on the device where it is to be trained, in the mode (train or eval, of each part) in which it
+            is to be trained.
+        optimizer: Over all of its trainable parameters.
+        loader: Draws lots.
+        strategy: What is done with them, new, with its `ledger=`.
+        loss: Function of the model and a batch. A record's gradient must be a function of that record alone; some
+            lots are run again in parts to find out, so that the function may be called more often than once a lot.
+        steps: Number of lots; fewer where the budget is spent before.
+
+    Raises:
+        ConfigurationError: Something does not go with private training, or needs a Lightning Trainer.
+
+    Example:
+        >>> loop = PrivateLoop(model, optimizer, loader, strategy, loss, steps=200)  # doctest: +SKIP
+        >>> for step in loop:  # doctest: +SKIP
+        ...     schedule.step()
+        >>> loop.epsilon()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: LotLoader,
+        strategy: PrivateStrategy,
+        loss: Loss,
+        steps: int,
+    ) -> None:
+        _refuse_other_kinds(model, optimizer, strategy)
+        _refuse_what_needs_a_trainer(strategy)
+        if steps < 1:
+            raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps}.")
+        self._strategy, self._optimizer, self._steps = strategy, optimizer, steps
+        self._module = _Module(model, loss)
+        self._trainer = _trainer_of(optimizer, loader)
+        self._loader = guards.require_lot_loader(self._trainer)
+        self._modes: dict[nn.Module, bool] = {}
+        self._attached: Attached | None = None
+
+    def epsilon(self, accountant: str = "rdp") -> float:
+        """Epsilon of everything released so far, at the strategy's δ.
+
+        Raises:
+            ConfigurationError: Nothing was trained yet.
+        """
+        return self._strategy.epsilon(accountant)
+
+    def __iter__(self) -> Iterator[int]:
+        """Train: after each release and its update, its number from 1 on."""
+        strategy, releases = self._strategy, self._strategy._releases
+        if releases.made or strategy._attached is not None or releases.budget.path is not None:
+            raise ConfigurationError(
+                "this strategy has trained already: make a new one, with another ledger, and a new loop. What both "
+                "have released counts together (dpbench account LEDGER LEDGER)."
+            )
+        try:
+            self._begin()
+            batches: Iterator[Any] = iter(())
+            while releases.made < self._steps and not releases.budget.exhausted:
+                batch = next(batches, _OVER)
+                if batch is _OVER:
+                    if strategy.releases:
+                        strategy._source.finish_epoch()
+                    batches = iter(self._loader)
+                    batch = next(batches)
+                self._one_lot(batch)
+                del batch
+                yield releases.made
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        """As the hooks of the strategy do, in their order."""
+        strategy, releases, source = self._strategy, self._strategy._releases, self._strategy._source
+        lots, module = self._loader.lots, self._module
+        self._modes = {part: part.training for part in module.modules()}
+        source.check(self._trainer, module)
+        found = self._attached = source.attach(self._trainer, module, releases)
+        trained = found.trained
+        guards.refuse_optimizer(found.optimizer, trained.parameters, trained.names)
+        guards.refuse_other_unit(source.unit, lots.sampling)
+        releases.forget()
+        releases.take_part(ALONE)
+        lots.attended = True
+        let_canaries_in(strategy.audit, releases, lots, trained)
+        sampling = lots.sampling
+        lots.start_at(0)
+        source.begin(self._loader)
+        guards.warn_of_delta(strategy.delta if strategy.private else 0.0, sampling.population, sampling.unit)
+        horizon, groups = Horizon(self._steps), first_groups(source, releases, trained)
+        releases.begin(sampling, source.summands, trained, groups, {}, horizon)
+        strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
+        guards.warn_of_split(strategy.mechanism.plan)
+        assert strategy.ledger_path is not None
+        releases.open_ledger(strategy.ledger_path, horizon)
+        lots.phase = releases.phase
+
+    def _one_lot(self, batch: Any) -> None:
+        """One lot, one release, one update."""
+        releases, source, module = self._strategy._releases, self._strategy._source, self._module
+        trained = attached(self._attached).trained
+        _refuse_scaled_losses(trained.parameters)
+        for part, mode in self._modes.items():
+            part.training = mode  # whatever an evaluation has left
+        batch = module.transfer_batch_to_device(batch, module.device, 0)
+        for parameter in trained.parameters:
+            parameter.grad = None
+        releases.open_lot()
+        source.open_lot(batch)
+        guards.seed_device(keyed_seed(releases.key_of(Stream.MODEL, 0)), module.device)
+        with torch.enable_grad():
+            loss = module.training_step(batch, releases.made)
+            module.on_before_zero_grad(self._optimizer)
+            if not isinstance(loss, Tensor):
+                raise ConfigurationError(
+                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
+                )
+            module.backward(loss)
+        releases.budget.refuse_overdraft()
+        source.close_lot()
+        for parameter, gradient in zip(trained.parameters, releases.release(), strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        self._optimizer.step()
+        module.on_train_batch_end(None, batch, releases.made)
+
+    def _end(self) -> None:
+        """Give model and loader back as they were, also after an error."""
+        self._attached = None
+        self._loader.lots.attended, self._loader.lots.added = False, 0
+        self._strategy._releases.budget.close()
+        self._strategy._source.detach()
+        leave_scores(self._strategy._releases)
+
+
+class _Module(pl.LightningModule):
+    """A model and its loss, as a source of records knows them."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+        # What the function holds can carry one lot to the next, and is looked at by those who check that.
+        cells = loss.__closure__ or () if isinstance(loss, FunctionType) else ()
+        self._held = [cell.cell_contents for cell in cells], getattr(loss, "__self__", None)
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._loss(self.model, batch)
+
+
+def _trainer_of(optimizer: Optimizer, loader: LotLoader) -> Any:
+    """What a source of records, and the guards of its lots, ask of a trainer; of one process."""
+    return SimpleNamespace(
+        optimizers=[optimizer],
+        train_dataloader=loader,
+        limit_train_batches=1.0,
+        overfit_batches=0.0,
+        global_rank=0,
+        world_size=1,
+        loggers=[],
+        lr_scheduler_configs=[],
+        should_stop=False,
+    )
+
+
+def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
+    if not isinstance(strategy, PrivateStrategy):
+        raise ConfigurationError(f"{type(strategy).__name__} is no private strategy: give a DPSGD(...), say.")
+    if isinstance(model, pl.LightningModule) or not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"PrivateLoop trains a torch.nn.Module by a loss function, not a {type(model).__name__}: a LightningModule "
+            "trains in a Lightning Trainer, with callbacks=[strategy]."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise ConfigurationError(SECOND_RELEASE)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(f"the optimizer must be one of torch.optim's kind, not a {type(optimizer).__name__}.")
+
+
+def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
+    """Refuse options that ask for more than one process and a loss function."""
+    if strategy.ledger_path is None:
+        raise ConfigurationError(
+            f"say where the ledger goes: {type(strategy).__name__}(..., ledger='run/ledger.jsonl'); there is no log "
+            "folder without a Trainer."
+        )
+    needs = {
+        "records": not isinstance(strategy._source, Examples),
+        "metrics": strategy.recipe.metrics is not None,
+        "bounds that are found on noise (give initial_max_grad_norm)": strategy.recipe.bounds_from_noise is not None,
+        "several processes": dist.is_initialized() and dist.get_world_size() > 1,
+    }
+    if asked := [name for name, there in needs.items() if there]:
+        raise ConfigurationError(f"PrivateLoop does without {asked[0]}: train in a Lightning Trainer.")
+
+
+def _refuse_scaled_losses(parameters: Any) -> None:
+    """Raise ConfigurationError for float16, whose losses are scaled, so that clipping would be wrong."""
+    device = parameters[0].device.type
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    if half or any(parameter.dtype == torch.float16 for parameter in parameters):
+        guards.refuse_precision("float16")

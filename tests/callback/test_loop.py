@@ -1,0 +1,219 @@
+"""`PrivateLoop`: to the last bit what a Lightning Trainer makes, and the same refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, LotLoader, NonPrivate, PrivateLoop, Users
+from dpbench.callback.strategy import PrivateStrategy
+from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, UnsupportedModuleError
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.records.local_training import LocalTraining
+
+STEPS = 25  # more than an epoch
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(120, 6, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def loss(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def loader(size: int = 12) -> LotLoader:
+    return LotLoader.poisson(data(), size, seed=5)
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = network()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return loss(self.model, batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def by_trainer(strategy: PrivateStrategy, folder: Path) -> nn.Module:
+    module = Module()
+    options: Any = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(
+        max_steps=STEPS, callbacks=[strategy], logger=False, accelerator="cpu", default_root_dir=folder, **options
+    )
+    trainer.fit(module, loader())
+    return module.model
+
+
+def by_loop(strategy: PrivateStrategy, steps: int = STEPS, **own: Any) -> nn.Module:
+    model = own.get("model") or network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    made = list(PrivateLoop(model, optimizer, loader(), strategy, own.get("loss", loss), steps))
+    assert made == list(range(1, len(made) + 1))
+    return model
+
+
+STRATEGIES: dict[str, Callable[..., PrivateStrategy]] = {
+    "flat": lambda **o: DPSGD(max_grad_norm=0.5, noise_multiplier=1.1, **o),
+    "target": lambda **o: DPSGD(target_epsilon=4.0, delta=1e-3, clipping="per_layer", **o),
+    "pieces": lambda **o: DPSGD(noise_multiplier=1.1, max_physical_batch_size=5, **o),
+    "microbatches": lambda **o: DPSGD(noise_multiplier=1.1, microbatch_size=3, **o),
+    "quantile": lambda **o: AdaptiveQuantileClipping(
+        noise_multiplier=0.8, count_noise_std=2.0, clipping="per_layer", **o
+    ),
+    "discretized": lambda **o: DPSGD(
+        noise_multiplier=1.1, discretization_threshold=0.01, correction_threshold=1.0, **o
+    ),
+    "canaries": lambda **o: DPSGD(noise_multiplier=1.1, audit=GradientCanaries(canaries=20, seed=2), **o),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_is_the_callback_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    one = STRATEGIES[name](seed=7, ledger=str(tmp_path / "a.jsonl"))
+    two = STRATEGIES[name](seed=7, ledger=str(tmp_path / "b.jsonl"))
+    trainer, loop = by_trainer(one, tmp_path), by_loop(two)
+    for (key, a), b in zip(trainer.state_dict().items(), loop.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert one.epsilon() == two.epsilon() > 0 and one.noise_multiplier == two.noise_multiplier
+    assert len(read_ledger(tmp_path / "b.jsonl").releases) == STEPS
+
+
+def test_an_evaluation_in_between_changes_nothing(tmp_path: Path) -> None:
+    plain = by_loop(STRATEGIES["flat"](seed=7, ledger=str(tmp_path / "a.jsonl")))
+    model, x = network(), data().tensors[0]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    strategy = STRATEGIES["flat"](seed=7, ledger=str(tmp_path / "b.jsonl"))
+    training = PrivateLoop(model, optimizer, loader(), strategy, loss, STEPS)
+    seen = []
+    for step in training:
+        model.eval()
+        with torch.no_grad():
+            seen.append(model(x).mean())
+        torch.rand(step)
+        assert training.epsilon() > 0
+    assert len(seen) == STEPS
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
+
+
+def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
+    strategy = DPSGD(noise_multiplier=1.1, target_epsilon=1.5, delta=1e-3, ledger=str(tmp_path / "l.jsonl"))
+    by_loop(strategy, steps=1000)
+    assert 1 <= strategy.releases < 1000 and strategy.epsilon() <= 1.5
+    with pytest.raises(BudgetExhausted):
+        by_loop(DPSGD(noise_multiplier=0.1, target_epsilon=0.01, delta=1e-3, ledger=str(tmp_path / "m.jsonl")))
+
+
+def test_leaving_the_loop_gives_everything_back(tmp_path: Path) -> None:
+    strategy, model, lots = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl")), network(), loader()
+    training = PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, strategy, loss, STEPS)
+    for step in training:
+        if step == 3:
+            break
+    assert not any(module._forward_hooks for module in model.modules()) and not lots.lots.attended
+    assert len(read_ledger(tmp_path / "l.jsonl").releases) == 3 and math.isfinite(training.epsilon())
+    with pytest.raises(ConfigurationError, match="has trained already"):
+        next(iter(training))
+    with pytest.raises(LedgerError):  # the ledger of another training
+        by_loop(DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl")))
+
+
+class Queue:
+    """A loss that remembers earlier lots."""
+
+    def __init__(self) -> None:
+        self.last = torch.zeros(6)
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        shifted = batch[0] + self.last
+        self.last = batch[0].mean(0).detach() if len(batch[0]) else self.last
+        return F.cross_entropy(model(shifted), batch[1])
+
+
+class Statistics(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 2)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean += x.detach().mean(0)  # type: ignore[operator]
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "message"),
+    [
+        ({"loss": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum")}, UnsupportedModuleError, "number"),
+        ({"loss": lambda m, b: F.cross_entropy(m(b[0] - b[0].mean(0)), b[1])}, UnsupportedModuleError, "contents"),
+        ({"loss": Queue().__call__}, UnsupportedModuleError, "earlier lots"),
+        ({"loss": lambda m, b: None}, ConfigurationError, "gave a NoneType"),
+        ({"model": nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))}, UnsupportedModuleError, "BatchNorm"),
+        ({"model": Statistics()}, UnsupportedModuleError, "the forward pass changes"),
+    ],
+    ids=["sum", "contrast", "queue", "none", "batchnorm", "statistics"],
+)
+def test_records_are_checked_as_in_a_trainer(
+    own: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        by_loop(DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl")), **own)
+
+
+def test_a_second_step_is_refused(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl"))
+    training = iter(PrivateLoop(model, optimizer, loader(), strategy, loss, 3))
+    assert next(training) == 1
+    with pytest.raises(ConfigurationError, match="stepped twice"):
+        optimizer.step()
+    training.close()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
+    model, ledger = network(), str(tmp_path / "l.jsonl")
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    private = DPSGD(noise_multiplier=1.0, ledger=ledger)
+    users = Users(LocalTraining(lr=0.1))
+    refused: list[tuple[Any, ...]] = [
+        ("say where the ledger goes", model, sgd, loader(), DPSGD(noise_multiplier=1.0)),
+        ("is no private strategy", model, sgd, loader(), NonPrivate()),
+        ("not a Module", Module(), sgd, loader(), private),
+        ("two optimizer steps", model, torch.optim.LBFGS(model.parameters()), loader(), private),
+        ("is unknown", model, sgd, torch.utils.data.DataLoader(data(), 12), private),
+        ("without records", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, records=users)),
+        ("without metrics", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, metrics={"loss": 1.0})),
+        ("found on noise", model, sgd, loader(), AdaptiveMeanClipping(noise_multiplier=1.0, ledger=ledger)),
+    ]
+    for message, *parts in refused:
+        with pytest.raises(ConfigurationError, match=message):
+            PrivateLoop(*parts, loss, 5)
+    with pytest.raises(ConfigurationError, match="from 1 on"):
+        PrivateLoop(model, sgd, loader(), private, loss, 0)
+    part = torch.optim.SGD(list(model.parameters())[:2], 0.1)
+    with pytest.raises(ConfigurationError, match="does not update"):
+        list(PrivateLoop(model, part, loader(), private, loss, 5))
+    with pytest.raises(ConfigurationError, match="scales the loss"), torch.autocast("cpu", torch.float16):
+        list(PrivateLoop(model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "h")), loss, 5))
