@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,18 +90,29 @@ crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare t
 two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost: docs/two_processes.md (an hour; goes on)
 	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/two_processes.md
 
-check: $(VENV)/.ready-dev ## Lint, format check, types, and who imports whom
+SPHINX = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -c docs -d site/.doctrees
+FORGET := { rm -rf site/.doctrees; exit 1; } # what was read with a warning would not be read, and warn, again
+
+site: $(VENV)/.ready-docs ## Build the documentation: open site/index.html (two minutes, later builds less; no network)
+	$(SPHINX) --builder html --write-all . site || $(FORGET)
+	@echo "Open site/index.html"
+
+site-check: $(VENV)/.ready-docs ## Look for broken links and undocumented names in the documentation
+	$(SPHINX) --builder dummy . site/.checked || $(FORGET)
+
+check: $(VENV)/.ready-dev ## Lint, format check, types, who imports whom, and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory site-check
 
 format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and the caches
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site docs/reference/generated
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")'
@@ -118,6 +129,10 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 
 $(VENV)/.ready-cluster: $(VENV)/.ready-dev
 	$(PIP) --editable ".[dev,ray]"
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) --editable ".[docs]"
 	@touch $@
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev

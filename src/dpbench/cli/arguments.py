@@ -21,6 +21,7 @@ class OneLineParser(argparse.ArgumentParser):
     late_epilog: Callable[[], str] | None = None
 
     def format_help(self) -> str:
+        """The help, with an epilog that is found out only when it is wanted."""
         if self.late_epilog is not None:
             self.epilog = self.late_epilog()
         return super().format_help()

@@ -1,0 +1,57 @@
+"""The site of `make site`: Markdown of docs/ and results/, and a reference that tools/site makes from the code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+project = "dpbench"
+author = "The dpbench developers"
+copyright = "the dpbench developers, Apache-2.0"
+
+# The source folder is the whole repository, so that a link from docs/ to results/ is the same here and on a code host.
+root_doc = "docs/index"
+include_patterns = ["docs/**", "results/*.md", "results/**/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+_OURS = {"docs", "results", "CONTRIBUTING.md", "CHANGELOG.md"}
+exclude_patterns = [
+    *(path.name for path in ROOT.iterdir() if path.name not in _OURS),
+    "docs/tutorials/README.md",  # is shown by index.md
+    "docs/README.md",  # the same tables of contents, for who reads the files
+    "docs/tutorials/**/.ipynb_checkpoints",
+    "results/[!c]*/table.md",  # which stands in the README.md beside it
+]
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+    "sphinx_copybutton",
+    "tools.site",
+]
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"dpbench\..*\.(_\w+|[A-Z])")]  # private names and type variables
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would come from another host
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 100
+toc_object_entries = False  # thousands of names in the sidebar of every page
+add_module_names = False
+
+html_theme = "furo"
+html_title = "dpbench"
+html_math_renderer = "mathml"
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+copybutton_exclude = ".linenos, .gp, .go"

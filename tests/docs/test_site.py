@@ -1,0 +1,168 @@
+"""The documentation: what is made from the code is complete, and what is broken fails the build."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpbench.training.search_path import conf_dir
+from tools import rooms
+from tools.site import api, commands, papers, settings
+
+ROOT = Path(__file__).parents[2]
+SPHINX = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--nitpicky"]
+
+
+@pytest.fixture(scope="module")
+def keys() -> str:
+    return settings.page()
+
+
+def test_every_key_of_every_file_has_an_anchor_of_its_own(keys: str) -> None:
+    anchors = re.findall(r"\{#([^}]+)\}", keys)
+    assert len(anchors) == len(set(anchors)) > 300
+    assert {"run.seed", "strategy.strategy.target_epsilon", "adaptive_mean.strategy.alpha"} <= set(anchors)
+    groups = {path.parent.name for path in conf_dir().glob("*/*.yaml")} - {"base", "table", "experiment"}
+    assert groups == set(re.findall(r"^## (\w+)$", keys, re.M))
+
+
+def test_keys_have_type_default_and_meaning(keys: str) -> None:
+    (row,) = (line for line in keys.splitlines() if "{#dpsgd.strategy.max_grad_norm}" in line)
+    assert [cell.strip() for cell in row.split("|")][2:4] == ["a number", "`1.0`"]
+    rows = [line for line in keys.splitlines() if line.startswith("| [`")]
+    assert not [row for row in rows if not row.split("|")[-2].strip()]
+
+
+def test_every_command_has_its_help() -> None:
+    page = commands.page()
+    for name, text in commands.helps().items():
+        assert f"## dpbench {name}\n" in page and text.rstrip() in page and "usage: " in text
+
+
+def test_rooms_have_a_page_each_in_the_order_of_contributing() -> None:
+    table = re.findall(r"^\| [\d.]+ \| `([\w/.]+?)/?(?:\.py)?` ", rooms.table(), re.M)
+    named = [room.removeprefix("dpbench.").replace(".", "/") for room in api.rooms()]
+    assert named == [name for name in table if name != "privacy"]
+    modules = [module for room in api.rooms() for module in api.modules_of(room)]
+    files = [p for p in (ROOT / "src" / "dpbench").rglob("*.py") if p.name == "__init__.py" or p.name[0] != "_"]
+    assert len(modules) == len(set(modules)) == len(files) - 2  # dpbench and dpbench.privacy hold nothing of their own
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("three_tools_2018", "three_tools_2018"),
+        ("Mahloujifar, Melis & Chaudhuri 2025", "mahloujifar_2025"),
+        ("Miyato and Koyama (2018)", "miyato_2018"),
+        ("McMahan, Andrew et al. 2018", "general_approach_2018"),
+        ("McMahan et al. 2018", "mcmahan_2018"),
+        ("Andrew et al. 2021", "adaptive_quantile_clipping_2021"),
+    ],
+)
+def test_mentions_of_papers_are_found(words: str, key: str) -> None:
+    assert papers.mention().findall(f"as in {words}, Table 1") == [words]
+    assert papers.paper_of(words) == key
+
+
+def test_every_key_of_a_paper_has_an_entry() -> None:
+    texts = [path for folder in ("src", "conf", "docs", "results") for path in (ROOT / folder).rglob("*.[mpy]*")]
+    named = {
+        key
+        for path in texts
+        if path.suffix in (".py", ".md", ".yaml") and "generated" not in path.parts
+        for key in re.findall(r"\b[a-z]+(?:_[a-z]+)+_20\d\d\b", path.read_text(encoding="utf-8"))
+    }
+    assert named <= set(papers.papers())
+
+
+PAGES = [
+    page.relative_to(ROOT / "docs").as_posix()
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "generated" not in page.parts and page.name not in ("README.md", "index.md")
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_is_listed_in_its_section_and_for_readers_of_the_files(page: str) -> None:
+    sections = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    listed = [
+        entry
+        for text in sections
+        for block in re.findall(r"```\{toctree\}.*?```", text, re.S)
+        for entry in block.split()
+    ]
+    assert any(
+        entry.rpartition("../")[2] == page.removesuffix(".md") or page.endswith(f"/{entry}.md") for entry in listed
+    )
+    assert f"]({page}" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ('"""Room."""\n\ndef open() -> None:\n    pass\n', "the public name room.open has no docstring"),
+        ('"""Room."""\n\ndef open() -> None:\n    """Open it."""\n', ""),
+    ],
+)
+def test_an_undocumented_name_fails_the_build(tmp_path: Path, source: str, complaint: str) -> None:
+    (tmp_path / "room.py").write_text(source)
+    (tmp_path / "index.rst").write_text("Room\n====\n\n.. automodule:: room\n   :members:\n   :undoc-members:\n")
+    (tmp_path / "conf.py").write_text(
+        f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        "project = 'room'\nextensions = ['sphinx.ext.autodoc']\n"
+        "def setup(app):\n    from tools.site import api\n    api.look_at_docstrings(app)\n"
+    )
+    done = subprocess.run([*SPHINX, tmp_path, tmp_path / "out"], capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(complaint), done.stderr
+    assert complaint in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["[x](gone.md)", "[x](other.md#gone)", "[x](#gone)", "![x](gone.png)"])
+def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+    (tmp_path / "index.md").write_text(f"# Home\n\n{link}\n\n```{{toctree}}\nother\n```\n")
+    (tmp_path / "other.md").write_text("# Other\n")
+    (tmp_path / "conf.py").write_text("extensions = ['myst_nb']\nmyst_heading_anchors = 4\nnb_execution_mode = 'off'\n")
+    done = subprocess.run([*SPHINX, tmp_path, tmp_path / "out"], capture_output=True, text=True)
+    assert done.returncode != 0 and "gone" in done.stderr, done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run([*SPHINX, "-c", "docs", ".", out], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_is_strict_and_asks_no_other_host(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 100 and (site / "searchindex.js").exists()
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"([^\"]+)", text)
+        loaded += [tag for tag in re.findall(r"<link\b[^>]*>", text) if "stylesheet" in tag or "icon" in tag]
+        assert not [one for one in loaded if "//" in one], page
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    assert not [style for style in styles if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style)]
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_to_files(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for link in re.findall(r"<a\b[^>]*\bhref=\"([^\"#?]+)", page.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:", link):
+                assert (page.parent / link).exists(), (page, link)
+
+
+@pytest.mark.slow
+def test_formulas_and_papers_are_shown(site: Path) -> None:
+    page = (site / "docs" / "strategies" / "dpsgd.html").read_text(encoding="utf-8")
+    assert "<math" in page and 'href="../papers.html#abadi-2016"' in page
+    assert (site / "index.html").exists()
