@@ -68,7 +68,7 @@ bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and
 bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users against pfl-research and Flower (half an hour, quiet machine)
 	$(BIN)/python -m benchmarks users --peers $(PEERS)
 
-results: $(VENV)/.ready ## Tables, figures and README.md again from the committed runs
+results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
 	$(BIN)/python -m dpbench.reproduce.refresh
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests

@@ -28,7 +28,7 @@ def helps() -> dict[str, str]:
 
 
 def examples() -> list[str]:
-    pages = [ROOT / "docs" / "epsilon.md", ROOT / "README.md"]
+    pages = [ROOT / "docs" / "epsilon.md", ROOT / "docs" / "howto" / "commands.md", ROOT / "README.md"]
     texts = [*helps().values(), *(page.read_text(encoding="utf-8") for page in pages)]
     lines = [line.strip() for text in texts for line in text.splitlines()]
     return sorted({re.split(r"\s{3,}|\s#", line)[0] for line in lines if re.match(r"dpbench [a-z]+ ", line)})

@@ -153,14 +153,16 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/reproduced.md"])
+def test_pages_show_committed_tables(tmp_path: Path, page: str) -> None:
     folder = tmp_path / "results" / "gradient_compression_table1"
     folder.mkdir(parents=True)
     table = read_table("gradient_compression/table1", conf_dir()).selected(["sigma_1.1"], ["dpsgd"], None)
     words = " ".join(table.words_of(table.rows[0], table.columns[0]))
     values = {("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957}
     runs(values, words).to_csv(folder / "runs.csv", index=False)
-    readme = tmp_path / "README.md"
+    readme = tmp_path / page
+    readme.parent.mkdir(exist_ok=True)
     readme.write_text("before\n<!-- table gradient_compression_table1 -->\nold\n<!-- end -->\nafter\n")
     assert refresh(tmp_path) == ["gradient_compression/table1"]
     shown = readme.read_text()
@@ -169,12 +171,16 @@ def test_the_readme_shows_committed_tables(tmp_path: Path) -> None:
     refresh(tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     readme.write_text("<!-- table nowhere -->\n<!-- end -->\n")
-    with pytest.raises(ConfigurationError, match="README.md has a place for table nowhere, but there is no"):
+    with pytest.raises(ConfigurationError, match=f"{page} has a place for table nowhere, but there is no"):
         refresh(tmp_path)
     runs(values, words.replace("1.1", "1.2")).to_csv(folder / "runs.csv", index=False)
     with pytest.raises(ConfigurationError, match="sigma_1.1, dpsgd was run with other words.*restore the definition"):
         refresh(tmp_path)
-    assert all(path.read_bytes() == old for path, old in before.items() if path.name not in ("README.md", "runs.csv"))
+    assert all(
+        path.read_bytes() == old
+        for path, old in before.items()
+        if path.name not in (readme.name, "README.md", "runs.csv")
+    )
 
 
 def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:

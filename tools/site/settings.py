@@ -57,7 +57,10 @@ _BASES: dict[str, Callable[..., Any]] = {
     "inserted": Inserted,
     "local": LocalTraining,
 }
-_SHARED = {"strategy": "strategy", "data (images)": "images", "data (users)": "users"}
+_SHARED = {
+    "strategy": {"strategy": "Every private strategy"},
+    "data": {"images": "Every data set of images", "users": "Every data set by users"},
+}
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,9 @@ classes come from PyTorch or Lightning takes their other options too, with a `+`
 
 
 def _of_group(group: str) -> Iterator[str]:
-    for title, file in _SHARED.items():
-        if title.split()[0] == group:
-            yield f"### every {'private strategy' if group == 'strategy' else title}"
-            yield _table(_settings(conf_dir() / "base" / f"{file}.yaml", group, file))
+    for file, title in _SHARED.get(group, {}).items():
+        yield f"### {title}"
+        yield _table(_settings(conf_dir() / "base" / f"{file}.yaml", group, file))
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         yield f"### {group}={path.stem}"
         if intro := _introduction(path):

@@ -1,4 +1,4 @@
-"""`make results`: tables, figures and README.md again, from the committed runs.csv; changes nothing the second time."""
+"""`make results`: tables, figures and pages again, from the committed runs.csv; changes nothing the second time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from dpbench.reproduce.outputs import refuse_other_words, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
 
+_PAGES = ("README.md", "docs/reproduced.md")
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def refresh(root: Path) -> list[str]:
-    """Write every table of a checkout again, and put it where README.md has `<!-- table NAME -->` ... `<!-- end -->`.
+    """Write every table of a checkout again, and put it where pages have `<!-- table NAME -->` ... `<!-- end -->`.
 
     Args:
-        root: The checkout, with results/ and README.md.
+        root: The checkout, with results/ and pages.
 
     Returns:
         Names of the tables.
 
     Raises:
-        ConfigurationError: Runs were made by another definition, or README.md has a place for no table.
+        ConfigurationError: Runs were made by another definition, or a page has a place for no table.
     """
     tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
     tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
@@ -41,16 +42,21 @@ def refresh(root: Path) -> list[str]:
         folder = root / "results" / table.folder
         write_outputs(table, runs, read_logged(table, folder), folder)
 
+    for page in _PAGES:
+        _fill(root, page)
+    return [table.name for table in tables]
+
+
+def _fill(root: Path, page: str) -> None:
     def shown(place: re.Match[str]) -> str:
         path = root / "results" / place["name"] / "table.md"
         if not path.is_file():
-            raise ConfigurationError(f"README.md has a place for table {place['name']}, but there is no {path}.")
+            raise ConfigurationError(f"{page} has a place for table {place['name']}, but there is no {path}.")
         text = path.read_text(encoding="utf-8")
         return f"{place[1]}{text}{place[3]}"
 
-    readme = root / "README.md"
-    write_atomically(readme, _PLACE.sub(shown, readme.read_text(encoding="utf-8")))
-    return [table.name for table in tables]
+    if (root / page).is_file():
+        write_atomically(root / page, _PLACE.sub(shown, (root / page).read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
