@@ -31,7 +31,7 @@ layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a m
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
 	$(BIN)/python -m tools.audits
 
-notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (three minutes)
+notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
 
 rooms: $(VENV)/.ready-dev ## Write the table of rooms in CONTRIBUTING.md from the contracts on imports

@@ -75,7 +75,23 @@ def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
         client = NotebookClient(clean, timeout=_SECONDS, record_timing=False, resources=where, extra_arguments=quietly)
         client.execute(env=environment)
     clean.metadata = nbformat.from_dict(_METADATA)  # type: ignore[no-untyped-call]
+    for cell in clean.cells:
+        if cell.cell_type == "code":
+            cell.outputs = _whole_streams(cell.outputs)
     return clean
+
+
+def _whole_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs in which text that arrived in pieces, as it happens to, is one again; a command's lines end in CR LF."""
+    whole: list[NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "stream":
+            output.text = output.text.replace("\r\n", "\n")
+        if whole and output.output_type == "stream" == whole[-1].output_type and output.name == whole[-1].name:
+            whole[-1].text += output.text
+        else:
+            whole.append(output)
+    return whole
 
 
 def problems(notebook: NotebookNode) -> list[str]:

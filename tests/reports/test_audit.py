@@ -68,7 +68,7 @@ def test_less_noise_than_declared_is_a_violation(tmp_path: Path, capsys: pytest.
     run = leave(tmp_path / "run", replace(WORLD, noise=0.5), WORLD)
     assert main(["audit", str(run)]) == 3
     verdict = capsys.readouterr().out.partition("VIOLATED (")[2].partition(")")[0]
-    assert {"release game", "release game, t", "noise over declared"} <= set(re.split(", (?!t|lag|f|DP)", verdict))
+    assert {"release game", "release game, t", "noise over declared"} <= set(verdict.split("; "))
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
 
 def verdict_words(verdict: str, accused_by: Sequence[str]) -> str:
     """A verdict with what it rests on and what it means, one line."""
-    found = f" ({', '.join(accused_by)})" if accused_by else ""
+    found = f" ({'; '.join(accused_by)})" if accused_by else ""
     return f"{verdict}{found}: {VERDICTS[Verdict(verdict)]}"
 
 
