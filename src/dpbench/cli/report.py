@@ -15,8 +15,8 @@ examples:
   dpbench train hydra.run.dir=runs/demo
   dpbench report runs/demo                          report.html
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
-  dpbench report runs/sweep --out pages/sweep.html  mean and deviation over seeds
-  dpbench report runs/demo --accountant all --out pages/demo.html
+  dpbench report runs/sweep --out sweep.html        mean and deviation over seeds
+  dpbench report runs/demo --accountant all --out demo.html
 """
 
 
