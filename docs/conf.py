@@ -34,7 +34,7 @@ extensions = [
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"dpbench\..*\.(_\w+|[A-Z])")]  # private names and type variables
 
-myst_enable_extensions = ["attrs_inline", "dollarmath"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would come from another host

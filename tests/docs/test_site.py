@@ -23,7 +23,7 @@ def keys() -> str:
 
 
 def test_every_key_of_every_file_has_an_anchor_of_its_own(keys: str) -> None:
-    anchors = re.findall(r"\{#([^}]+)\}", keys)
+    anchors = re.findall(r'<span id="([^"]+)"', keys)
     assert len(anchors) == len(set(anchors)) > 300
     assert {"run.seed", "strategy.strategy.target_epsilon", "adaptive_mean.strategy.alpha"} <= set(anchors)
     groups = {path.parent.name for path in conf_dir().glob("*/*.yaml")} - {"base", "table", "experiment"}
@@ -31,9 +31,9 @@ def test_every_key_of_every_file_has_an_anchor_of_its_own(keys: str) -> None:
 
 
 def test_keys_have_type_default_and_meaning(keys: str) -> None:
-    (row,) = (line for line in keys.splitlines() if "{#dpsgd.strategy.max_grad_norm}" in line)
+    (row,) = (line for line in keys.splitlines() if 'id="dpsgd.strategy.max_grad_norm"' in line)
     assert [cell.strip() for cell in row.split("|")][2:4] == ["a number", "`1.0`"]
-    rows = [line for line in keys.splitlines() if line.startswith("| [`")]
+    rows = [line for line in keys.splitlines() if line.startswith("| <span")]
     assert not [row for row in rows if not row.split("|")[-2].strip()]
 
 
@@ -166,3 +166,5 @@ def test_formulas_and_papers_are_shown(site: Path) -> None:
     page = (site / "docs" / "strategies" / "dpsgd.html").read_text(encoding="utf-8")
     assert "<math" in page and 'href="../papers.html#abadi-2016"' in page
     assert (site / "index.html").exists()
+    keys = (site / "docs" / "reference" / "generated" / "settings.html").read_text(encoding="utf-8")
+    assert 'id="dpsgd.strategy.max_grad_norm"' in keys

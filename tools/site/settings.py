@@ -93,11 +93,6 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def keys() -> set[str]:
-    """Names of all keys that the page describes; a key of two choices once."""
-    return set(re.findall(r"\{#[^}]+\}", page()))
-
-
 _INTRODUCTION = """\
 What `dpbench train GROUP=NAME KEY=VALUE` takes; `dpbench train --cfg job` prints what a command composes. Types are
 those that values are checked against before anything starts, and defaults those of the files in `conf/`. A group whose
@@ -214,7 +209,7 @@ def _introduction(path: Path) -> str:
 
 
 def _anchored(key: str, choice: str) -> str:
-    return f"[`{key}`]{{#{choice}.{key}}}"
+    return f'<span id="{choice}.{key}"></span>`{key}`'
 
 
 @cache
