@@ -13,6 +13,7 @@ from dpbench.files import write_atomically
 from dpbench.reproduce.choices import RUNS, with_choices
 from dpbench.reproduce.logged import read_logged
 from dpbench.reproduce.outputs import refuse_other_words, write_outputs
+from dpbench.reproduce.overview import points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
 
@@ -32,8 +33,8 @@ def refresh(root: Path) -> list[str]:
     Raises:
         ConfigurationError: Runs were made by another definition, or a page has a place for no table.
     """
-    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
-    tables = [table for table in tables if (root / "results" / table.folder / RUNS).is_file()]
+    every = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    tables = [table for table in every if (root / "results" / table.folder / RUNS).is_file()]
     tables = [with_choices(table, conf_dir(), root / "results") for table in tables]
     held = [pd.read_csv(root / "results" / table.folder / RUNS) for table in tables]
     for table, runs in zip(tables, held, strict=True):
@@ -41,6 +42,8 @@ def refresh(root: Path) -> list[str]:
     for table, runs in zip(tables, held, strict=True):
         folder = root / "results" / table.folder
         write_outputs(table, runs, read_logged(table, folder), folder)
+    shown_together = {table.name: (table, runs) for table, runs in zip(tables, held, strict=True)}
+    write_overview(points(shown_together, every, conf_dir()), root / "results")
 
     for page in _PAGES:
         _fill(root, page)

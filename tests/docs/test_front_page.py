@@ -1,0 +1,117 @@
+"""The front page of results/ says what the committed figures say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpbench.reproduce.choices import RUNS
+from dpbench.reproduce.outputs import summary
+from dpbench.reproduce.tables import read_table
+from dpbench.training.search_path import conf_dir
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8").split("## Tables")[0]
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", page).split())
+
+
+def _cell(name: str, row: str, column: str, what: str = "mean") -> str:
+    table = read_table(name, conf_dir())
+    runs = pd.read_csv(RESULTS / table.folder / RUNS)
+    lines = summary(table, runs).set_index(["row", "column"])
+    value = float(lines.loc[(row, column), what])
+    return f"{value:.2f}" if what.startswith("epsilon") else f"{value:.1f}"
+
+
+def _fill(sentence: str) -> str:
+    """{TABLE ROW COLUMN [WHAT]} is the cell's figure."""
+    return re.sub(r"\{([^}]+)\}", lambda found: _cell(*found[1].split()), sentence)
+
+
+TOOLS, COMPRESSION, QUANTILE = "three_tools", "gradient_compression/table1", "adaptive_quantile"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"recalled in {{{TOOLS}/figure2 centralized_10 plain}} % without, "
+        f"in {{{TOOLS}/figure2 centralized_10 private}} % with DP-FedAvg",
+        f"({{{TOOLS}/figure4 adaptive sigma}} against {{{TOOLS}/figure4 constant sigma}} % at the paper's σ, "
+        f"{{{TOOLS}/figure4 adaptive epsilon_20}} against {{{TOOLS}/figure4 constant epsilon_20}} % at its ε)",
+        f"({{{TOOLS}/table1 batch_128 accuracy}} % with 128, {{{TOOLS}/table1 batch_1024 accuracy}} % with 1,024; "
+        f"the paper: {{{TOOLS}/table1 batch_128 accuracy paper}} and {{{TOOLS}/table1 batch_1024 accuracy paper}} %)",
+        f"[recalls] {{{TOOLS}/figure1_small dpsgd accuracy}} % (three seeds)",
+        f"[recalled] in {{{TOOLS}/figure1 noise sgd}} % by SGD and in {{{TOOLS}/figure1 noise dpsgd}} % by DP-SGD",
+        "[reaches] {pyvacy/mnist epsilon_3 accuracy} % at the claimed ε = 3 (today's accountant: "
+        "{pyvacy/mnist epsilon_3 accuracy epsilon_rdp}) and {pyvacy/mnist not_private accuracy} % without privacy; "
+        "the paper: {pyvacy/mnist epsilon_3 accuracy paper} and {pyvacy/mnist not_private accuracy paper} %",
+        "a CNN learns to read {pyvacy/gan epsilon_1 steps_1} % of real digits at ε = 1 and "
+        "{pyvacy/gan epsilon_0.3 steps_1} % at ε = 0.3",
+        *(
+            f"{{{COMPRESSION} sigma_0.7 {column}}}, {{{COMPRESSION} sigma_1.0 {column}}}, "
+            f"{{{COMPRESSION} sigma_1.1 {column}}} and {{{COMPRESSION} sigma_1.3 {column}}} % {between}"
+            f"{{{COMPRESSION} sigma_0.7 {column} paper}}, {{{COMPRESSION} sigma_1.0 {column} paper}}, "
+            f"{{{COMPRESSION} sigma_1.1 {column} paper}} and {{{COMPRESSION} sigma_1.3 {column} paper}} %)"
+            for column, between in (("dpsgd", "in the four rows (the paper: "), ("discretized", "("))
+        ),
+        "({gradient_compression/table2_small small discretized} and {gradient_compression/table2_small small dpsgd} %)",
+        *(
+            "(" + ", ".join(f"{{{name} {row} median}} against {{{name} {row} fixed}}" for row in rows[:2])
+            + f" and {{{name} {rows[2]} median}} against {{{name} {rows[2]} fixed}} %"
+            for name, rows in (
+                (f"{QUANTILE}/stackexchange_tags", ("z_0.01", "z_0.03", "z_0.1")),
+                (f"{QUANTILE}/mnist_writers", ("z_0.1", "z_0.3", "z_1")),
+            )
+        ),
+        f"({{{QUANTILE}/mnist quantile_0.5 z_1.1}} against {{{QUANTILE}/mnist fixed_3 z_1.1}} % at z = 1.1)",
+        "{recipes/mnist cnn accuracy} % with a CNN and {recipes/mnist scattering accuracy} % on scattering features at "
+        "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
+    ],
+)  # fmt: skip
+def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
+    assert _fill(sentence) in text
+
+
+def test_gaps_claims_and_epsilons(text: str) -> None:
+    figure = pd.read_csv(RESULTS / "three_tools_figure1" / RUNS).set_index(["row", "column"])["nonprivate/accuracy_gap"]
+    gaps = [f"{100 * figure['cifar10', column]:.1f}" for column in ("sgd", "dpsgd")]
+    assert f"on CIFAR-10 ({gaps[0]} and {gaps[1]} points; one seed)" in text
+    claims = pd.read_csv(RESULTS / "claims" / "claims.csv")
+    claims = claims[~claims["variant"]]  # readings that we add
+    own = claims[
+        (claims["paper"] == "adaptive_quantile_clipping_2021") & claims["source"].str.match(r"Table 1|Fig\. 2")
+    ]
+    assert f"all {len(own)} of its printed ε [match]" in text and own["verdict"].str.startswith("matches").all()
+    known = pd.read_csv(RESULTS / "claims" / "identities.csv")
+    general = known[known["paper"] == "general_approach_2018"]
+    held = general["verdict"].isin(["matches", "holds"])
+    assert f"[{held.sum()} of {len(general)} hold]" in text
+    assert f"it is {general.loc[~held, 'recomputed'].iloc[0]:.2f} times" in text
+    sigma = pd.read_csv(RESULTS / "three_tools_figure4" / RUNS).query("column == 'sigma'")["epsilon_rdp"].max()
+    assert f"costs ε = {sigma:.0f} and not 20" in text
+
+
+def test_every_results_folder_is_named() -> None:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    for folder in RESULTS.iterdir():
+        assert not folder.is_dir() or f"({folder.name}/" in page, folder
+
+
+def test_verdicts_do_not_go_beyond_the_figures() -> None:
+    """Where the order of two figures is told, the table has it."""
+    table = read_table("gradient_compression/table1", conf_dir())
+    lines = summary(table, pd.read_csv(RESULTS / table.folder / RUNS)).set_index(["row", "column"])["mean"]
+    assert all(lines[row.name, "discretized"] < lines[row.name, "dpsgd"] for row in table.rows)
+    readings = read_table("gradient_compression/table1_readings", conf_dir())
+    assert len([row for row in readings.rows if row.name != "none"]) == 6
+    small = read_table("three_tools/figure4", conf_dir())
+    lines = summary(small, pd.read_csv(RESULTS / small.folder / RUNS)).set_index(["row", "column"])["mean"]
+    assert all(lines["adaptive", column.name] < lines["constant", column.name] for column in small.columns)

@@ -1,0 +1,52 @@
+"""The overview: private results on test data, and what papers claim, each in its unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpbench.reproduce.choices import RUNS
+from dpbench.reproduce.overview import OURS, PAPER, points, write_overview
+from dpbench.reproduce.tables import read_table, table_names
+from dpbench.training.search_path import conf_dir
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    every = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    shown = [table for table in every if (RESULTS / table.folder / RUNS).is_file()]
+    held = {table.name: (table, pd.read_csv(RESULTS / table.folder / RUNS)) for table in shown}
+    return points(held, every, conf_dir())
+
+
+def test_committed_overview_is_that_of_the_committed_runs(frame: pd.DataFrame, tmp_path: Path) -> None:
+    write_overview(frame, tmp_path)
+    assert (tmp_path / "overview.csv").read_bytes() == (RESULTS / "overview.csv").read_bytes()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".pdf"}
+
+
+def test_only_private_results_on_test_data_at_several_epsilons(frame: pd.DataFrame) -> None:
+    assert {"mnist", "cifar10", "mnist_writers"} <= set(frame["data"])
+    assert not set(frame["data"]) & {"user_noise", "random_noise", "digits"}
+    assert frame["metric"].str.startswith("test/").all() and (frame["epsilon"] > 0).all()
+    assert not frame["label"].str.contains("not private").any()
+    few = frame[(frame["whose"] == OURS) & (frame["n"] <= 2)]
+    assert len(few) and few["half"].isna().all()
+
+
+def test_papers_stand_at_the_epsilon_that_they_claim_in_their_unit(frame: pd.DataFrame) -> None:
+    printed = frame[frame["whose"] == PAPER].set_index("table")
+    assert set(printed.loc["gradient_compression_table2", "unit"]) == {"microbatch"}
+    assert set(printed.loc["gradient_compression_table1", "unit"]) == {"example"}
+    assert set(printed.loc["three_tools_table1", "epsilon"]) == {20.0}
+    assert (printed["accountant"] == "as claimed").all()
+    assert set(frame.loc[frame["data"] == "mnist_writers", "unit"]) == {"user"}
+
+
+def test_nothing_is_written_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
+    write_overview(frame.iloc[:0], tmp_path)
+    assert not list(tmp_path.iterdir())
