@@ -30,7 +30,7 @@ LARGEST = 400_000
 _SECONDS = 600  # of a cell; all cells together take under a minute on one core
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
+    "language_info": {"name": "python", "pygments_lexer": "ipython3"},
 }
 _OF_THE_SHELL = ("DPBENCH_DATA", "MPLBACKEND", "PYTHONWARNINGS", "IPYTHONDIR")  # what a reader has not set
 _LINK, _CODE, _FORMULA = r"\]\([^)]*\)", r"`[^`]*`", r"\$[^$]*\$"
