@@ -6,13 +6,13 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from tools.site import api, commands, files, mathml, papers, results, settings
+from tools.site import api, commands, files, mathml, notebooks, papers, results, settings
 
 GENERATED = "docs/reference/generated"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register every part."""
-    for part in (api, commands, files, mathml, papers, results, settings):
+    for part in (api, commands, files, mathml, notebooks, papers, results, settings):
         part.register(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
