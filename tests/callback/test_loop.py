@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, LotLoader, NonPrivate, PrivateLoop, Users
 from dpbench.callback.strategy import PrivateStrategy
+from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
@@ -119,7 +121,8 @@ def test_an_evaluation_in_between_changes_nothing(tmp_path: Path) -> None:
 
 def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.1, target_epsilon=1.5, delta=1e-3, ledger=str(tmp_path / "l.jsonl"))
-    by_loop(strategy, steps=1000)
+    with pytest.warns(UserWarning, match=r"stopped after \d+ of 1000 steps"):
+        by_loop(strategy, steps=1000)
     assert 1 <= strategy.releases < 1000 and strategy.epsilon() <= 1.5
     with pytest.raises(BudgetExhausted):
         by_loop(DPSGD(noise_multiplier=0.1, target_epsilon=0.01, delta=1e-3, ledger=str(tmp_path / "m.jsonl")))
@@ -180,6 +183,128 @@ def test_records_are_checked_as_in_a_trainer(
         by_loop(DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl")), **own)
 
 
+def counting() -> Callable[[Any, Any], Tensor]:
+    center = torch.zeros(6)
+
+    def count(model: Any, batch: Any) -> Tensor:
+        nonlocal center
+        center = 0.5 * center + batch[0].sum(0)
+        return F.cross_entropy(model(batch[0] - center), batch[1])
+
+    return count
+
+
+def decorated() -> Callable[[Any, Any], Tensor]:
+    inner = counting()
+    return lambda model, batch: inner(model, batch)
+
+
+def defaults(model: Any, batch: Any, kept: list[Any] = [0.0]) -> Tensor:  # noqa: B006 (it is the point)
+    kept[0] = kept[0] + batch[0].sum(0)
+    return F.cross_entropy(model(batch[0] - kept[0]), batch[1])
+
+
+def stateful(kept: dict[str, Tensor], model: Any, batch: Any) -> Tensor:
+    kept["c"] = kept["c"] + batch[0].sum(0)
+    return F.cross_entropy(model(batch[0] - kept["c"]), batch[1])
+
+
+def attribute(model: Any, batch: Any) -> Tensor:
+    return loss(model, batch)
+
+
+attribute.last = torch.zeros(6)  # type: ignore[attr-defined]
+HEAD = nn.Linear(2, 2)
+
+
+def with_head(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(HEAD(model(batch[0])), batch[1])
+
+
+def backward(model: Any, batch: Any) -> Tensor:
+    loss(model, batch).backward()
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "message"),
+    [
+        (counting(), ConfigurationError, "assigns to center, outside itself"),
+        (decorated(), ConfigurationError, "assigns to center, outside itself"),
+        (defaults, UnsupportedModuleError, "earlier lots|contents of the other"),
+        (partial(stateful, {"c": torch.zeros(6)}), UnsupportedModuleError, "earlier lots|contents of the other"),
+        (attribute, ConfigurationError, r"has an attribute \(last\)"),
+        (with_head, ConfigurationError, r"trainable tensor of shape \(2, 2\)"),
+        (lambda m, b, head=HEAD: F.cross_entropy(head(m(b[0])), b[1]), ConfigurationError, "trainable tensor"),
+        (backward, ConfigurationError, "leave backward"),
+        (lambda m, b: loss(m, b).detach(), ConfigurationError, "has no gradient"),
+    ],
+    ids=["nonlocal", "decorated", "default", "partial", "attribute", "global", "head", "backward", "detached"],
+)
+def test_a_loss_cannot_carry_a_lot_or_train_a_network_of_its_own(
+    own: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    before = [parameter.clone() for parameter in HEAD.parameters()]
+    with pytest.raises(error, match=message):
+        by_loop(DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl")), loss=own)
+    assert all(torch.equal(a, b) for a, b in zip(before, HEAD.parameters(), strict=True))
+
+
+def test_harmless_losses_train(tmp_path: Path) -> None:
+    teacher = nn.Linear(6, 2).requires_grad_(False)
+
+    def distilled(model: Any, batch: Any, *, weight: float = 0.5) -> Tensor:
+        counted = 0
+
+        def count() -> None:
+            nonlocal counted
+            counted += 1
+
+        count()
+        return loss(model, batch) + weight * F.mse_loss(model(batch[0]), later(batch[0]))
+
+    strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl"))
+    model = network()
+    training = PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), loader(), strategy, distilled, 3)
+    later = teacher
+    assert list(training) == [1, 2, 3]
+
+
+def test_two_trainings_do_not_share_a_loader(tmp_path: Path) -> None:
+    def started(name: str, lots: LotLoader) -> tuple[Any, DPSGD]:
+        model, strategy = network(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / name))
+        return iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, strategy, loss, 5)), strategy
+
+    shared = loader()
+    one, _ = started("a", shared)
+    two, refused = started("b", shared)
+    assert next(one) == 1
+    with pytest.raises(ConfigurationError, match="in use by another training"):
+        next(two)
+    assert list(one) == [2, 3, 4, 5] and not refused.releases and not (tmp_path / "b").exists()
+
+
+def test_the_body_of_the_loop_takes_no_lots_and_changes_no_parameters(tmp_path: Path) -> None:
+    def freeze(model: Any, lots: LotLoader) -> None:
+        model[0].requires_grad_(False)
+
+    def replace(model: Any, lots: LotLoader) -> None:
+        model[0].weight = nn.Parameter(torch.zeros(8, 6))
+
+    def take(model: Any, lots: LotLoader) -> None:
+        next(iter(lots))
+
+    for number, (act, message) in enumerate(((freeze, "are others"), (replace, "are others"), (take, "somebody else"))):
+        model, strategy = network(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / str(number)))
+        lots = LotLoader(data(), Lots(make_sampling("fixed_size", 120, 12), None))
+        training = iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, strategy, loss, 5))
+        assert next(training) == 1
+        act(model, lots)
+        with pytest.raises(ConfigurationError, match=message):
+            list(training)
+        assert strategy.releases == 1 and not lots.lots.attended
+
+
 def test_a_second_step_is_refused(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -210,8 +335,9 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
     for message, *parts in refused:
         with pytest.raises(ConfigurationError, match=message):
             PrivateLoop(*parts, loss, 5)
-    with pytest.raises(ConfigurationError, match="from 1 on"):
-        PrivateLoop(model, sgd, loader(), private, loss, 0)
+    for steps in (0, 2.5, True, "3"):
+        with pytest.raises(ConfigurationError, match="from 1 on"):
+            PrivateLoop(model, sgd, loader(), private, loss, steps)  # type: ignore[arg-type]
     part = torch.optim.SGD(list(model.parameters())[:2], 0.1)
     with pytest.raises(ConfigurationError, match="does not update"):
         list(PrivateLoop(model, part, loader(), private, loss, 5))

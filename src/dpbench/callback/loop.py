@@ -6,8 +6,9 @@ source's (`records.examples`), which sees a module with a `training_step` here a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,6 +19,7 @@ from torch.optim import LBFGS, Optimizer
 
 from dpbench.callback import guards
 from dpbench.callback.audit import leave_scores, let_canaries_in
+from dpbench.callback.loss_function import held_by, refuse_hidden_state
 from dpbench.callback.strategy import PrivateStrategy, first_groups
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
@@ -69,14 +71,16 @@ class PrivateLoop:
     ) -> None:
         _refuse_other_kinds(model, optimizer, strategy)
         _refuse_what_needs_a_trainer(strategy)
-        if steps < 1:
-            raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps}.")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps!r}.")
         self._strategy, self._optimizer, self._steps = strategy, optimizer, steps
         self._module = _Module(model, loss)
         self._trainer = _trainer_of(optimizer, loader)
         self._loader = guards.require_lot_loader(self._trainer)
         self._modes: dict[nn.Module, bool] = {}
         self._attached: Attached | None = None
+        self._attends = False
+        self._trains: list[int] = []
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything released so far, at the strategy's δ.
@@ -98,6 +102,7 @@ class PrivateLoop:
             self._begin()
             batches: Iterator[Any] = iter(())
             while releases.made < self._steps and not releases.budget.exhausted:
+                self._refuse_changes()
                 batch = next(batches, _OVER)
                 if batch is _OVER:
                     if strategy.releases:
@@ -107,6 +112,11 @@ class PrivateLoop:
                 self._one_lot(batch)
                 del batch
                 yield releases.made
+            if releases.made < self._steps:
+                warnings.warn(
+                    f"stopped after {releases.made} of {self._steps} steps: one more would cost more than the budget.",
+                    stacklevel=2,
+                )
         finally:
             self._end()
 
@@ -114,6 +124,11 @@ class PrivateLoop:
         """As the hooks of the strategy do, in their order."""
         strategy, releases, source = self._strategy, self._strategy._releases, self._strategy._source
         lots, module = self._loader.lots, self._module
+        if lots.attended:
+            raise ConfigurationError(
+                "this LotLoader is in use by another training, with which it would share its lots: make one for each."
+            )
+        module.look_at_loss()
         self._modes = {part: part.training for part in module.modules()}
         source.check(self._trainer, module)
         found = self._attached = source.attach(self._trainer, module, releases)
@@ -122,7 +137,7 @@ class PrivateLoop:
         guards.refuse_other_unit(source.unit, lots.sampling)
         releases.forget()
         releases.take_part(ALONE)
-        lots.attended = True
+        lots.attended = self._attends = True
         let_canaries_in(strategy.audit, releases, lots, trained)
         sampling = lots.sampling
         lots.start_at(0)
@@ -135,6 +150,25 @@ class PrivateLoop:
         assert strategy.ledger_path is not None
         releases.open_ledger(strategy.ledger_path, horizon)
         lots.phase = releases.phase
+        self._trains = self._trainable()
+
+    def _trainable(self) -> list[int]:
+        """What is trained, and what the optimizer moves."""
+        moved = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return [*(id(p) for p in self._module.parameters() if p.requires_grad), *map(id, moved)]
+
+    def _refuse_changes(self) -> None:
+        """Refuse what the body of the loop may not do between two lots."""
+        if self._loader.lots.position != self._strategy._releases.made:
+            raise ConfigurationError(
+                "somebody else took lots of this LotLoader while the loop drew them: evaluate on another DataLoader."
+            )
+        if self._trainable() != self._trains:
+            raise ConfigurationError(
+                "the trainable parameters, or those of the optimizer, are others than when the loop began: freeze, add "
+                "and replace them before it, or train on with a new strategy, ledger and loop (dpbench account LEDGER "
+                "LEDGER tells what both cost)."
+            )
 
     def _one_lot(self, batch: Any) -> None:
         """One lot, one release, one update."""
@@ -156,6 +190,11 @@ class PrivateLoop:
                 raise ConfigurationError(
                     f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
                 )
+            if not loss.requires_grad or any(parameter.grad is not None for parameter in trained.parameters):
+                raise ConfigurationError(
+                    "the loss has no gradient, or was differentiated already: return it undetached, leave backward() "
+                    "to the loop, and do not run the loop in torch.inference_mode()."
+                )
             module.backward(loss)
         releases.budget.refuse_overdraft()
         source.close_lot()
@@ -167,7 +206,8 @@ class PrivateLoop:
     def _end(self) -> None:
         """Give model and loader back as they were, also after an error."""
         self._attached = None
-        self._loader.lots.attended, self._loader.lots.added = False, 0
+        if self._attends:  # else it is another training's
+            self._loader.lots.attended, self._loader.lots.added, self._attends = False, 0, False
         self._strategy._releases.budget.close()
         self._strategy._source.detach()
         leave_scores(self._strategy._releases)
@@ -179,10 +219,13 @@ class _Module(pl.LightningModule):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model, self._loss = model, loss
-        # What the function holds can carry one lot to the next, and is looked at by those who check that.
-        cells = loss.__closure__ or () if isinstance(loss, FunctionType) else ()
-        self._held = [cell.cell_contents for cell in cells], getattr(loss, "__self__", None)
+        self._held: list[Any] = []
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+    def look_at_loss(self) -> None:
+        """Let those who check what one lot leaves for the next see what the function holds; refuse what hides it."""
+        refuse_hidden_state(self._loss, self.model)
+        self._held = held_by(self._loss)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self._loss(self.model, batch)

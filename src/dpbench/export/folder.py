@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from dpbench.errors import ConfigurationError
 from dpbench.export.card import BUILD, FACTS, LEDGER, WEIGHTS, build_file, card, facts_of
@@ -52,7 +52,9 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False) ->
     try:
         with replacing(out) as new:
             new.mkdir(parents=True)
-            save_file(dict(network.weights), new / WEIGHTS, {"format": "pt"})
+            (new / WEIGHTS).write_bytes(
+                save(dict(network.weights), {"format": "pt"})
+            )  # save_file's is not readable by others
             _write(new / BUILD, build_file(network))
             _write(new / FACTS, facts)
             (new / "README.md").write_text(card(network, facts), encoding="utf-8")
