@@ -18,7 +18,7 @@ from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.record import is_audited, privacy_of, read_result
 
-WEIGHTS, BUILD, FACTS, LEDGER = "model.safetensors", "config.json", "privacy.json", "ledger.jsonl"
+WEIGHTS, BUILD, FACTS, LEDGER = "model.safetensors", "config.json", "privacy.json", RunFolder.ledger
 _NOT_COVERED = (
     "**Tuning.** Settings that were chosen by looking at results on the same data cost privacy of their own: every run "
     "that was compared counts (`dpbench account RUN RUN ...`).",

@@ -20,6 +20,7 @@ from dpbench.reports.page.blocks import Block, Facts, Fold, Grid, Page, Pictures
 from dpbench.reports.page.provenance import provenance, settings
 from dpbench.reports.page.subject import OneRun, Subject, Table
 from dpbench.reports.page.words import by_users, doubts, epsilon_words, guarantee, not_covered, shown
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 
 _MOST_RUNS = 24  # whose settings and audits are shown one by one
@@ -250,8 +251,8 @@ def _samples(subject: Subject) -> list[Block]:
                 pictures.image(run.folder.samples, f"what the generator made in the end, a row a class{name}")
             )
     for table in subject.tables:
-        if (table.folder / "samples.png").is_file():
-            blocks.append(pictures.image(table.folder / "samples.png", "what generators made"))
+        if (table.folder / RunFolder.samples).is_file():
+            blocks.append(pictures.image(table.folder / RunFolder.samples, "what generators made"))
     if blocks:
         blocks.append(Words(["Samples are post-processing of what was released: they cost nothing more."]))
     return blocks
