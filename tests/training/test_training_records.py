@@ -97,9 +97,7 @@ def test_it_is_the_accuracy_of_the_weights_that_are_tested(strategy: str, tmp_pa
     assert metrics[TRAINED] == pytest.approx(accuracy(weights, *seen()), abs=1e-6)
     assert metrics[GAP] == pytest.approx(metrics[TRAINED] - metrics["test/accuracy"], abs=1e-6)
     assert watch.logged == pytest.approx(watch.began, abs=1e-6) and len(watch.logged) > 1
-    assert all(
-        began != over for began, over in watch.sums
-    )  # the average was measured
+    assert all(began != over for began, over in watch.sums)  # the average was measured
     ended(tmp_path / "b", *words)
     assert all(torch.equal(value, state(tmp_path / "b")[name]) for name, value in weights.items())
 
