@@ -52,9 +52,8 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False) ->
     try:
         with replacing(out) as new:
             new.mkdir(parents=True)
-            (new / WEIGHTS).write_bytes(
-                save(dict(network.weights), {"format": "pt"})
-            )  # save_file's is not readable by others
+            # Not save_file, whose files others may not read.
+            (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
             _write(new / BUILD, build_file(network))
             _write(new / FACTS, facts)
             (new / "README.md").write_text(card(network, facts), encoding="utf-8")

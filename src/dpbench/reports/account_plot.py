@@ -61,6 +61,8 @@ def epsilon_figure(
             whole = composable(Counter(events), name)
         except ConfigurationError:
             continue
+        if not whole:
+            raise ConfigurationError("nothing was released: there is no epsilon to draw.")
         most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
         most = min(most, slow_points) if name in _POINTS else most
         points = max(3, min(most, work // len(whole)))
