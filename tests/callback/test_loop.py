@@ -22,6 +22,7 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, Uns
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.local_training import LocalTraining
+from dpbench.reports.account import AccountingRequest, account
 
 STEPS = 25  # more than an epoch
 
@@ -315,6 +316,42 @@ def test_a_second_step_is_refused(tmp_path: Path) -> None:
         optimizer.step()
     training.close()  # type: ignore[attr-defined]
     optimizer.step()
+
+
+def test_a_trainer_takes_no_lots_of_a_loop(tmp_path: Path) -> None:
+    lots, options = loader(), {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    model = network()
+    strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "loop.jsonl"))
+    training = iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, strategy, loss, 3))
+    next(training)
+    for callback in (DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "trainer.jsonl")), NonPrivate()):
+        trainer = pl.Trainer(max_steps=2, callbacks=[callback], accelerator="cpu", **options)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="in use by another training"):
+            trainer.fit(Module(), lots)
+    assert next(training) == 2
+
+
+def test_two_that_share_noise_or_lots_have_no_epsilon_together(tmp_path: Path) -> None:
+    """The ledgers of the same releases compose, counted twice; others of the same seed do not."""
+
+    def train(name: str, seed: int | None, lots: int | None, weights: int = 0, z: float = 1.0) -> Path:
+        model = network(weights)
+        optimizer, ledger = torch.optim.SGD(model.parameters(), 0.1), tmp_path / f"{name}.jsonl"
+        strategy = DPSGD(noise_multiplier=z, seed=seed, ledger=str(ledger))
+        list(PrivateLoop(model, optimizer, LotLoader.poisson(data(), 12, seed=lots), strategy, loss, 3))
+        return ledger
+
+    first = train("first", seed=7, lots=5)
+    one = account([first], AccountingRequest(delta=1e-3)).facts["epsilon"]
+    for other in (train("same", 7, 5), train("other", 8, 6, 1), train("secure", None, None, 1)):
+        assert account([first, other], AccountingRequest(delta=1e-3)).facts["epsilon"] > one
+    for what, other in (
+        ("noise", train("noise", seed=7, lots=6, weights=1)),
+        ("lots", train("lots", seed=8, lots=5, weights=1)),
+        ("lots", train("scaled", seed=7, lots=5, weights=1, z=2.0)),  # noise of another mechanism is other noise
+    ):
+        with pytest.raises(LedgerError, match=f"drew their {what} from one seed"):
+            account([first, other], AccountingRequest(delta=1e-3))
 
 
 def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:

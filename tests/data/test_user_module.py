@@ -74,12 +74,13 @@ def test_examples_of_the_same_users(tiny: str) -> None:
     assert len(data.val_set or []) == 6
 
 
-def test_attribution_is_said(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        data = UserDataModule(tiny, expected_batch_size=2)
-        data.setup()
-        data.setup()
-    assert [record.getMessage() for record in caplog.records] == ["tiny: by Ann"]
+def test_attribution_is_said(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("dpbench.data.user_module.rank_zero_info", said.append)
+    data = UserDataModule(tiny, expected_batch_size=2)
+    data.setup()
+    data.setup()
+    assert said == ["tiny: by Ann"]
     assert not hasattr(data, "noise_batch")
     assert data.model_options() == {"num_tags": 2}
 

@@ -124,10 +124,8 @@ class PrivateLoop:
         """As the hooks of the strategy do, in their order."""
         strategy, releases, source = self._strategy, self._strategy._releases, self._strategy._source
         lots, module = self._loader.lots, self._module
-        if lots.attended:
-            raise ConfigurationError(
-                "this LotLoader is in use by another training, with which it would share its lots: make one for each."
-            )
+        lots.take_over()
+        self._attends = True
         module.look_at_loss()
         self._modes = {part: part.training for part in module.modules()}
         source.check(self._trainer, module)
@@ -137,7 +135,6 @@ class PrivateLoop:
         guards.refuse_other_unit(source.unit, lots.sampling)
         releases.forget()
         releases.take_part(ALONE)
-        lots.attended = self._attends = True
         let_canaries_in(strategy.audit, releases, lots, trained)
         sampling = lots.sampling
         lots.start_at(0)
@@ -148,7 +145,7 @@ class PrivateLoop:
         strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(strategy.mechanism.plan)
         assert strategy.ledger_path is not None
-        releases.open_ledger(strategy.ledger_path, horizon)
+        releases.open_ledger(strategy.ledger_path, horizon, lots.source)
         lots.phase = releases.phase
         self._trains = self._trainable()
 
@@ -207,7 +204,8 @@ class PrivateLoop:
         """Give model and loader back as they were, also after an error."""
         self._attached = None
         if self._attends:  # else it is another training's
-            self._loader.lots.attended, self._loader.lots.added, self._attends = False, 0, False
+            self._loader.lots.give_back()
+            self._attends = False
         self._strategy._releases.budget.close()
         self._strategy._source.detach()
         leave_scores(self._strategy._releases)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError
 
@@ -22,6 +22,7 @@ class NonPrivate(pl.Callback):
 
     def __init__(self, *values: Any, **options: Any) -> None:
         super().__init__()
+        self._lots: Lots | None = None
         if values or options:
             raise ConfigurationError(
                 f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; users "
@@ -46,9 +47,11 @@ class NonPrivate(pl.Callback):
         """Take lots over, if the data come in lots."""
         if isinstance(trainer.train_dataloader, LotLoader):
             refuse_users(trainer.train_dataloader.dataset)
-            trainer.train_dataloader.lots.attended = True
+            trainer.train_dataloader.lots.take_over()
+            self._lots = trainer.train_dataloader.lots
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the lots, which may be drawn without this callback again."""
-        if isinstance(trainer.train_dataloader, LotLoader):
-            trainer.train_dataloader.lots.attended = False
+        if self._lots is not None:  # else they are another training's
+            self._lots.give_back()
+            self._lots = None

@@ -127,8 +127,10 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
         trained, releases = attached(self._attached).trained, self._releases
-        loader = self._loader = guards.require_lot_loader(trainer)
+        loader = guards.require_lot_loader(trainer)
         lots = loader.lots
+        lots.take_over()
+        self._loader = loader
         guards.refuse_other_unit(self._source.unit, lots.sampling)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
@@ -138,7 +140,6 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         refuse_other_records(trainer, loader)
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
         releases.take_part(processes_of(trainer, alike))
-        lots.attended = True
         let_canaries_in(self.audit, releases, lots, trained)
         sampling = lots.sampling
         lots.start_at(releases.made)  # lot t belongs to release t
@@ -149,7 +150,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon)
         self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(self.mechanism.plan)
-        releases.open_ledger(ledger, horizon)
+        releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.phase
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -157,7 +158,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
         self._attached = None
         if self._loader is not None:
-            self._loader.lots.attended, self._loader.lots.added = False, 0
+            self._loader.lots.give_back()
         self._releases.budget.close()
         self._source.detach()
         leave_scores(self._releases)  # last: a full disk keeps neither the ledger's lock nor the module

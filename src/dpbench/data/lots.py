@@ -24,7 +24,7 @@ from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.data.users import refuse_split_users
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence, source_of
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
 _OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
@@ -85,6 +85,12 @@ class Lots(TorchSampler[list[int]]):
         """Expected number of records in a lot, as it was asked for: without added ones where lots hold everybody."""
         return self._sampling.expected_batch_size
 
+    @property
+    def source(self) -> str | None:
+        """Hash by which ledgers tell lots of one seed; None without a seed, or where every lot holds everybody."""
+        everybody = self._sampling.expected_batch_size >= self._sampling.population
+        return None if self.seed is None or everybody else source_of((self.seed, Stream.LOTS))
+
     def __repr__(self) -> str:
         return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
 
@@ -96,6 +102,22 @@ class Lots(TorchSampler[list[int]]):
         done = self.position % len(self)
         for step in range(self.position, self.position - done + len(self)):
             yield self.share(step, rank, world)[0].tolist()
+
+    def take_over(self) -> None:
+        """Attend to the lots for one training.
+
+        Raises:
+            ConfigurationError: Another training does: both would share lots, and composition would say too little.
+        """
+        if self.attended:
+            raise ConfigurationError(
+                "this LotLoader is in use by another training, with which it would share its lots: make one for each."
+            )
+        self.attended = True
+
+    def give_back(self) -> None:
+        """End what `take_over` began."""
+        self.attended, self.added = False, 0
 
     def start_at(self, position: int) -> None:
         """Begin a training at a lot; the first one of a run gets a new key where none was given."""

@@ -57,6 +57,11 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
     return key if processes == 1 else (*key, processes)
 
 
+def source_of(key: Sequence[int]) -> str:
+    """A short hash of a seed (with what else separates its uses), by which two ledgers tell that they drew from one."""
+    return digest_of(key).hex()[:16]
+
+
 def digest_of(key: Sequence[int]) -> bytes:
     """256 bits that are a function of `key`, non-negative integers of any size; itself a key of a cipher."""
     return hashlib.sha256(repr([int(part) for part in key]).encode()).digest()

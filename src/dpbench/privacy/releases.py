@@ -26,9 +26,10 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
+from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
-from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, noise_key
+from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
@@ -152,12 +153,13 @@ class Releases:
         self._names, facts = trained.names, (groups, metric_sizes, self.memory, summands)
         self._mechanism = Mechanism(self.recipe, sampling, self.noise_multiplier, trained.parameters, *facts)
 
-    def open_ledger(self, path: Path, horizon: Horizon = ENDLESS) -> None:
+    def open_ledger(self, path: Path, horizon: Horizon = ENDLESS, lot_source: str | None = None) -> None:
         """Write or continue the ledger; nothing without privacy.
 
         Args:
             path: Of the ledger.
             horizon: Of the training, for which a target is checked.
+            lot_source: See `Header`.
 
         Raises:
             BudgetExhausted: The target allows no further release.
@@ -166,13 +168,12 @@ class Releases:
         self.phase = 0
         if not self.recipe.private:
             return
-        plan, sampling = self.mechanism.plan, self.mechanism.plan.sampling
-        replay = replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
-        facts = sampling.unit, sampling.neighbouring_relation, sampling.population, self.budget.delta, replay
-        header = Header(*facts, microbatch_size=plan.summands.per_summand)
+        plan, replay = self.mechanism.plan, replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
+        noise = None if self.seed is None else source_of((self.key, self.mechanism.digest, self.processes.apart))
+        header = _header(plan, self.budget.delta, replay, noise, lot_source)
         resumed = self.made > 0 or self.fingerprint is not None
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes)
-        self.budget.limit(Event(sampling, equivalent_queries(plan.queries)), self.made, horizon)
+        self.budget.limit(Event(plan.sampling, equivalent_queries(plan.queries)), self.made, horizon)
 
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
         """Key of random numbers of the coming release, for one use of them each."""
@@ -252,6 +253,12 @@ class Releases:
         self.made, self.memory = int(state["releases"]), state
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
+
+
+def _header(plan: ReleasePlan, delta: float, replay: str | None, noise: str | None, lots: str | None) -> Header:
+    sampling = plan.sampling
+    facts = sampling.unit, sampling.neighbouring_relation, sampling.population, delta, replay
+    return Header(*facts, microbatch_size=plan.summands.per_summand, noise_source=noise, lot_source=lots)
 
 
 def replay_key(fingerprint: str | None, seed: int | None, names: Sequence[str], mechanism: Mechanism) -> str | None:

@@ -22,7 +22,7 @@ from dpbench.privacy.accounting.composition import (
     nominal_events,
     selection_epsilon,
 )
-from dpbench.privacy.accounting.ledger import Ledger, check_one_population
+from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
 from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range
@@ -125,6 +125,7 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     """
     ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
+    check_own_randomness(ledgers)
     if request.population is not None:
         ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
     if not any(ledger.releases for ledger in ledgers.values()):

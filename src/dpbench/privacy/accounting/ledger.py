@@ -38,6 +38,9 @@ class Header:
         phase: Number of this phase in the ledger.
         microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
             is half of it where examples are added or removed, and the same where they are replaced.
+        noise_source: Of a seeded run, a hash of what its noise comes from; another ledger that has it in the same
+            phase has the same noise. None: the operating system's entropy (or an older ledger).
+        lot_source: The same of its lots; None also where every lot holds everybody.
     """
 
     unit: str
@@ -47,6 +50,8 @@ class Header:
     replay: str | None = None
     phase: int = 0
     microbatch_size: int = 1
+    noise_source: str | None = None
+    lot_source: str | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
@@ -205,6 +210,36 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
                     f"{name} contradicts itself: its header says {header.neighbouring_relation} among "
                     f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
                 )
+
+
+def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
+    """Raise LedgerError where two ledgers drew the same noise or the same lots for different releases.
+
+    The difference of two sums with one noise is not private, and releases of the same lots are not amplified by
+    sampling independently: composition would say too little. The same releases twice are merely counted twice.
+
+    Args:
+        ledgers: By the name that the error shows.
+    """
+    drawn: dict[tuple[str, int, str], list[tuple[str, dict[int, str | None]]]] = {}
+    for name, ledger in ledgers.items():
+        made: dict[int, dict[int, str | None]] = {}
+        for phase, release in ledger.releases:
+            made.setdefault(phase, {})[release.number] = release.checksum
+        for phase, mine in made.items():
+            header = ledger.headers[phase]
+            for what, source in (("noise", header.noise_source), ("lots", header.lot_source)):
+                if source is None:
+                    continue
+                others = drawn.setdefault((what, phase, source), [])
+                for other, theirs in others:
+                    if any(theirs.get(number, checksum) != checksum for number, checksum in mine.items()):
+                        raise LedgerError(
+                            f"{name} and {other} drew their {what} from one seed, for different releases: together "
+                            "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
+                            f"or train one again with other seeds (of its {'strategy' if what == 'noise' else 'lots'})."
+                        )
+                others.append((name, mine))
 
 
 class _OtherSchema(LedgerError):
