@@ -1,7 +1,8 @@
 """Alternating measurement: a process for each method, one of them computing at a time.
 
-Not all methods fit into memory at once, so peers are measured after ours, and every time against the same reference:
-what is compared in the end is a method's time relative to the reference's time in the same minutes.
+Not all methods fit into memory at once, so peers are measured after ours, what has no room after the rest, and every
+time against the same reference: what is compared in the end is a method's time relative to the reference's time in the
+same minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 from benchmarks.growth import workload_named
 from benchmarks.methods import REFERENCE, together
+from benchmarks.nursery import Forked
 
 _TURN = 0.25  # seconds that a method computes before it is the next one's turn
 _BUSY = 0.10  # of a core
+_ROOM_MB, _GROWTH = 2000.0, 3.0  # free memory before two more start: this, and so many times what a first step took
 _SLOW, _PATIENCE = 1.0, 6.0  # seconds: of a step that needs no warming, and for all turns of a method that is slow
 
 
@@ -31,7 +34,7 @@ class Process:
     """A worker and what was measured of it."""
 
     method: str
-    pipe: subprocess.Popen[str]
+    pipe: subprocess.Popen[str] | Forked
     peak_mb: float | None = None
     error: str | None = None
     guess: float = 1.0  # seconds of a step, before any was measured
@@ -69,11 +72,15 @@ class Process:
 
 
 def start(workload: str, method: str, device: str, env: Mapping[str, str] | None = None) -> Process:
-    """Start a worker, with more in its environment if wished, and wait until it has made its first steps."""
-    command = [sys.executable, "-m", "benchmarks.worker", workload, method, device]
-    log = open(os.devnull, "w")  # noqa: SIM115 (the process keeps it)
-    whole = {**os.environ, **(env or {})}
-    pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=whole)
+    """Start a worker and wait until it has made its first steps; with another environment it is no fork."""
+    pipe: subprocess.Popen[str] | Forked
+    if env is None:
+        pipe = Forked(workload, method, device)
+    else:
+        command = [sys.executable, "-m", "benchmarks.worker", workload, method, device]
+        log = open(os.devnull, "w")  # noqa: SIM115 (the process keeps it)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+        pipe = subprocess.Popen(command, env={**os.environ, **env}, **pipes)
     process = Process(method, pipe, batch=workload_named(workload).batch)
     process.peak_mb = process.ask().get("peak_mb")
     return process
@@ -128,27 +135,48 @@ def measure(
     """
     rows: list[dict[str, Any]] = []
     for group in together(list(methods)):
-        names = [*group, *({REFERENCE} - set(group))]
-        new = _alternate(workload, names, device, threads, repeats, patience, report)
-        reference = next(row for row in new if row["method"] == REFERENCE)
-        for row in new:
-            row["reference_wall_ms"], row["reference_cpu_ms"] = reference["wall_ms"], reference["cpu_ms"]
-        rows += [row for row in new if row["method"] in group]
+        left = list(group)
+        while left:
+            report("starting")
+            processes = _started(workload, [REFERENCE, *(name for name in left if name != REFERENCE)], device)
+            new = _alternate(workload, processes, device, threads, repeats, patience, report)
+            for row in new:
+                row["reference_wall_ms"], row["reference_cpu_ms"] = new[0]["wall_ms"], new[0]["cpu_ms"]
+            rows += [row for row in new if row["method"] in left]
+            left = [name for name in left if name not in {row["method"] for row in new}]
     return rows
+
+
+def _started(workload: str, methods: Sequence[str], device: str) -> list[Process]:
+    """Workers of the first of these methods, as many as fit into memory: at least two."""
+    processes: list[Process] = []
+    with ThreadPoolExecutor(2) as pool:
+        for first in range(0, len(methods), 2):
+            most = max((process.peak_mb or 0.0 for process in processes), default=0.0)
+            if processes and _free_mb() < _ROOM_MB + _GROWTH * most:
+                break
+            processes += pool.map(lambda method: start(workload, method, device), methods[first : first + 2])
+    return processes
+
+
+def _free_mb() -> float:
+    """Memory that processes may still take; infinite where that cannot be read."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+    except (OSError, StopIteration):
+        return float("inf")
 
 
 def _alternate(
     workload: str,
-    methods: Sequence[str],
+    processes: Sequence[Process],
     device: str,
     threads: int,
     repeats: tuple[int, int],
     patience: float,
     report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    report("starting")
-    with ThreadPoolExecutor(2) as pool:
-        processes = list(pool.map(lambda method: start(workload, method, device), methods))
     quiet = wait_until_quiet(patience)
     for process in processes:  # a turn that does not count, unless it takes seconds
         if process.error is None:

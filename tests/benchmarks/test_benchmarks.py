@@ -305,6 +305,31 @@ def test_a_real_measurement(tmp_path: Path) -> None:
     assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
 
 
+def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same reference, which is there each time."""
+    groups: list[list[str]] = []
+
+    def start(workload: str, method: str, device: str) -> measure.Process:
+        free.append(free[-1] - 5000)
+        return measure.Process(method, None, peak_mb=4000.0)  # type: ignore[arg-type]
+
+    def alternate(workload: str, processes: list[measure.Process], *_: object) -> list[rows.Row]:
+        groups.append([process.method for process in processes])
+        free.append(30_000)
+        return [row(name, 7.0) for name in groups[-1]]
+
+    free = [30_000]
+    monkeypatch.setattr(measure, "start", start)
+    monkeypatch.setattr(measure, "_free_mb", lambda: free[-1])
+    monkeypatch.setattr(measure, "_alternate", alternate)
+    names = ["plain/contiguous", "plain/channels_last", *(f"ours/{name}" for name in "abcd"), "opacus/hooks"]
+    found = measure.measure("mlp b256", names, "cpu", 2, (1, 1), 0.0, lambda _: None)
+    assert [one["method"] for one in found] == ["plain/channels_last", "plain/contiguous", *names[2:]]
+    assert groups[0] == ["plain/channels_last", "plain/contiguous", "ours/a", "ours/b"]
+    assert groups[1:] == [["plain/channels_last", "ours/c", "ours/d"], ["plain/channels_last", "opacus/hooks"]]
+    assert all(one["reference_wall_ms"] == 7.0 for one in found)
+
+
 @pytest.mark.slow
 def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optimizers.main(["--steps", "1", "--turns", "1", "--out", str(tmp_path)]) == 0
