@@ -13,9 +13,8 @@ from safetensors.torch import save
 from dpbench.errors import ConfigurationError
 from dpbench.export.card import BUILD, FACTS, LEDGER, WEIGHTS, build_file, card, facts_of
 from dpbench.export.network import load_network
-from dpbench.files import replacing
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.contents import refuse_other_contents
+from dpbench.synthesis.contents import new_contents, resolve_out
 from dpbench.synthesis.sample import complete_ledger, guarantee
 
 _OWN = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
@@ -39,28 +38,20 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False) ->
         ConfigurationError: There is no model, its ledger is not intact, its audit speaks against it, its noise came
             from a seed, `out` is not empty, or cannot be written.
     """
-    try:
-        out = out.resolve()
-    except (RuntimeError, OSError) as error:  # a loop of links
-        raise ConfigurationError(f"{out} cannot be written: {error}.") from error
-    refuse_other_contents(out, force, FACTS, _OWN, "exported model")
+    out = resolve_out(out, force, FACTS, _OWN, "exported model")
     folder = RunFolder(run)
     network = load_network(folder)
     ledger = complete_ledger(folder.ledger, network.checkpoint)
     facts = facts_of(folder, network, ledger)
     _refuse(folder, facts, insecure)
-    try:
-        with replacing(out) as new:
-            new.mkdir(parents=True)
-            # Not save_file, whose files others may not read.
-            (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
-            _write(new / BUILD, build_file(network))
-            _write(new / FACTS, facts)
-            (new / "README.md").write_text(card(network, facts), encoding="utf-8")
-            if ledger is not None:
-                shutil.copyfile(folder.ledger, new / LEDGER)
-    except OSError as error:
-        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
+    with new_contents(out) as new:
+        # Not save_file, whose files others may not read.
+        (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
+        _write(new / BUILD, build_file(network))
+        _write(new / FACTS, facts)
+        (new / "README.md").write_text(card(network, facts), encoding="utf-8")
+        if ledger is not None:
+            shutil.copyfile(folder.ledger, new / LEDGER)
     count = sum(value.numel() for value in network.weights.values())
     return f"{count:,} numbers in {out}: {guarantee(facts)}"
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from dpbench.errors import ConfigurationError
 from dpbench.modules.image_generator import SHAPE, ImageGenerator
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import read_checkpoint
-from dpbench.training.build import made, module_for
+from dpbench.training.build import made
 from dpbench.training.checks import class_of
 from dpbench.training.options import options_of
 from dpbench.training.saved_config import read_config
+from dpbench.training.saved_module import last_checkpoint, trained_module
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,9 @@ def load_network(run: RunFolder) -> Network:
         DataError: The data, which say what the network's inputs are, are not there.
     """
     config = read_config(run)
-    if not run.checkpoint.is_file():
-        raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
-    state = read_checkpoint(run.checkpoint)
+    state = last_checkpoint(run)
     options = dict(state[SHAPE]) if SHAPE in state else _options_of_data(config)
-    module = module_for(config, options)
-    try:
-        module.load_state_dict(state["state_dict"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"{run.checkpoint} is of another architecture than {run.config} says: "
-            f"{shorten(str(error), 300, placeholder=' …')}"
-        ) from error
+    module = trained_module(run, config, options, state)
     group, part, network = _chosen(config, module)
     target, own = str(config[group]["_target_"]), {k: v for k, v in config[group].items() if not k.startswith("_")}
     taken = {name: value for name, value in options.items() if name in options_of(class_of(config[group], group))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import read_checkpoint
-from dpbench.training.build import module_for
 from dpbench.training.checks import class_of
 from dpbench.training.saved_config import read_config
+from dpbench.training.saved_module import last_checkpoint, trained_module
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images
@@ -53,17 +51,8 @@ def load_gan(run: RunFolder) -> Trained:
         raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
     if not issubclass(module_class, GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
-    if not run.checkpoint.is_file():
-        raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
-    state = read_checkpoint(run.checkpoint)
-    try:
-        module = module_for(config, state[SHAPE])
-        module.load_state_dict(state["state_dict"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"{run.checkpoint} is of another architecture than {run.config} says: "
-            f"{shorten(str(error), 300, placeholder=' …')}"
-        ) from error
+    state = last_checkpoint(run)
+    module = trained_module(run, config, state.get(SHAPE, {}), state)
     assert isinstance(module, GAN)
     return Trained(module.eval(), config, state)
 

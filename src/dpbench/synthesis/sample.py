@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.files import replacing
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.runs.folder import RunFolder
@@ -22,7 +21,7 @@ from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
-from dpbench.synthesis.contents import refuse_other_contents
+from dpbench.synthesis.contents import new_contents, resolve_out
 
 Format = Literal["npz", "folder"]
 IMAGES, CARD = "images.npz", "privacy.json"
@@ -49,23 +48,15 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
     Raises:
         ConfigurationError: There is no generator, `out` is not empty, or cannot be written.
     """
-    try:
-        out = out.resolve()
-    except (RuntimeError, OSError) as error:  # a loop of links
-        raise ConfigurationError(f"{out} cannot be written: {error}.") from error
-    refuse_other_contents(out, force, CARD, _OWN, "synthetic data set")
+    out = resolve_out(out, force, CARD, _OWN, "synthetic data set")
     folder = RunFolder(run)
     trained = load_gan(folder)
     card = _card(folder, trained, number, seed)
     images, labels = make(trained.module, number, seed)
-    try:
-        with replacing(out) as new:
-            new.mkdir(parents=True)
-            (_write_npz if form == "npz" else _write_folder)(new, images, labels)
-            (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-            (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
+    with new_contents(out) as new:
+        (_write_npz if form == "npz" else _write_folder)(new, images, labels)
+        (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
     return f"{number} images in {out}: {guarantee(card)}"
 
 

@@ -1,0 +1,50 @@
+"""The module of a run that was trained, from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import shorten
+from typing import Any
+
+import pytorch_lightning as pl
+
+from dpbench.errors import ConfigurationError
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_checkpoint
+from dpbench.training.build import module_for
+
+
+def last_checkpoint(run: RunFolder) -> dict[str, Any]:
+    """What a run saved last (never a better one).
+
+    Raises:
+        ConfigurationError: There is none, or it is damaged.
+    """
+    if not run.checkpoint.is_file():
+        raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
+    return read_checkpoint(run.checkpoint)
+
+
+def trained_module(
+    run: RunFolder, config: dict[str, Any], options: Mapping[str, Any], checkpoint: Mapping[str, Any]
+) -> pl.LightningModule:
+    """A run's module with the weights of its checkpoint.
+
+    Args:
+        run: Folder, for the error.
+        config: Of the run.
+        options: What the data say of themselves, such as the shape of a record.
+        checkpoint: From `last_checkpoint`.
+
+    Raises:
+        ConfigurationError: The checkpoint is of another architecture.
+    """
+    try:
+        module = module_for(config, dict(options))
+        module.load_state_dict(checkpoint["state_dict"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{run.checkpoint} is of another architecture than {run.config} says: "
+            f"{shorten(str(error), 300, placeholder=' …')}"
+        ) from error
+    return module
