@@ -55,6 +55,8 @@ def offered(script: Path, line: str) -> set[str]:
         ("dpbench train -m strategy=adaptive_", {"adaptive_quantile", "adaptive_mean"}, {"dpsgd"}),
         ("dpbench train trainer.max_", {"trainer.max_steps="}, set()),
         ("dpbench resume runs/demo trainer.max_s", {"trainer.max_steps="}, set()),
+        ("dpbench train -m model=cnn_tanh,ml", {"cnn_tanh,mlp"}, {"mlp"}),
+        ("dpbench compare runs --axis=e", {"epsilon"}, {"step"}),
         ("dpbench table nothing-of-ours", set(), {"train"}),
     ],
 )

@@ -25,8 +25,13 @@ _BASH = """\
 # dpbench: completion, made by `dpbench completion`
 _dpbench() {{
   local line="${{COMP_LINE:0:$COMP_POINT}}"
-  local cur="${{line##* }}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}" words=""
+  local whole="${{line##* }}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}" words="" before=""
+  local cur="$whole"
   COMPREPLY=()
+  case "$whole" in
+    --*=*) prev="${{whole%%=*}}"; before="$prev="; cur="${{whole#*=}}" ;;
+    *=*,*) before="${{whole%,*}},"; cur="${{whole%%=*}}=${{whole##*,}}" ;;  # of a sweep: model=cnn,mlp
+  esac
   if [ "$COMP_CWORD" -le 1 ]; then
     words="{commands}"
   else
@@ -44,9 +49,13 @@ _dpbench() {{
   case "${{COMPREPLY[0]}}" in
     *=) compopt -o nospace 2> /dev/null ;;
   esac
-  case "$cur" in
+  case "$before" in
+    *,) COMPREPLY=( "${{COMPREPLY[@]#*=}}" ) ;;
+  esac
+  COMPREPLY=( "${{COMPREPLY[@]/#/$before}}" )
+  case "$whole" in
     *=*) case "$COMP_WORDBREAKS" in
-      *=*) COMPREPLY=( "${{COMPREPLY[@]#"${{cur%=*}}="}}" ) ;;  # bash replaces only what stands behind the sign
+      *=*) COMPREPLY=( "${{COMPREPLY[@]#"${{whole%=*}}="}}" ) ;;  # bash replaces only what stands behind the sign
     esac ;;
   esac
 }}
