@@ -31,7 +31,7 @@ def examples() -> list[str]:
     pages = [ROOT / "docs" / "epsilon.md", ROOT / "docs" / "howto" / "commands.md", ROOT / "README.md"]
     texts = [*helps().values(), *(page.read_text(encoding="utf-8") for page in pages)]
     lines = [line.strip() for text in texts for line in text.splitlines()]
-    return sorted({re.split(r"\s{3,}|\s#", line)[0] for line in lines if re.match(r"dpbench [a-z]+ ", line)})
+    return sorted({re.split(r"\s{2,}|\s#", line)[0] for line in lines if re.match(r"dpbench [a-z]+ ", line)})
 
 
 def test_every_command_shows_an_example() -> None:

@@ -181,6 +181,9 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     (folder / "ledger.jsonl").write_text("".join(lines[:-3]))
     text = page(tmp_path / "r.html", folder)
     assert "no ε here is proven" in text and "NOT intact" in text
+    (folder / "ledger.jsonl").write_text(lines[0])
+    text = page(tmp_path / "r.html", folder)
+    assert "NOT intact" in text and "There is nothing to draw" in text
     (folder / "ledger.jsonl").unlink()
     text = page(tmp_path / "r.html", folder)
     assert "Nothing can be told: ledger.jsonl is missing" in text
