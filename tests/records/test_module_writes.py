@@ -312,6 +312,28 @@ def test_what_is_compared() -> None:
     assert Saved(net).written() == []
 
 
+def test_contents_are_the_same_for_any_number_of_threads_and_layout() -> None:
+    from dpbench.records.module_writes import Saved
+
+    net = nn.Sequential(nn.Linear(2048, 1024), nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    net.small = nn.Parameter(torch.randn(3, 5, dtype=torch.bfloat16))
+    net.register_buffer("waves", torch.randn(4, dtype=torch.complex64).conj())
+    net.register_buffer("links", torch.eye(3).to_sparse())
+    net.register_buffer("seen", torch.tensor([True, False]))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        saved = Saved(net, contents=True)
+        torch.set_num_threads(2)
+        assert not saved.written()
+    finally:
+        torch.set_num_threads(threads)
+    net[0].weight.data[7, 7] = torch.nextafter(net[0].weight.data[7, 7], torch.tensor(9.0))  # which a float sum hides
+    net.small.data[0, 0] += 1
+    net.waves[0].copy_(0)
+    assert saved.written() == ["small", "waves", "0.weight"]
+
+
 # ------------------------------------------------------------------------------------------------- lots left out
 
 

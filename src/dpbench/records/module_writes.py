@@ -11,6 +11,8 @@ from torch.nn.parameter import is_lazy
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
 
 class Saved:
     """Parameters, buffers and persistent metric states of a module, as they were at one time.
@@ -160,9 +162,15 @@ def _versions(tensors: list[Tensor]) -> list[int]:
         return [-1 if x.is_inference() else x._version for x in tensors]
 
 
-def _sum(x: Tensor) -> str:
-    """Sum of the contents in float64, exact enough to show one changed number; as text, so that NaN equals itself."""
+def _sum(x: Tensor) -> int | None:
+    """Sum of the contents' bits: exact, and so the same for any number of threads, and NaN equals itself."""
     if is_lazy(x) or x.is_meta:
-        return ""
+        return None
     x = x.detach()
-    return float((x.abs() if x.is_complex() else x).sum(dtype=torch.float64)).hex()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if x.is_floating_point():
+        x = x.view(_INTEGERS[x.element_size()])
+    return int(x.sum(dtype=torch.int64))

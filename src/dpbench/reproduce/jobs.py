@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpbench.errors import OUT_OF_TIME_STATUS, ConfigurationError, Interrupted, brief
 from dpbench.files import write_json
@@ -23,6 +24,9 @@ from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.readers import steps_logged
 from dpbench.runs.record import read_result
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FAILED, LOG, _LOCK, _THREADS = "failed.json", "output.log", "lock", "threads.json"  # beside the run's own files
 _IMAGES = 60_000  # made for an evaluation
@@ -158,32 +162,30 @@ def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -
     from dpbench.training.search_path import use_plugins
 
     use_plugins()
+    cells = list(product(table.rows, table.columns, table.trials))
+    composed: dict[tuple[Variant, ...], DictConfig] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
-        return [
-            _job(table, row, column, trial, seed, root, more)
-            for seed in table.seeds
-            for row in table.rows
-            for column in table.columns
-            for trial in table.trials
-        ]
+        return [_job(table, cell, seed, root, more, composed) for seed in table.seeds for cell in cells]
 
 
 def _job(
-    table: Table, row: Variant, column: Variant, trial: Variant, seed: int, root: Path, more: Sequence[str]
+    table: Table,
+    cell: tuple[Variant, Variant, Variant],
+    seed: int,
+    root: Path,
+    more: Sequence[str],
+    composed: dict[tuple[Variant, ...], DictConfig],
 ) -> Job:
-    from hydra import compose
-    from hydra.errors import HydraException
-
     from dpbench.training.build import plain
 
-    name = "-".join(part for part in (row.name, column.name, trial.name, str(seed)) if part)
+    row, column, trial = cell
+    name = "-".join([*(variant.name for variant in cell if variant.name), str(seed)])
     fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
     words = (*table.words_of(row, column, trial), *fixed, *more)
-    try:
-        config = plain(compose("config", list(words)))
-    except HydraException as error:
-        cause = brief(error)
-        raise ConfigurationError(f"{table.name}, {row.name}, {column.name}: {cause}") from error
+    if cell not in composed:  # which takes Hydra a quarter of a second
+        composed[cell] = _composed(words, f"{table.name}, {row.name}, {column.name}")
+    composed[cell].seed, composed[cell].run.name = seed, name
+    config = plain(composed[cell])
     held_out = _HELD_OUT[by_users := "val_users" in config["data"]]
     if table.metric.startswith("val/") and not config["data"][held_out]:
         kind = "users" if by_users else "records"
@@ -201,6 +203,16 @@ def _job(
     evaluated = judged_on if table.metric.startswith("evaluation/") else None
     steps = int(config["trainer"]["max_steps"])
     return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated, trial.name)
+
+
+def _composed(words: Sequence[str], cell: str) -> DictConfig:
+    from hydra import compose
+    from hydra.errors import HydraException
+
+    try:
+        return compose("config", list(words))
+    except HydraException as error:
+        raise ConfigurationError(f"{cell}: {brief(error)}") from error
 
 
 def _looked_up(config: Any, key: str) -> Any:

@@ -97,7 +97,7 @@ class Sampling(ABC):
     @property
     @abstractmethod
     def expected_batch_size(self) -> float:
-        """Expected number of records in a lot: the only lot size a mechanism may divide by."""
+        """Expected number of records in a lot, the only lot size a mechanism may divide by."""
 
     @property
     def rate(self) -> float:
