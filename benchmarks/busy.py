@@ -93,7 +93,8 @@ def report_busy(path: Path) -> Path:
     first = rows[0]
     loud = "" if first["quiet"] else " The machine was not quiet when this began."
     text = (
-        f"# {path.stem}\n\nMade by `python -m benchmarks busy` at {first['commit']} ({first['date']}), "
+        f"# A run beside other work: {path.stem}\n\n"
+        f"Made by `python -m benchmarks busy` at {first['commit']} ({first['date']}), "
         f"{first['hardware']['cpu']}, {first['hardware']['cores']} cores. Steps of the whole harness ({WORKLOAD}), "
         f"medians of alternating turns of {_STEPS} steps.{loud} The other training waits in the same way.\n\n"
         f"{markdown_rows(lines)}\n"

@@ -41,7 +41,7 @@ def markdown(kept: Mapping[str, Any], name: str) -> str:
         }
     )
     lines = [
-        f"# {name}",
+        f"# The time of a private step on a GPU: {name}",
         "",
         f"Made by `python -m benchmarks gpu` at {', '.join(origins)} on {'; '.join(machines)}. Medians of alternating "
         "turns of a fifth of a second, in one process, between synchronizations. 'Plain' is the fastest step without "

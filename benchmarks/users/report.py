@@ -27,7 +27,7 @@ def markdown(rows: list[Row], name: str) -> str:
     loud = [] if all(row["quiet"] for row in rows) else ["Other work ran on the machine meanwhile.", ""]
     turns = sorted({row["turns"] for row in rows if row["turns"]})
     lines = [
-        f"# {name}",
+        f"# A round of users: {name}",
         "",
         f"Made by `make bench-users` at {', '.join(origins)}, {rows[0]['hardware']['cpu']}, one thread"
         f"{', with ' + '; '.join(peers) if peers else ''}. CPU seconds of a round of users (emnist_cnn 5x20: "

@@ -18,7 +18,7 @@ from sphinx.transforms import SphinxTransform
 from dpbench.reproduce.choices import RUNS, best_trials, of_best_trials, with_choices
 from dpbench.reproduce.logged import CURVES
 from dpbench.reproduce.outputs import cells, summary
-from dpbench.reproduce.overview import OVERVIEW
+from dpbench.reproduce.overview import OVERVIEW, WHOSE
 from dpbench.reproduce.tables import Table, read_table, select_cell, table_names
 from tools.site.cells import anchor, cell_html, positions, shared_settings
 from tools.site.written import ROOT
@@ -159,7 +159,7 @@ def overview_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
         for (table, whose, unit), own in panel.groupby(["table", "whose", "unit"], sort=False):
             traces.append(
                 {
-                    "name": f"{table}, {whose}" + (" (microbatch)" if unit == "microbatch" else ""),
+                    "name": f"{WHOSE[str(whose)]}: {own['name'].iloc[0]}" + (" (microbatch)" if unit == "microbatch" else ""),
                     "color": tables.index(table), "whose": whose, "unit": unit,
                     "x": own["epsilon"].tolist(), "y": own["value"].tolist(), "half": _numbers(own["half"]),
                     "text": [_hover(point) for point in own.to_dict("records")],

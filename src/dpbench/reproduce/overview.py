@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -20,10 +21,12 @@ from dpbench.reproduce.tables import Table, Variant
 
 OVERVIEW = "overview"
 OURS, PAPER = "ours", "paper"
+WHOSE = {OURS: "ours", PAPER: "published"}  # as legends say
 ACCOUNTANT = "epsilon_rdp"
 _TEST = "test/"
 _NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
 _FEW = 2  # runs: two say nothing about their spread
+_LEGEND = 50  # letters of a line
 _LONG = 2.5  # decades: too many for ticks at 2 and 5
 _TITLES = {
     "mnist": "MNIST",
@@ -33,8 +36,8 @@ _TITLES = {
     "stackexchange_tags": "tags of beer.stackexchange, by user",
 }
 _COLUMNS = (
-    "data", "title", "unit", "metric", "axis", "table", "source", "whose", "row", "column", "label", "epsilon", "delta",
-    "accountant", "value", "half", "n",
+    "data", "title", "unit", "metric", "axis", "table", "name", "source", "whose", "row", "column", "label", "epsilon",
+    "delta", "accountant", "value", "half", "n",
 )  # fmt: skip
 _MARKERS = {(OURS, "example"): "o", (OURS, "user"): "o", (PAPER, "example"): "x", (PAPER, "microbatch"): "D"}
 
@@ -100,7 +103,8 @@ def _of(table: Table, row: Variant, column: Variant, data: str) -> dict[str, Any
     label = row.label if len(table.columns) == 1 else f"{row.label}; {column.label}"
     return {
         "data": data, "title": _TITLES.get(data, data), "metric": table.metric, "axis": table.measure.label,
-        "table": table.folder, "source": table.source, "row": row.name, "column": column.name, "label": label,
+        "table": table.folder, "name": table.title, "source": table.source, "row": row.name, "column": column.name,
+        "label": label,
     }  # fmt: skip
 
 
@@ -140,7 +144,8 @@ def _draw(axes: Axes, panel: pd.DataFrame) -> None:
     for (table, whose, unit), own in panel.groupby(["table", "whose", "unit"], sort=False):
         color = colors[table]
         face = "none" if unit == "microbatch" else color
-        label = f"{table}, {whose}" + (f" (unit: {unit})" if unit == "microbatch" else "")
+        label = f"{WHOSE[str(whose)]}: {own['name'].iloc[0]}" + (f" (unit: {unit})" if unit == "microbatch" else "")
+        label = "\n".join(wrap(label, _LEGEND))
         marker: dict[str, Any] = {"marker": _MARKERS.get((str(whose), str(unit)), "s"), "markerfacecolor": face}
         axes.plot(own["epsilon"], own["value"], linestyle="none", color=color, label=label, markersize=5, **marker)
         half = own["half"].astype(float)
