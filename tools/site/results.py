@@ -157,9 +157,10 @@ def overview_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
         tables = list(panel["table"].unique())
         traces = []
         for (table, whose, unit), own in panel.groupby(["table", "whose", "unit"], sort=False):
+            name = f"{WHOSE[str(whose)]}: {own['name'].iloc[0]}"
             traces.append(
                 {
-                    "name": f"{WHOSE[str(whose)]}: {own['name'].iloc[0]}" + (" (microbatch)" if unit == "microbatch" else ""),
+                    "name": name + (" (microbatch)" if unit == "microbatch" else ""),
                     "color": tables.index(table), "whose": whose, "unit": unit,
                     "x": own["epsilon"].tolist(), "y": own["value"].tolist(), "half": _numbers(own["half"]),
                     "text": [_hover(point) for point in own.to_dict("records")],
