@@ -51,7 +51,7 @@ class Process:
                 self.pipe.stdin.write(json.dumps(order) + "\n")
                 self.pipe.stdin.flush()
             answer = json.loads(self.pipe.stdout.readline() or "{}")
-        except (BrokenPipeError, json.JSONDecodeError):
+        except (ConnectionError, json.JSONDecodeError):
             pass
         if not answer or "error" in answer:
             self.error = answer.get("error") or f"the process ended ({self.pipe.poll()})"

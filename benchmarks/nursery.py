@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -50,7 +51,8 @@ class Forked:
         """Until it has ended, or so many seconds."""
         self._process.join(timeout)
         for pipe in (self.stdin, self.stdout):
-            pipe.close()
+            with suppress(OSError):  # of a line that a dead process did not read
+                pipe.close()
 
 
 @cache

@@ -25,7 +25,7 @@ def _reset_peak() -> None:
 
 
 def _resident(key: str) -> float:
-    """VmRSS or VmHWM in MB."""
+    """VmRSS, VmHWM or RssFile in MB."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
@@ -45,10 +45,11 @@ def first_steps(step: Any, device: str, steps: int = 2) -> float:
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - allocated) / 2**20
     _reset_peak()
-    before = _resident("VmRSS")
+    before, libraries = _resident("VmRSS"), _resident("RssFile")
     for _ in range(steps):
         step()
-    return max(_resident("VmHWM") - before, 0.0)
+    mapped = _resident("RssFile") - libraries  # by the first use of an operator: no memory of a step
+    return max(_resident("VmHWM") - before - mapped, 0.0)
 
 
 def main(name: str, method: str, device: str) -> None:

@@ -19,6 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.goals import goals, older_goals
 from benchmarks.growth import growth_workloads, workload_named
 from benchmarks.methods import METHODS, methods_for
+from benchmarks.nursery import Forked
 from benchmarks.opacus_ import opacus
 from benchmarks.ours import bare
 from benchmarks.plain import DrawnSizes, plain
@@ -303,6 +304,17 @@ def test_a_real_measurement(tmp_path: Path) -> None:
     for one in table:
         assert one["error"] is None and one["wall_ms"] > 0 and one["cpu_ms"] > 0 and one["ratio_to_limit"] > 0
     assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
+
+
+def test_a_worker_that_dies_ends_its_method_only() -> None:
+    pipe = Forked("mlp b256", "there is none", "cpu")
+    process = measure.Process("there is none", pipe)
+    process.ask()  # says why, and has ended
+    pipe.kill()
+    pipe._process.join()
+    process.ask(steps=1, threads=1)
+    assert process.error is not None
+    pipe.wait()
 
 
 def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

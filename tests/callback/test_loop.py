@@ -331,6 +331,40 @@ def test_a_trainer_takes_no_lots_of_a_loop(tmp_path: Path) -> None:
     assert next(training) == 2
 
 
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+@pytest.mark.parametrize("private", [True, False])
+def test_lots_are_free_after_an_error(private: bool, error: BaseException, tmp_path: Path) -> None:
+    class Broken(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise error
+
+    lots = loader()
+    for number, module in enumerate((Broken(), Module())):
+        callback = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / f"{number}.jsonl")) if private else NonPrivate()
+        trainer = pl.Trainer(
+            max_steps=2, callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_checkpointing=False,
+        )  # fmt: skip
+        if number:
+            trainer.fit(module, lots)
+        else:
+            with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
+                trainer.fit(module, lots)
+        assert not lots.lots.attended
+
+
+def test_a_later_evaluation_gives_back_no_lots_of_another(tmp_path: Path) -> None:
+    lots, strategy = loader(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "trainer.jsonl"))
+    options: Any = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(max_steps=2, callbacks=[strategy], accelerator="cpu", logger=False, **options)
+    trainer.fit(Module(), lots)
+    model, other = network(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "loop.jsonl"))
+    training = iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, other, loss, 3))
+    next(training)
+    strategy.teardown(trainer, Module(), "validate")
+    assert lots.lots.attended and next(training) == 2
+
+
 def test_two_that_share_noise_or_lots_have_no_epsilon_together(tmp_path: Path) -> None:
     """The ledgers of the same releases compose, counted twice; others of the same seed do not."""
 

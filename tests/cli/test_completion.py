@@ -57,6 +57,8 @@ def offered(script: Path, line: str) -> set[str]:
         ("dpbench resume runs/demo trainer.max_s", {"trainer.max_steps="}, set()),
         ("dpbench train -m model=cnn_tanh,ml", {"cnn_tanh,mlp"}, {"mlp"}),
         ("dpbench compare runs --axis=e", {"epsilon"}, {"step"}),
+        ("dpbench account runs --delta=1e", set(), {"--plot"}),
+        ("dpbench train --config=tr", set(), {"trainer=cpu"}),
         ("dpbench table nothing-of-ours", set(), {"train"}),
     ],
 )

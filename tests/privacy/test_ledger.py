@@ -56,6 +56,32 @@ def test_round_trip(tmp_path: Path) -> None:
     assert sum(writer.events.values()) == 3
 
 
+def test_seeds_are_told_and_older_ledgers_go_on(tmp_path: Path) -> None:
+    """A replay is recognized also where an older version told no sources."""
+    told = dataclasses.replace(HEADER, noise_source="n", lot_source="l")
+    for known, secure in (
+        (HEADER, False),
+        (told, False),
+        (dataclasses.replace(told, replay=None), False),
+        (dataclasses.replace(HEADER, replay=None), True),
+    ):
+        path = tmp_path / f"{known}.jsonl"[-40:]
+        write(path, 3, known)
+        assert read_ledger(path).secure is secure
+        path.unlink()
+    old = tmp_path / "old.jsonl"
+    write(old, 3)
+    writer = LedgerWriter(old, told, 1, resume=True)
+    for number in (1, 2):
+        writer.append(release(number))
+    writer.close()
+    assert len(read_ledger(old).headers) == 1 and len(read_ledger(old).releases) == 3
+    write(tmp_path / "new.jsonl", 3, told)
+    with closing(LedgerWriter(tmp_path / "new.jsonl", dataclasses.replace(told, noise_source="m"), 3, True)) as other:
+        other.append(release(3))
+    assert len(read_ledger(tmp_path / "new.jsonl").headers) == 2
+
+
 def test_on_disk_before_append_returns(tmp_path: Path) -> None:
     with closing(LedgerWriter(tmp_path / "l", HEADER)) as writer:
         writer.append(release(0))

@@ -10,7 +10,7 @@ import pytest
 
 import dpbench
 from dpbench.runs.code import COMPUTING, READING, code_hash, foreign_code
-from dpbench.runs.provenance import commit, config_hash, hardware, run_key, versions
+from dpbench.runs.provenance import commit, config_hash, fingerprint, hardware, run_key, versions
 
 PACKAGE = Path(dpbench.__file__).parent
 CONFIG = {
@@ -59,6 +59,16 @@ def test_run_key_differs_wherever_gradients_could() -> None:
         run_key({**CONFIG, "a_group_of_the_future": {"x": 1}}),
     }
     assert len(keys) == 8
+
+
+def test_lengths_share_nothing_where_noise_is_solved_for_them() -> None:
+    """Else a sweep over max_steps at one epsilon would draw the same lots under other noise."""
+    solved = {"noise_multiplier": None, "target_epsilon": 3.0}
+    short, long = ({**changed("trainer", max_steps=n), "strategy": solved} for n in (5, 6))
+    assert run_key(short) != run_key(long) and fingerprint(short) != fingerprint(long)
+    fixed = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
+    short, long = ({**changed("trainer", max_steps=n), "strategy": fixed} for n in (5, 6))
+    assert run_key(short) == run_key(long) and fingerprint(short) == fingerprint(long)
 
 
 def test_run_key_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,3 +55,7 @@ class NonPrivate(pl.Callback):
         if self._lots is not None:  # else they are another training's
             self._lots.give_back()
             self._lots = None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave the lots also after an error."""
+        self.teardown(trainer, pl_module, "fit")

@@ -72,6 +72,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._restored = self._released = self._stopping = False
         self._admitted: bool | None = None
         self._loader: LotLoader | None = None
+        self._attends = False
         self._attached: Attached | None = None
         self._fixed = True
 
@@ -130,7 +131,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         loader = guards.require_lot_loader(trainer)
         lots = loader.lots
         lots.take_over()
-        self._loader = loader
+        self._loader, self._attends = loader, True
         guards.refuse_other_unit(self._source.unit, lots.sampling)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
@@ -157,8 +158,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """Give the module back as it was."""
         earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
         self._attached = None
-        if self._loader is not None:
+        if self._loader is not None and self._attends:  # else the lots are another training's by now
             self._loader.lots.give_back()
+            self._attends = False
         self._releases.budget.close()
         self._source.detach()
         leave_scores(self._releases)  # last: a full disk keeps neither the ledger's lock nor the module

@@ -37,7 +37,7 @@ _dpbench() {{
   else
     case "$command $prev" in
 {choices}
-    *) case "$command $cur" in
+    *) [[ "$before" = --* ]] || case "$command $cur" in
 {options}
 {settings}
       esac ;;

@@ -88,7 +88,7 @@ class Lots(TorchSampler[list[int]]):
     @property
     def source(self) -> str | None:
         """Hash by which ledgers tell lots of one seed; None without a seed, or where every lot holds everybody."""
-        everybody = self._sampling.expected_batch_size >= self._sampling.population
+        everybody = self.sampling.expected_batch_size >= self.sampling.population  # not so with added records
         return None if self.seed is None or everybody else source_of((self.seed, Stream.LOTS))
 
     def __repr__(self) -> str:

@@ -59,7 +59,7 @@ def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[st
         "releases": privacy.get("releases"),
         "steps": network.checkpoint["global_step"],
         "finished": run.finished,
-        "secure_randomness": bool(config["strategy"].get("secure")) and _unrepeatable(ledger),
+        "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
         "learned_from_canaries": is_audited({"config": config}),
         "doubt": doubt(record["privacy"]) if record else None,
         "training_data": (config.get("data") or {}).get("name"),
@@ -71,11 +71,6 @@ def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[st
         **{name: record.get(name) for name in ("commit", "code_hash", "versions")},
         "exported_by": f"dpbench {__version__}",
     }
-
-
-def _unrepeatable(ledger: Ledger | None) -> bool:
-    """Whether nobody can compute the noise again."""
-    return ledger is not None and all(header.replay is None for header in ledger.headers)
 
 
 def build_file(network: Network) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are two of 4, or sums would overflow
 
 
 class Saved:
@@ -172,5 +172,6 @@ def _sum(x: Tensor) -> int | None:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     if x.is_floating_point():
-        x = x.view(_INTEGERS[x.element_size()])
+        x = x.resolve_neg()
+        x = x.contiguous().flatten().view(torch.int32) if x.element_size() == 8 else x.view(_INTEGERS[x.element_size()])
     return int(x.sum(dtype=torch.int64))

@@ -34,7 +34,7 @@ def run_key(config: dict[str, Any]) -> int:
 
     Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
     their private sums. Only the identical run (configuration, code, versions, code of plug-ins) repeats it, on any
-    number of processes, and however long it is.
+    number of processes, and however long it is where its noise was not solved for its length.
     """
     return int(_digest(_deciding(config))[:32], 16)
 
@@ -43,6 +43,9 @@ def _deciding(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
     kept["data"] = _data_options(config)
     kept["precision"] = config["trainer"].get("precision")
+    strategy = config.get("strategy") or {}
+    if strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None:  # solved for the length
+        kept["length"] = {name: config["trainer"].get(name) for name in _LENGTH}
     kept["code"] = [code_hash(), versions(), foreign_code(config)]
     return kept
 
@@ -64,10 +67,7 @@ def fingerprint(config: dict[str, Any]) -> str:
     The length of a run, and the number of its processes, decide none of them, but where noise is solved for a length.
     Sums that other processes round otherwise are refused when they are repeated.
     """
-    strategy = config["strategy"]
-    solved = strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None
-    length = {name: config["trainer"].get(name) for name in _LENGTH} if solved else None
-    return _digest(["fingerprint", length, _deciding(config)])
+    return _digest(["fingerprint", _deciding(config)])
 
 
 @cache

@@ -52,7 +52,9 @@ def load_gan(run: RunFolder) -> Trained:
     if not issubclass(module_class, GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
     state = last_checkpoint(run)
-    module = trained_module(run, config, state.get(SHAPE, {}), state)
+    if SHAPE not in state:
+        raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
+    module = trained_module(run, config, state[SHAPE], state)
     assert isinstance(module, GAN)
     return Trained(module.eval(), config, state)
 

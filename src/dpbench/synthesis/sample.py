@@ -90,7 +90,7 @@ def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str,
         "neighbouring_relation": privacy["neighbouring_relation"],
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
-        "secure_randomness": ledger is not None and all(header.replay is None for header in ledger.headers),
+        "secure_randomness": ledger is not None and ledger.secure,
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
         "commit": record.get("commit"),  # of the code that trained; none while a run is not finished

@@ -39,8 +39,8 @@ def trained_module(
     Raises:
         ConfigurationError: The checkpoint is of another architecture.
     """
+    module = module_for(config, dict(options))
     try:
-        module = module_for(config, dict(options))
         module.load_state_dict(checkpoint["state_dict"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise ConfigurationError(

@@ -21,6 +21,7 @@ from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
 SCHEMA = 1
+_SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
 
 
@@ -39,7 +40,8 @@ class Header:
         microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
             is half of it where examples are added or removed, and the same where they are replaced.
         noise_source: Of a seeded run, a hash of what its noise comes from; another ledger that has it in the same
-            phase has the same noise. None: the operating system's entropy (or an older ledger).
+            phase has the same noise. None: the operating system's entropy (or an older ledger). Whoever reads a seeded
+            ledger can try seeds.
         lot_source: The same of its lots; None also where every lot holds everybody.
     """
 
@@ -131,6 +133,11 @@ class Ledger:
     def events(self) -> Counter[Event]:
         """How often each release was made, those of equal cost counted together; for a ledger that was read whole."""
         return Counter(counted_event(release) for _, release in self.releases)
+
+    @property
+    def secure(self) -> bool:
+        """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
+        return all(one.replay is one.noise_source is one.lot_source is None for one in self.headers)
 
     @property
     def header(self) -> Header:
@@ -237,7 +244,7 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                         raise LedgerError(
                             f"{name} and {other} drew their {what} from one seed, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
-                            f"or train one again with other seeds (of its {'strategy' if what == 'noise' else 'lots'})."
+                            f"or train one again with another seed (seed=...; in Python {_SEEDED[what]})."
                         )
                 others.append((name, mine))
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,8 @@ class LedgerWriter:
         self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
+        if last.noise_source is last.lot_source is None:  # of an older version, whose seeds are in `replay` alone
+            header = replace(header, noise_source=None, lot_source=None)
         header = Header(**{**asdict(header), "phase": last.phase})
         mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
         made = {release.number for _, release in ledger.releases}
