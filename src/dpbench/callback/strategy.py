@@ -69,10 +69,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         budget = Budget(self.target_epsilon, self.delta, self.accountant)
         self._releases = Releases(self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint)
         self._source = self._source_of_records()
-        self._restored = self._released = self._stopping = False
+        self._restored = self._released = self._stopping = self._attends = False
         self._admitted: bool | None = None
         self._loader: LotLoader | None = None
-        self._attends = False
         self._attached: Attached | None = None
         self._fixed = True
 
