@@ -68,7 +68,7 @@ def test_groups() -> None:
     }
     assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
     assert set(GROUPS["model"]) == {
-        *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "small_alexnet", "two_nn"),
+        *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "scattering_cnn", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
     }
     assert GROUPS["module"] == ["classifier", "gan", "next_token", "reconstruction", "tags"]

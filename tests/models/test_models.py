@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
+from dpbench.models import MLP, MNISTCNN, DenseNet, ScatteringCNN, SmallAlexNet
 from dpbench.models.small_alexnet import CenterCrop, LocalResponseNorm
 
-MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet]
+MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet, ScatteringCNN]
 
 
 def count(model: nn.Module) -> int:
@@ -46,6 +46,26 @@ def test_mnist_cnn_with_bounded_activations() -> None:
     assert kinds.count("Tanh") == 3 and "ReLU" not in kinds
     with pytest.raises(ValueError, match="relu or tanh, not 'gelu'"):
         MNISTCNN((1, 28, 28), 10, activation="gelu")
+
+
+def test_mnist_cnn_as_keras_draws_it() -> None:
+    net = MNISTCNN((1, 28, 28), 10, initialization="published")
+    for layer in net:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            places = layer.weight[0, 0].numel()
+            fans = layer.weight.shape[0] * places + layer.weight.shape[1] * places
+            most = (6 / fans) ** 0.5  # Glorot uniform
+            assert 0.95 * most < float(layer.weight.detach().abs().max()) <= most and not layer.bias.any()
+    with pytest.raises(ValueError, match="published or torch, not 'keras'"):
+        MNISTCNN((1, 28, 28), 10, initialization="keras")
+
+
+def test_scattering_cnn() -> None:
+    assert count(ScatteringCNN((243, 8, 8), 10)) == (243 * 9 + 1) * 64 + (64 * 9 + 1) * 64 + 64 * 16 * 10 + 10
+    with pytest.raises(ValueError, match="at least 2×2"):
+        ScatteringCNN((81, 1, 1), 10)
+    with pytest.raises(ValueError, match="model.channels must be at least 1"):
+        ScatteringCNN((81, 7, 7), 10, channels=0)
 
 
 @pytest.mark.parametrize("model", [MNISTCNN, SmallAlexNet, DenseNet])

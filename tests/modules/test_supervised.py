@@ -55,6 +55,19 @@ def images(rows: int = 6) -> tuple[Tensor, Tensor]:
     return torch.rand(rows, 1, 4, 4, generator=generator), torch.randint(3, (rows,), generator=generator)
 
 
+def test_recalls_of_classes(tmp_path: Path) -> None:
+    """The third class is never found, the fourth has no images: 0 and 0."""
+    logits = torch.eye(4)[[0, 0, 1, 1, 0, 1]] * 5
+    module = ImageClassifier(Given(logits), SGD, 4, monitored="test", recalls=True)
+    data = DataLoader(TensorDataset(torch.zeros(6, 1), torch.tensor([0, 0, 0, 1, 2, 2])), batch_size=6)
+    trainer = pl.Trainer(logger=False, accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False)
+    for found in (trainer.test(module, data)[0], trainer.validate(module, data)[0]):
+        recalls = [found[f"test/recall/{label}"] for label in range(4)]
+        assert recalls == pytest.approx([2 / 3, 1, 0, 0]) and found["test/accuracy"] == 0.5
+    plain = ImageClassifier(Given(logits), SGD, 4, monitored="test")
+    assert not any("recall" in name for name in trainer.test(plain, data)[0])
+
+
 MODULES: dict[str, tuple[Callable[[], pl.LightningModule], Callable[..., tuple[Tensor, Tensor]]]] = {
     "next_token": (lambda: NextToken(CharLSTM(TOKENS, hidden=5), SGD, TOKENS), sequences),
     "tags": (lambda: TagPredictor(TagRegression(9, 7), SGD, 7), texts),

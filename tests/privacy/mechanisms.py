@@ -73,6 +73,8 @@ CASES = {
     "automatic": Case(FLAT, Recipe(weights_of=normalizing(0.01))),
     "automatic_v": Case(LAYERS, Recipe(weights_of=normalizing(0.0))),
     "discretized": Case(FLAT, Recipe(transform=Discretization(0.5))),
+    "rescaled": Case(flat_groups(NAMES, SIZES, 6.0), Recipe(transform=Discretization(0.5, "rescaled"))),
+    "kept": Case(FLAT, Recipe(transform=Discretization(0.8, "kept"))),
     "quantile": Case(FLAT, Recipe(adaptation=QuantileBounds(count_noise_std=2.0))),
     "quantile_layers": Case(LAYERS, Recipe(adaptation=QuantileBounds(count_noise_std=2.0), allocation="proportional")),
     "mean": Case(LAYERS, Recipe(adaptation=MeanNormBounds(norm_noise_multiplier=2.5), allocation="proportional")),

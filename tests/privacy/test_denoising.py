@@ -10,7 +10,7 @@ import torch
 from scipy import integrate, stats
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.gradients.discretization import DiscretizedGradients, discretize
+from dpbench.privacy.gradients.discretization import Discretization, DiscretizedGradients, discretize, keep_large
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, check_priors, estimate_priors
 
@@ -47,6 +47,26 @@ def test_a_poisoned_record_is_bounded() -> None:
     poisoned = DiscretizedGradients(InstantiatedGradients(lambda: rows), 0.1, 2, 2)
     assert poisoned.squared_norms().tolist() == [1, 2]
     assert poisoned.per_record().tolist() == [[1, 0], [1, -1]]
+
+
+def test_large_values_are_kept() -> None:
+    rows = torch.tensor([[3.0, -4.0, 0.0, 0.0], [1.0, math.inf, 0.0, 0.0], [math.nan, 1.0, 0.0, 2.0], [0.0] * 4])
+    kept = DiscretizedGradients(InstantiatedGradients(lambda: rows), 1.3, 4, 4, keep_large)  # rms of the first: 2.5
+    assert kept.per_record().tolist() == [[0, -4, 0, 0], [0] * 4, [0] * 4, [0] * 4]
+    assert kept.squared_norms().tolist() == [16, 0, 0, 0]
+    assert kept.select(torch.tensor([0])).per_record().tolist() == [[0, -4, 0, 0]]
+    torch.testing.assert_close(keep_large(rows[:1], 0.0), rows[:1])
+
+
+def test_signs_at_the_norm_of_the_gradient() -> None:
+    """Over all parameters together; a record without a coordinate beyond the threshold, or with NaN, is gone."""
+    parts = torch.tensor([[3.0, 0.1], [0.1, 0.1], [9.0, math.nan]]), torch.tensor([[4.0], [0.2], [1.0]])
+    found = Discretization(1.0, "rescaled")([InstantiatedGradients(lambda p=p: p) for p in parts], 3, [2, 1])  # type: ignore[misc]
+    size = math.sqrt(25.01 / 2)
+    torch.testing.assert_close(found[0].per_record(), torch.tensor([[size, 0], [0, 0], [0, 0]]))
+    torch.testing.assert_close(found[1].per_record(), torch.tensor([[size], [0], [0]]))
+    norms = sum(each.squared_norms() for each in found)
+    torch.testing.assert_close(norms, torch.tensor([25.01, 0, 0]))
 
 
 def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float, float], bound: float) -> list[float]:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.events import Event, equivalent_queries
-from dpbench.privacy.gradients.discretization import discretize
+from dpbench.privacy.gradients import discretization
+from dpbench.privacy.gradients.discretization import Discretization, discretize
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.parameter import ScaledGradients
 from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
@@ -48,9 +50,8 @@ def slow_sums(
             members = [record for record, own in zip(records, microbatch_of, strict=True) if own == name]
             merged.append([torch.stack(parts).sum(0) / size for parts in zip(*members, strict=True)])
         records = merged
-    tau = None if recipe.transform is None else recipe.transform.threshold  # type: ignore[attr-defined]
-    if tau is not None:
-        records = [[(p > tau).double() - (p < -tau).double() for p in record] for record in records]
+    if isinstance(recipe.transform, Discretization):
+        records = [slowly_discretized(record, recipe.transform) for record in records]
     total = [torch.zeros_like(p) for p in records[0]]
     for record in records:
         for group in groups:
@@ -66,6 +67,19 @@ def slow_sums(
             for p in group.parameters:
                 total[p] += weight * record[p]
     return total
+
+
+def slowly_discretized(record: list[Tensor], rule: Discretization) -> list[Tensor]:
+    """What becomes of one record's gradients by each parameter, from the definition."""
+    tau = rule.threshold
+    if rule.values == "kept":
+        return [torch.where(p.abs() > tau * p.square().mean().sqrt(), p, 0) for p in record]
+    signs = [(p > tau).double() - (p < -tau).double() for p in record]
+    if rule.values == "signs":
+        return signs
+    left = sum(int(p.count_nonzero()) for p in signs)
+    norm = math.sqrt(sum(float(p.square().sum()) for p in record))
+    return [p * (norm / math.sqrt(left) if left else 0.0) for p in signs]
 
 
 class Net(nn.Module):
@@ -260,6 +274,20 @@ def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mechanism_module, "clip_and_sum", late)
 
 
+def signs_at_the_mean_norm_of_the_lot(patch: pytest.MonkeyPatch) -> None:
+    def together(gradients: Any, scales: Tensor) -> ScaledGradients:
+        return ScaledGradients(gradients, scales.mean().expand_as(scales))
+
+    patch.setattr(discretization, "ScaledGradients", together)
+
+
+def values_above_those_of_the_lot(patch: pytest.MonkeyPatch) -> None:
+    def keep_large(gradients: Tensor, threshold: float) -> Tensor:
+        return torch.where(gradients.abs() > threshold * gradients.square().mean().sqrt(), gradients, 0)
+
+    patch.setattr(discretization, "keep_large", keep_large)
+
+
 def example_sensitivity_for_microbatches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("dpbench.privacy.events.record_changes", lambda sampling, size: sampling.record_changes)
 
@@ -310,6 +338,8 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (quantile_from_the_norms_themselves, "quantile"),
     (normalizes_beyond_the_bound, "automatic"),
     (discretizes_after_clipping, "discretized"),
+    (signs_at_the_mean_norm_of_the_lot, "rescaled"),
+    (values_above_those_of_the_lot, "kept"),
     (example_sensitivity_for_microbatches, "microbatches"),
     (dependent_microbatches, "microbatches"),
     (metrics_unbounded, "metrics"),

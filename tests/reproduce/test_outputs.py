@@ -32,7 +32,7 @@ from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
 from dpbench.training.search_path import conf_dir
-from tests.reproduce.digits_table import edited
+from tests.reproduce.digits_table import TABLE, edited
 
 RECORD = (
     '{"metrics": {}, "privacy": {"epsilon": {}}, "config": {"run": {"name": "n"}}, "seed": 0, "seconds": 1, "steps": 6}'
@@ -133,6 +133,28 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
     assert cells(table, measured)[1][-2:] == ["1.250", "1.125 / –"]
     assert r"\toprule" in latex(table, measured) and "–" not in latex(table, measured)
     assert markdown(table, measured).count("\n") == 3
+
+
+def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> None:
+    definition.write_text(f"{TABLE}last_evaluations: 2\n")
+    table = read_table(str(definition), conf_dir())
+    line = {"row": "short", "step": [1, 2, 3]}
+    every = [
+        line | {"column": "private", "seed": 0, "value": [0.9, 0.5, 0.6]},
+        line | {"column": "private", "seed": 1, "value": [0.1, 0.7, 0.8]},
+        line | {"column": "plain", "seed": 1, "value": [0.0, 0.9, 0.8]},
+    ]
+    curves = pd.concat([pd.DataFrame(one) for one in every])
+    measured = runs({("short", "private", 0): 0.6, ("short", "private", 1): 0.8, ("short", "plain", 1): 0.8})
+    write_outputs(table, measured, {"curves": curves.sample(frac=1, random_state=0)}, tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| 3 steps | 65.00 ± 14.14 | 2 | 85.00 | 1 | -10.00 |" in page
+    assert "| 6 steps | – | 0 | – | 0 | – |" in page and "Mean over the last 2 evaluations" in page
+    write_outputs(table, measured, {}, tmp_path / "out")  # nothing was evaluated on the way
+    assert "last 2 evaluations" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    definition.write_text(f"{TABLE}last_evaluations: none\n")
+    with pytest.raises(ConfigurationError, match="last_evaluations must be a number of them"):
+        read_table(str(definition), conf_dir())
 
 
 def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path: Path) -> None:

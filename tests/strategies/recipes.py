@@ -22,6 +22,8 @@ Make = Callable[..., PrivateStrategy]
 PRIVATE: dict[str, Make] = {
     "dpsgd": DPSGD,
     "discretized": DiscretizedDPSGD,
+    "rescaled": partial(DiscretizedDPSGD, discretization_values="rescaled"),
+    "kept": partial(DiscretizedDPSGD, discretization_threshold=1.0, discretization_values="kept"),
     "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),
     "quantile": partial(AdaptiveQuantileClipping, count_noise_std=3.0),
     "mean": AdaptiveMeanClipping,

@@ -9,7 +9,7 @@ from typing import Any
 from dpbench.callback.options import CheckedOptions
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.canaries.canaries import GradientCanaries
-from dpbench.privacy.gradients.discretization import Discretization
+from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
@@ -36,6 +36,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
+        discretization_values: What coordinates beyond τ become: "signs" (±1), "rescaled" signs or "kept" values, see
+            `privacy.gradients.discretization.Discretization`.
         correction_threshold: ν of the error correction of the released gradient; None: no correction.
         correction_hypotheses: Likelihood of the error correction, see `privacy.mechanism.denoising.ErrorCorrection`.
         correction_scale: What ν is compared with: the noisy "sum" or "mean".
@@ -62,6 +64,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     max_physical_batch_size: int | None = None
     microbatch_size: int = 1
     discretization_threshold: float | None = None
+    discretization_values: Values = "signs"
     correction_threshold: float | None = None
     correction_hypotheses: Hypotheses = "points"
     correction_scale: Scale = "sum"
@@ -96,10 +99,14 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         check_share(self.metrics_share)
         if self.correction_threshold is None and self.priors is not None:
             raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
+        if self.discretization_threshold is None and self.discretization_values != "signs":
+            raise ConfigurationError(
+                "discretization_values belong to a discretization: give a discretization_threshold."
+            )
         options = self.correction_hypotheses, self.correction_scale, self.priors
         tau, threshold, metrics = self.discretization_threshold, self.correction_threshold, self.metrics
         parts: dict[str, Any] = {
-            "transform": None if tau is None else Discretization(tau),
+            "transform": None if tau is None else Discretization(tau, self.discretization_values),
             "denoiser": None if threshold is None else ErrorCorrection(threshold, *options),
             "metrics": None if metrics is None else PrivateMetrics(metrics, self.metrics_share),
         }

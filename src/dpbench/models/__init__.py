@@ -8,6 +8,7 @@ from dpbench.models.gan import MLPGAN, ConvGAN
 from dpbench.models.mlp import MLP
 from dpbench.models.mnist_cnn import MNISTCNN
 from dpbench.models.resnet18_gn import ResNet18GN
+from dpbench.models.scattering_cnn import ScatteringCNN
 from dpbench.models.small_alexnet import SmallAlexNet
 from dpbench.models.tag_regression import TagRegression
 from dpbench.models.word_lstm import WordLSTM
@@ -22,6 +23,7 @@ __all__ = [
     "ConvGAN",
     "DenseNet",
     "ResNet18GN",
+    "ScatteringCNN",
     "SmallAlexNet",
     "TagRegression",
     "WordLSTM",

@@ -1,4 +1,4 @@
-"""First weights as the programs of the federated tasks draw them (Keras), and PyTorch's own."""
+"""First weights as the published programs draw them (Keras), and PyTorch's own."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ def glorot_normal_(weight: Tensor) -> None:
 def he_normal_(weight: Tensor) -> None:
     """Normal of variance 2 / fan in, cut at two deviations (He et al. 2015), in place."""
     _truncated_normal_(weight, 2 / _fans(weight)[0])
+
+
+@torch.no_grad()
+def draw_as_keras(network: nn.Module) -> None:
+    """Draw the weights of linear layers and convolutions again as Keras does unless told otherwise, in place.
+
+    Glorot uniform (Glorot and Bengio 2010), zero biases.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                layer.bias.zero_()
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from dpbench.models.initialization import draw_as_keras, is_published
 from dpbench.models.shapes import conv_output, require
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
@@ -28,15 +29,23 @@ class MNISTCNN(nn.Sequential):
         num_classes: Number of classes.
         activation: "relu", as in the tutorial, or "tanh" in its place everywhere: bounded activations keep gradients
             small, so that clipping costs less (Papernot et al. 2021, "Tempered sigmoid activations").
+        initialization: "torch" (PyTorch's own) or "published" (the tutorial's, which is Keras' own: Glorot uniform,
+            zero biases).
 
     Raises:
-        ValueError: The images are too small, or there is no such activation.
+        ValueError: The images are too small, or there is no such activation or initialization.
 
     Shape:
         (N, channels, height, width) → (N, num_classes).
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, activation: str = "relu") -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        activation: str = "relu",
+        initialization: str = "torch",
+    ) -> None:
         channels, *sides = input_shape
         require(min(sides) >= 14, "mnist_cnn", input_shape, "images of at least 14×14 pixels")
         if activation not in _ACTIVATIONS:
@@ -56,3 +65,5 @@ class MNISTCNN(nn.Sequential):
             act(),
             nn.Linear(32, num_classes),
         )
+        if is_published(initialization):
+            draw_as_keras(self)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
@@ -23,6 +23,7 @@ class ImageClassifier(Supervised):
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
             every step. None: a constant learning rate.
+        recalls: Whether the recall of every class is measured, too: `val/recall/0` and so on; 0 without such images.
 
     Raises:
         ConfigurationError: The model is that of a GAN.
@@ -37,10 +38,12 @@ class ImageClassifier(Supervised):
         num_classes: int,
         monitored: str = "val",
         schedule: ScheduleMaker | None = None,
+        recalls: bool = False,
     ) -> None:
         super().__init__(model, optimizer, MulticlassAccuracy(num_classes, average="micro"), monitored, schedule)
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
         self.model = model.to(memory_format=torch.channels_last)
+        self._recalls = MulticlassRecall(num_classes, average=None) if recalls else None
         self.record_metrics = {"accuracy": 1, "loss": 1, "class_counts": num_classes}
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
@@ -66,4 +69,21 @@ class ImageClassifier(Supervised):
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count images that are classified correctly."""
-        metric(self(batch[0]), batch[1])
+        logits = self(batch[0])
+        metric(logits, batch[1])
+        if self._recalls is not None:
+            self._recalls.update(logits, batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        """The recall of every class, if wanted."""
+        self._log_recalls(self._monitored)
+
+    def on_test_epoch_end(self) -> None:
+        """The recall of every class, if wanted."""
+        self._log_recalls("test")
+
+    def _log_recalls(self, data: str) -> None:
+        if self._recalls is not None:
+            for label, recall in enumerate(self._recalls.compute()):
+                self.log(f"{data}/recall/{label}", recall)
+            self._recalls.reset()

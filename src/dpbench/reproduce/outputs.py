@@ -17,7 +17,8 @@ from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
 from dpbench.reproduce.choices import RUNS, TRIAL, best_trials, of_best_trials, trials_of
 from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.logged import Logged, write_logged
+from dpbench.reproduce.late import late_means
+from dpbench.reproduce.logged import CURVES, Logged, write_logged
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import ONLY, Table, select_cell, short_name
@@ -340,7 +341,7 @@ def _chosen(table: Table, runs: pd.DataFrame) -> Iterator[str]:
     yield from (markdown_rows([head, *body], len(head)), "", "What choosing costs is not in the ε shown.", "")
 
 
-def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterator[str]:
+def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str], logged: Logged) -> Iterator[str]:
     yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.command}`.", "")
     yield from (markdown(table, runs), "")
     best = of_best_trials(table, runs)
@@ -351,6 +352,8 @@ def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str]) -> Iterat
     yield _meaning(table, best)
     if table.more:
         yield from ("", "Means of other figures:", "", _more(table, best))
+    if table.last_evaluations and CURVES in logged:
+        yield from late_means(table, logged[CURVES])
     yield from ("", *_chosen(table, runs))
     yield from ("![figure](figure.png)", "")
     for picture in pictures:
@@ -382,4 +385,4 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
     draw_table(table, best, summary(table, best), folder)
     pictures = write_logged(table, logged, folder)
     pictures += [MONTAGE] if (folder / MONTAGE).is_file() else []
-    write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures)).rstrip() + "\n")
+    write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures, logged)).rstrip() + "\n")

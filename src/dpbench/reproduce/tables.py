@@ -111,6 +111,7 @@ class Table:
             where there is nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
         choices: (row, column) → what was chosen there; see `dpbench.reproduce.choices`.
+        last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
     """
 
@@ -135,6 +136,7 @@ class Table:
     chosen_from: str = ""
     choices: Mapping[tuple[str, str], Variant] = field(default_factory=dict)
     nominal: Nominal | None = None
+    last_evaluations: int = 0
 
     @property
     def measure(self) -> Measure:
@@ -228,13 +230,14 @@ def read_table(name: str, conf: Path) -> Table:
 
 _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
-    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal",
+    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal", "last_evaluations",
 }  # fmt: skip
 _SHAPES: dict[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("rows", "columns", "paper", "trials"), ("names, each with what belongs to it", (dict,))),
     **dict.fromkeys(("notes", "series"), ("a list", (list,))),
     "seeds": ("a number of them, or a list", (int, list)),
     "hours": ("a number", (int, float)),
+    "last_evaluations": ("a number of them", (int,)),
 }
 
 
@@ -271,6 +274,7 @@ def _table(name: str, command: str, data: dict[str, Any]) -> Table:
         _lines(data["trials"]) if "trials" in data else (ONLY,),
         str(data.get("chosen_from", "")),
         nominal=_nominal(data.get("nominal")),
+        last_evaluations=int(data.get("last_evaluations", 0)),
     )
     _check(table)
     return table

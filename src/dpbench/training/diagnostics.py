@@ -6,6 +6,7 @@ be published with a model that is meant to be private.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,10 @@ _SAMPLE = 16  # records whose gradients go into the histogram
 
 class GradientDiagnostics(pl.Callback):
     """Gradient norms by parameter, clipped share, bounds, noise-to-signal ratio and a histogram of gradient values.
+
+    Where a strategy transforms records (discretization), also what it makes of them, `nonprivate/transform/…`: median
+    norm before and after, share of records of which nothing is left ("empty") and of those below the bound that it
+    brings to the bound ("inflated"), and mean norms of those below the bound.
 
     Goes with any strategy. Under a private one it looks at the very gradients that are clipped; without privacy it
     makes a backward pass of its own now and then. The results are private data: see the module's docstring.
@@ -94,6 +99,8 @@ class GradientDiagnostics(pl.Callback):
             return
         plan = mechanism.plan
         values = self._look(names, gradients)
+        if mechanism.recipe.transform is not None:
+            values |= _transformed(gradients, norms, math.hypot(*(group.max_grad_norm for group in plan.groups)))
         clips = mechanism.recipe.weights_of is clip_weights  # else there is nothing to be above or below of
         for group, squared in zip(plan.groups if clips else (), norms if clips else (), strict=True):
             clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
@@ -138,3 +145,28 @@ class GradientDiagnostics(pl.Callback):
     def on_save_checkpoint(self, *_: Any) -> None:
         """Write the histogram beside the checkpoint, never into it: checkpoints are what people publish."""
         self._write()
+
+
+def _transformed(gradients: Sequence[ParameterGradients], norms: Tensor, bound: float) -> dict[str, float]:
+    """What a transform makes of records: those with small gradients are learned already, and should weigh little.
+
+    Args:
+        gradients: Before the transform.
+        norms: Squared norms after it by group, (groups, R).
+        bound: Of a record's whole gradient.
+    """
+    before = torch.stack([each.squared_norms() for each in gradients]).sum(0).double().sqrt()
+    after = norms.double().sum(0).sqrt()
+    small = before < bound
+    values = {
+        "median_norm_before": float(before.nanmedian()),
+        "median_norm_after": float(after.nanmedian()),
+        "empty": float((after == 0).double().mean()),
+        "inflated": float((small & (after >= bound)).double().mean()),
+    }
+    if bool(small.any()):
+        values["small_norm_before"], values["small_norm_after"] = (
+            float(before[small].mean()),
+            float(after[small].mean()),
+        )
+    return {f"nonprivate/transform/{name}": value for name, value in values.items()}

@@ -64,6 +64,10 @@ class Header:
                 raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
         if not isinstance(self.unit, str):
             raise LedgerError(f"unit must be a word, not {self.unit!r}")
+        for name in ("replay", "noise_source", "lot_source"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise LedgerError(f"{name} must be a word or null, not {value!r}")
 
 
 @dataclass(frozen=True)

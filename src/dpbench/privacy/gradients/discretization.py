@@ -1,9 +1,11 @@
-"""Gradients of one record discretized to {−1, 0, +1} (gradient_compression_denoising_2020, Algorithm 2)."""
+"""Gradients of one record discretized (gradient_compression_denoising_2020, Algorithm 2), and two milder variants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients
+from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients
 from dpbench.privacy.native import kernels
+
+Values = Literal["signs", "rescaled", "kept"]
 
 _LARGEST = 1e30  # threshold; its square is still a floating-point number
 _CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
@@ -21,6 +25,18 @@ _CACHED = 2**21  # numbers; what is larger is computed again, in blocks of recor
 def discretize(gradients: Tensor, threshold: float) -> Tensor:
     """+1 where a coordinate is above τ, −1 where it is below −τ, else 0 (also where it is NaN): always bounded."""
     return hardshrink(gradients, threshold).sign_()
+
+
+def keep_large(gradients: Tensor, threshold: float) -> Tensor:
+    """Coordinates above τ times the root mean square of their record's gradient (R, ...) stay, others become 0.
+
+    Those of a record with NaN or infinity all become 0.
+    """
+    sizes = gradients.abs()
+    rms = torch.linalg.vector_norm(gradients.flatten(1), dim=1) / math.sqrt(max(gradients[0].numel(), 1))
+    large = sizes > (threshold * rms).view(-1, *[1] * (gradients.dim() - 1))
+    finite = rms.isfinite().view(-1, *[1] * (gradients.dim() - 1))
+    return torch.where(large & finite, gradients, 0.0)
 
 
 class DiscretizedGradients(ParameterGradients):
@@ -33,17 +49,25 @@ class DiscretizedGradients(ParameterGradients):
         threshold: τ ≥ 0.
         records: R.
         size: Number of coordinates of the parameter.
+        change: What becomes of the gradients of some records at τ: `discretize` or `keep_large`.
     """
 
-    def __init__(self, gradients: ParameterGradients, threshold: float, records: int, size: int) -> None:
-        self._gradients, self._threshold = gradients, threshold
+    def __init__(
+        self,
+        gradients: ParameterGradients,
+        threshold: float,
+        records: int,
+        size: int,
+        change: Callable[[Tensor, float], Tensor] = discretize,
+    ) -> None:
+        self._gradients, self._threshold, self._change = gradients, threshold, change
         self._records, self._size = records, size
         self._stored: Tensor | None = None
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Pairs of some records and their discretized gradients, at most `_CACHED` numbers at once."""
         if self._stored is None and self._records * self._size <= _CACHED:
-            self._stored = discretize(self._gradients.per_record(), self._threshold)
+            self._stored = self._change(self._gradients.per_record(), self._threshold)
         if self._stored is not None:
             yield slice(0, self._records), self._stored
             return
@@ -51,11 +75,11 @@ class DiscretizedGradients(ParameterGradients):
         for start in range(0, self._records, step):
             rows = slice(start, min(start + step, self._records))
             piece = self._gradients.select(torch.arange(rows.start, rows.stop))
-            yield rows, discretize(piece.per_record(), self._threshold)
+            yield rows, self._change(piece.per_record(), self._threshold)
 
     def squared_norms(self) -> Tensor:
-        counts = [torch.linalg.vector_norm(block.flatten(1), ord=1, dim=1) for _, block in self._blocks()]
-        return torch.cat(counts)
+        rows = (block.flatten(1) for _, block in self._blocks())
+        return torch.cat([torch.einsum("rd,rd->r", each, each) for each in rows])  # exact for signs
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total: Tensor | None = None
@@ -70,7 +94,7 @@ class DiscretizedGradients(ParameterGradients):
 
     def select(self, records: Tensor) -> ParameterGradients:
         chosen = self._gradients.select(records)
-        return DiscretizedGradients(chosen, self._threshold, len(records), self._size)
+        return DiscretizedGradients(chosen, self._threshold, len(records), self._size, self._change)
 
 
 class DiscretizedOuterProduct(ParameterGradients):
@@ -110,28 +134,48 @@ def _discretized(gradients: ParameterGradients, threshold: float, records: int, 
 
 @dataclass(frozen=True)
 class Discretization:
-    """Each coordinate of a record's gradient becomes +1 above τ, −1 below −τ, else 0.
+    r"""Each coordinate of a record's gradient becomes +1 above τ, −1 below −τ, else 0, or one of two milder variants.
 
-    (gradient_compression_denoising_2020, 3.1.) A transform of records: clipping sees only its result.
+    (gradient_compression_denoising_2020, 3.1.) A transform of records: clipping sees only its result, so that the
+    sensitivity is the same whatever it does.
+
+    * "signs": the paper's. A record with k coordinates beyond τ has norm √k, however small its gradient g was.
+    * "rescaled": the same signs at the norm of g, ±‖g‖/√k, so that a record that is nearly learned weighs little. (The
+      paper says of its own that it "does not increase gradient norms".)
+    * "kept": no signs; coordinates above τ times the root mean square of the record's gradient by that parameter keep
+      their values.
 
     Attributes:
-        threshold: τ ≥ 0.
+        threshold: τ ≥ 0, in units of gradients; of root mean squares where values are kept.
+        values: As above.
 
     Raises:
-        ConfigurationError: τ is out of range.
+        ConfigurationError: τ is out of range, or there are no such values.
     """
 
     threshold: float
+    values: Values = "signs"
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold, "discretization_threshold")
+        if self.values not in get_args(Values):
+            known = ", ".join(get_args(Values))
+            raise ConfigurationError(f"unknown discretization_values {self.values!r}; known are {known}.")
 
     def __call__(
         self, gradients: Sequence[ParameterGradients], records: int, sizes: Sequence[int]
     ) -> list[ParameterGradients]:
         """Discretize the gradients of R records by all parameters of the given numbers of coordinates."""
-        pairs = zip(gradients, sizes, strict=True)
-        return [_discretized(parameter, self.threshold, records, size) for parameter, size in pairs]
+        pairs = list(zip(gradients, sizes, strict=True))
+        if self.values == "kept":
+            return [DiscretizedGradients(each, self.threshold, records, size, keep_large) for each, size in pairs]
+        signs = [_discretized(each, self.threshold, records, size) for each, size in pairs]
+        if self.values == "signs" or not signs:
+            return signs
+        norms, counts = (torch.stack([each.squared_norms() for each in part]).sum(0) for part in (gradients, signs))
+        scales = (norms / counts).sqrt()
+        scales = torch.where(scales.isfinite(), scales, 0.0)  # no coordinate beyond τ, or no finite gradient
+        return [ScaledGradients(each, scales) for each in signs]
 
 
 def check_threshold(threshold: float | None, name: str) -> None:
