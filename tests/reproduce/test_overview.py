@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
+from dpbench.reproduce import front
 from dpbench.reproduce.choices import RUNS
-from dpbench.reproduce.overview import OURS, PAPER, points, write_overview
+from dpbench.reproduce.overview import FIELD, OURS, PAPER, points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
 
@@ -47,6 +50,30 @@ def test_papers_stand_at_the_epsilon_that_they_claim_in_their_unit(frame: pd.Dat
     assert set(frame.loc[frame["data"] == "mnist_writers", "unit"]) == {"user"}
 
 
+def test_others_are_in_the_picture_and_no_paper_of_ours(frame: pd.DataFrame) -> None:
+    field = frame[frame["whose"] == FIELD]
+    assert {"mnist", "cifar10"} == set(field["data"]) and (field["delta"] == 1e-5).all()
+    assert not frame.loc[frame["whose"] == PAPER, "table"].str.startswith("recipes").any()
+    assert 98.7 in set(field.loc[field["data"] == "mnist", "value"])
+
+
+def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only images by example; what is left out below is counted; every table has the color of its paper."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(front, "write_figure", lambda path, figure: drawn.append(figure))
+    front.write_front(frame, tmp_path)
+    titles = [axes.get_title() for axes in drawn[0].axes]
+    assert [title.split(" (")[0] for title in titles] == ["MNIST", "CIFAR-10"]
+    for axes, data in zip(drawn[0].axes, ("mnist", "cifar10"), strict=True):
+        own = frame[(frame["data"] == data) & (frame["unit"] != "user")]
+        marks = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x", "D", "*"))
+        left_out = int(re.findall(r"\((\d+) lower", axes.get_title())[0])
+        assert marks + left_out == len(own) and left_out <= 1 + 0.1 * len(own)
+    tables = frame.loc[frame["data"].isin(["mnist", "cifar10"]) & (frame["table"] != ""), "table"]
+    assert all(table.startswith(tuple(front._PAPERS)) for table in tables)
+
+
 def test_nothing_is_written_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
     write_overview(frame.iloc[:0], tmp_path)
+    front.write_front(frame.iloc[:0], tmp_path)
     assert not list(tmp_path.iterdir())

@@ -16,12 +16,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.outputs import summary
 from dpbench.reproduce.tables import Table, Variant
 
 OVERVIEW = "overview"
-OURS, PAPER = "ours", "paper"
-WHOSE = {OURS: "ours", PAPER: "published"}  # as legends say
+OURS, PAPER, FIELD = "ours", "paper", "field"
+WHOSE = {OURS: "ours", PAPER: "published", FIELD: "others"}  # as legends say
+OWN = "recipes/"
+"""Of tables that reproduce no paper: what stands beside our figures there is the field's."""
 ACCOUNTANT = "epsilon_rdp"
 _TEST = "test/"
 _NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
@@ -39,11 +42,14 @@ _COLUMNS = (
     "data", "title", "unit", "metric", "axis", "table", "name", "source", "whose", "row", "column", "label", "epsilon",
     "delta", "accountant", "value", "half", "n",
 )  # fmt: skip
-_MARKERS = {(OURS, "example"): "o", (OURS, "user"): "o", (PAPER, "example"): "x", (PAPER, "microbatch"): "D"}
+MARKERS = {
+    **{(OURS, "example"): "o", (OURS, "user"): "o"},
+    **{(PAPER, "example"): "x", (PAPER, "microbatch"): "D", (FIELD, "example"): "*"},
+}
 
 
 def points(held: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[Table], conf: Path) -> pd.DataFrame:
-    """One line for each private cell of ours on test data, and for each figure that a paper prints with an epsilon.
+    """One line for each private cell of ours on test data, and for each figure with an epsilon that others publish.
 
     Panels (data set and metric, by example or by user) with one private result of ours, or one epsilon, are left out.
 
@@ -53,7 +59,7 @@ def points(held: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[Tabl
         conf: The configuration's folder.
     """
     found = [point for table, runs in held.values() for point in _ours(table, runs, conf)]
-    found += [point for table in tables for point in _papers(table, conf)]
+    found += [point for table in tables for point in _papers(table, conf)] + list(_field(conf))
     frame = pd.DataFrame(found, columns=list(_COLUMNS))
     frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
     ours = frame[frame["whose"] == OURS]
@@ -83,7 +89,7 @@ def _ours(table: Table, runs: pd.DataFrame, conf: Path) -> Iterator[dict[str, An
 
 def _papers(table: Table, conf: Path) -> Iterator[dict[str, Any]]:
     """What is printed with an epsilon, in the unit that the paper accounts for."""
-    if not table.metric.startswith(_TEST):
+    if not table.metric.startswith(_TEST) or table.name.startswith(OWN):
         return
     for row in table.rows:
         for column in table.columns:
@@ -97,6 +103,18 @@ def _papers(table: Table, conf: Path) -> Iterator[dict[str, Any]]:
                 **_of(table, row, column, _data(table, row, column, conf)), "whose": PAPER, "epsilon": epsilon,
                 "unit": "microbatch" if microbatches else "example", "accountant": "as claimed", "value": printed[0],
             }  # fmt: skip
+
+
+def _field(conf: Path) -> Iterator[dict[str, Any]]:
+    """What others publish, who are no paper that is reproduced here."""
+    accuracy = MEASURES["test/accuracy"]
+    for one in yaml.safe_load((conf / "field.yaml").read_text(encoding="utf-8")):
+        yield {
+            "data": one["data"], "title": _TITLES[one["data"]], "metric": "test/accuracy", "axis": accuracy.label,
+            "table": "", "name": one["source"], "source": one["source"], "row": "", "column": "", "label": one["label"],
+            "whose": FIELD, "unit": "example", "epsilon": float(one["epsilon"]), "delta": float(one["delta"]),
+            "accountant": "as claimed", "value": float(one["accuracy"]),
+        }  # fmt: skip
 
 
 def _of(table: Table, row: Variant, column: Variant, data: str) -> dict[str, Any]:
@@ -141,12 +159,12 @@ def write_overview(frame: pd.DataFrame, folder: Path) -> None:
 
 def _draw(axes: Axes, panel: pd.DataFrame) -> None:
     colors = {name: f"C{number % 10}" for number, name in enumerate(panel["table"].unique())}
-    for (table, whose, unit), own in panel.groupby(["table", "whose", "unit"], sort=False):
-        color = colors[table]
+    for (table, whose, unit, name), own in panel.groupby(["table", "whose", "unit", "name"], sort=False):
+        color = colors[table] if table else "black"
         face = "none" if unit == "microbatch" else color
-        label = f"{WHOSE[str(whose)]}: {own['name'].iloc[0]}" + (f" (unit: {unit})" if unit == "microbatch" else "")
+        label = f"{WHOSE[str(whose)]}: {name}" + (f" (unit: {unit})" if unit == "microbatch" else "")
         label = "\n".join(wrap(label, _LEGEND))
-        marker: dict[str, Any] = {"marker": _MARKERS.get((str(whose), str(unit)), "s"), "markerfacecolor": face}
+        marker: dict[str, Any] = {"marker": MARKERS.get((str(whose), str(unit)), "s"), "markerfacecolor": face}
         axes.plot(own["epsilon"], own["value"], linestyle="none", color=color, label=label, markersize=5, **marker)
         half = own["half"].astype(float)
         axes.errorbar(own["epsilon"], own["value"], yerr=half, fmt="none", ecolor=color, capsize=2, elinewidth=1)

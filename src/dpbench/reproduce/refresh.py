@@ -11,6 +11,7 @@ import pandas as pd
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
 from dpbench.reproduce.choices import RUNS, with_choices
+from dpbench.reproduce.front import write_front
 from dpbench.reproduce.logged import read_logged
 from dpbench.reproduce.outputs import refuse_other_words, write_outputs
 from dpbench.reproduce.overview import points, write_overview
@@ -43,7 +44,9 @@ def refresh(root: Path) -> list[str]:
         folder = root / "results" / table.folder
         write_outputs(table, runs, read_logged(table, folder), folder)
     shown_together = {table.name: (table, runs) for table, runs in zip(tables, held, strict=True)}
-    write_overview(points(shown_together, every, conf_dir()), root / "results")
+    found = points(shown_together, every, conf_dir())
+    write_overview(found, root / "results")
+    write_front(found, root / "results")
 
     for page in _PAGES:
         _fill(root, page)
