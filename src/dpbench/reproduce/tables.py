@@ -339,6 +339,8 @@ def _candidates(one: dict[Any, Any], name: str) -> Candidates:
 
 def _check(table: Table) -> None:
     rows, columns = {line.name for line in table.rows}, {line.name for line in table.columns}
+    if table.last_evaluations < 0 or (table.last_evaluations and table.trials != (ONLY,)):
+        raise ValueError("last_evaluations must be a number of them from 0 on, of a table without trials")
     if table.metric not in MEASURES:
         raise ValueError(f"metric must be one of {', '.join(MEASURES)}")
     if not table.seeds or not rows or not columns:

@@ -36,7 +36,7 @@ _SAMPLE = 16  # records whose gradients go into the histogram
 class GradientDiagnostics(pl.Callback):
     """Gradient norms by parameter, clipped share, bounds, noise-to-signal ratio and a histogram of gradient values.
 
-    Where a strategy transforms records (discretization), also what it makes of them, `nonprivate/transform/…`: median
+    Where a strategy transforms and clips records (discretization), also what it makes of them, `nonprivate/transform/…`: median
     norm before and after, share of records of which nothing is left ("empty") and of those below the bound that it
     brings to the bound ("inflated"), and mean norms of those below the bound.
 
@@ -99,9 +99,10 @@ class GradientDiagnostics(pl.Callback):
             return
         plan = mechanism.plan
         values = self._look(names, gradients)
-        if mechanism.recipe.transform is not None:
-            values |= _transformed(gradients, norms, math.hypot(*(group.max_grad_norm for group in plan.groups)))
         clips = mechanism.recipe.weights_of is clip_weights  # else there is nothing to be above or below of
+        scaled = any(group.scales for group in plan.groups)  # whose norms are of other units
+        if mechanism.recipe.transform is not None and clips and not scaled:
+            values |= _transformed(gradients, norms, math.hypot(*(group.max_grad_norm for group in plan.groups)))
         for group, squared in zip(plan.groups if clips else (), norms if clips else (), strict=True):
             clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
             values[f"nonprivate/clip_fraction/{group.name}"] = float(clipped)
@@ -157,6 +158,8 @@ def _transformed(gradients: Sequence[ParameterGradients], norms: Tensor, bound: 
     """
     before = torch.stack([each.squared_norms() for each in gradients]).sum(0).double().sqrt()
     after = norms.double().sum(0).sqrt()
+    if len(before) != len(after):  # a record was dropped, whose norm is no number
+        return {}
     small = before < bound
     values = {
         "median_norm_before": float(before.nanmedian()),

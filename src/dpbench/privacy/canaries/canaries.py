@@ -141,7 +141,9 @@ class Canaries:
         groups, bounded, population = recipe.groups(names, sizes), recipe.transform is not None, sampling.population
         replace_one = self._replace_one = sampling.neighbouring_relation == "replace_one"
         coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups) if bounded else 1
-        self._bounded, self._coordinates = bounded, coordinates
+        self._coordinates = coordinates
+        # Signs of a spike are as long as it has coordinates; what else there is leaves it as it is, for clipping.
+        self._signs = bounded and getattr(recipe.transform, "values", "signs") == "signs"
         room = [sum(sizes[p] // coordinates for p in group.parameters) for group in groups]
         most = min(population, max(room))
         count = min(_DEFAULT, most) if options.canaries is None else options.canaries
@@ -206,7 +208,7 @@ class Canaries:
         plan, changes = mechanism.plan, mechanism.plan.summands.changes(mechanism.plan.sampling)
         self._changes = changes
         numbers = np.flatnonzero(drawn)
-        longest = math.sqrt(self._coordinates) if self._bounded else math.inf
+        longest = math.sqrt(self._coordinates) if self._signs else math.inf
         self._moves = tuple(min(longest, group.max_grad_norm) for group in plan.groups)
         if self._processes.rank == 0 and len(numbers):
             rows = self._rows(mechanism, numbers)

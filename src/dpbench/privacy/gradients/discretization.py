@@ -19,6 +19,7 @@ from dpbench.privacy.native import kernels
 Values = Literal["signs", "rescaled", "kept"]
 
 _LARGEST = 1e30  # threshold; its square is still a floating-point number
+_SLACK = 1e-4  # of the threshold for values that are kept: above what rounding does
 _CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
 
 
@@ -28,15 +29,15 @@ def discretize(gradients: Tensor, threshold: float) -> Tensor:
 
 
 def keep_large(gradients: Tensor, threshold: float) -> Tensor:
-    """Coordinates above τ times the root mean square of their record's gradient (R, ...) stay, others become 0.
+    """Coordinates from about τ times the root mean square of their record's gradient (R, ...) on stay, others become 0.
 
-    Those of a record with NaN or infinity all become 0.
+    Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie at
+    τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
     """
-    sizes = gradients.abs()
-    rms = torch.linalg.vector_norm(gradients.flatten(1), dim=1) / math.sqrt(max(gradients[0].numel(), 1))
-    large = sizes > (threshold * rms).view(-1, *[1] * (gradients.dim() - 1))
-    finite = rms.isfinite().view(-1, *[1] * (gradients.dim() - 1))
-    return torch.where(large & finite, gradients, 0.0)
+    rows = gradients.flatten(1)
+    rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(max(rows.shape[1], 1))
+    least = ((1 - _SLACK) * threshold * rms).view(-1, *[1] * (gradients.dim() - 1))
+    return torch.where((gradients.abs() >= least) & least.isfinite(), gradients, 0.0)
 
 
 class DiscretizedGradients(ParameterGradients):
@@ -79,7 +80,7 @@ class DiscretizedGradients(ParameterGradients):
 
     def squared_norms(self) -> Tensor:
         rows = (block.flatten(1) for _, block in self._blocks())
-        return torch.cat([torch.einsum("rd,rd->r", each, each) for each in rows])  # exact for signs
+        return torch.cat([torch.einsum("rd,rd->r", each, each) for each in rows])  # whole numbers stay exact for signs
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total: Tensor | None = None
@@ -142,11 +143,13 @@ class Discretization:
     * "signs": the paper's. A record with k coordinates beyond τ has norm √k, however small its gradient g was.
     * "rescaled": the same signs at the norm of g, ±‖g‖/√k, so that a record that is nearly learned weighs little. (The
       paper says of its own that it "does not increase gradient norms".)
-    * "kept": no signs; coordinates above τ times the root mean square of the record's gradient by that parameter keep
-      their values.
+    * "kept": no signs; coordinates from about τ times the root mean square of the record's gradient by that parameter
+      on keep their values.
+
+    Signs of rounding errors depend on what else is in a lot: hence no τ = 0 where signs are taken.
 
     Attributes:
-        threshold: τ ≥ 0, in units of gradients; of root mean squares where values are kept.
+        threshold: τ > 0, in units of gradients; of root mean squares where values are kept, also 0.
         values: As above.
 
     Raises:
@@ -161,6 +164,11 @@ class Discretization:
         if self.values not in get_args(Values):
             known = ", ".join(get_args(Values))
             raise ConfigurationError(f"unknown discretization_values {self.values!r}; known are {known}.")
+        if not self.threshold and self.values != "kept":
+            raise ConfigurationError(
+                "discretization_threshold must be above 0: signs of what is zero but for rounding depend on the other "
+                "records of a lot, so that no sensitivity holds for them. Take a small one, such as 1e-6."
+            )
 
     def __call__(
         self, gradients: Sequence[ParameterGradients], records: int, sizes: Sequence[int]
