@@ -10,7 +10,13 @@ import torch
 from scipy import integrate, stats
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.gradients.discretization import Discretization, DiscretizedGradients, discretize, keep_large
+from dpbench.privacy.gradients.discretization import (
+    Discretization,
+    DiscretizedGradients,
+    Values,
+    discretize,
+    keep_large,
+)
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, check_priors, estimate_priors
 
@@ -56,6 +62,32 @@ def test_large_values_are_kept() -> None:
     assert kept.squared_norms().tolist() == [16, 0, 0, 0]
     assert kept.select(torch.tensor([0])).per_record().tolist() == [[0, -4, 0, 0]]
     torch.testing.assert_close(keep_large(rows[:1], 0.0), rows[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_decide_what_is_kept(dtype: torch.dtype) -> None:
+    """(a, −a), the bias of two classes, lies at one root mean square: a last bit would make it all or nothing."""
+    values = torch.rand(2000, 1, dtype=dtype)
+    rows = torch.cat([values, -values * (1 + 1e-6)], 1)
+    assert torch.equal(keep_large(rows, 1.0), rows)
+    one = torch.rand(50, 1, dtype=dtype)  # a parameter of one number is trained, too
+    assert torch.equal(keep_large(one, 1.0), one)
+
+
+@pytest.mark.parametrize("values", ["signs", "rescaled", "kept"])
+def test_nothing_of_an_empty_lot(values: Values) -> None:
+    for rows in (torch.zeros(0, 3, 2), torch.zeros(4, 0)):
+        size = rows[0].numel() if len(rows) else 6
+        (found,) = Discretization(0.5, values)([InstantiatedGradients(lambda r=rows: r)], len(rows), [size])  # type: ignore[misc]
+        assert found.squared_norms().tolist() == [0.0] * len(rows)
+        assert not found.weighted_sum(torch.ones(len(rows))).any()
+
+
+def test_signs_of_rounding_errors_are_refused() -> None:
+    for values in ("signs", "rescaled"):
+        with pytest.raises(ConfigurationError, match="must be above 0: signs of what is zero but for rounding"):
+            Discretization(0.0, values)  # type: ignore[arg-type]
+    assert Discretization(0.0, "kept")
 
 
 def test_signs_at_the_norm_of_the_gradient() -> None:

@@ -138,11 +138,11 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
 def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> None:
     definition.write_text(f"{TABLE}last_evaluations: 2\n")
     table = read_table(str(definition), conf_dir())
-    line = {"row": "short", "step": [1, 2, 3]}
+    line = {"row": "short", "step": [9, 19, 29, 30]}  # the validation after the last step, and the test of the same
     every = [
-        line | {"column": "private", "seed": 0, "value": [0.9, 0.5, 0.6]},
-        line | {"column": "private", "seed": 1, "value": [0.1, 0.7, 0.8]},
-        line | {"column": "plain", "seed": 1, "value": [0.0, 0.9, 0.8]},
+        line | {"column": "private", "seed": 0, "value": [0.9, 0.5, 0.6, 0.6]},
+        line | {"column": "private", "seed": 1, "value": [0.1, 0.7, 0.8, 0.8]},
+        line | {"column": "plain", "seed": 1, "step": [9, 19, 27, 30], "value": [0.0, 0.1, 0.9, 0.8]},  # older runs
     ]
     curves = pd.concat([pd.DataFrame(one) for one in every])
     measured = runs({("short", "private", 0): 0.6, ("short", "private", 1): 0.8, ("short", "plain", 1): 0.8})

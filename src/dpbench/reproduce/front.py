@@ -76,9 +76,9 @@ def _draw(axes: Axes, panel: pd.DataFrame) -> None:
 def _legend() -> list[Line2D]:
     papers = [Line2D([], [], color=color, linewidth=5, label=name) for name, color in _PAPERS.values()]
     marks = [
-        (OURS, "example", "ours, with 95 % intervals"),
-        (PAPER, "example", "the paper's"),
-        (PAPER, "microbatch", "the paper's, ε for a microbatch"),
+        (OURS, "example", "ours; 95 % intervals of three runs or more"),
+        (PAPER, "example", "papers'"),
+        (PAPER, "microbatch", "papers', ε for a microbatch"),
         (FIELD, "example", "others', no extra data"),
     ]
     handles = []

@@ -111,7 +111,8 @@ def _field(conf: Path) -> Iterator[dict[str, Any]]:
     for one in yaml.safe_load((conf / "field.yaml").read_text(encoding="utf-8")):
         yield {
             "data": one["data"], "title": _TITLES[one["data"]], "metric": "test/accuracy", "axis": accuracy.label,
-            "table": "", "name": one["source"], "source": one["source"], "row": "", "column": "", "label": one["label"],
+            "table": "", "name": "see conf/field.yaml", "source": one["source"], "row": "", "column": "",
+            "label": one["label"],
             "whose": FIELD, "unit": "example", "epsilon": float(one["epsilon"]), "delta": float(one["delta"]),
             "accountant": "as claimed", "value": float(one["accuracy"]),
         }  # fmt: skip

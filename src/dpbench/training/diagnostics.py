@@ -36,9 +36,9 @@ _SAMPLE = 16  # records whose gradients go into the histogram
 class GradientDiagnostics(pl.Callback):
     """Gradient norms by parameter, clipped share, bounds, noise-to-signal ratio and a histogram of gradient values.
 
-    Where a strategy transforms and clips records (discretization), also what it makes of them, `nonprivate/transform/…`: median
-    norm before and after, share of records of which nothing is left ("empty") and of those below the bound that it
-    brings to the bound ("inflated"), and mean norms of those below the bound.
+    Where a strategy transforms and clips records (discretization), also what it makes of them,
+    `nonprivate/transform/…`: median norm before and after, share of records of which nothing is left ("empty") and of
+    those below the bound that it brings to the bound ("inflated"), and mean norms of those below the bound.
 
     Goes with any strategy. Under a private one it looks at the very gradients that are clipped; without privacy it
     makes a backward pass of its own now and then. The results are private data: see the module's docstring.

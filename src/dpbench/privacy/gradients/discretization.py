@@ -31,8 +31,8 @@ def discretize(gradients: Tensor, threshold: float) -> Tensor:
 def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     """Coordinates from about τ times the root mean square of their record's gradient (R, ...) on stay, others become 0.
 
-    Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie at
-    τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
+    Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie
+    at τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
     """
     rows = gradients.flatten(1)
     rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(max(rows.shape[1], 1))
