@@ -118,7 +118,8 @@ def _keys_of(folder: Path, groups: Mapping[str, Any]) -> Iterator[str]:
         if group in groups and group != "experiment":
             yield from _flat(group, yaml.safe_load(path.read_text(encoding="utf-8")))
         elif path.parent == folder:
-            for name, value in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).items():
+            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+            for name, value in settings.items() if isinstance(settings, dict) else ():  # others are data, no settings
                 yield from _flat(str(name), value) if name not in ("hydra", "defaults") else ()
 
 

@@ -310,7 +310,8 @@ def _refuse_other_choices(group: str, cls: type, options: Mapping[str, Any]) -> 
     for name in options.keys() - options_of(cls).keys():
         if others := choices_with(group, name):
             raise ConfigurationError(
-                f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(others)}."
+                f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(others)}, or take it away "
+                f"(~{group}.{name})."
             )
 
 
