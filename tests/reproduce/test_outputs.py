@@ -175,7 +175,7 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     assert "curves" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reproduced.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reproduced.md", "docs/discretized_gradients.md"])
 def test_pages_show_committed_tables(tmp_path: Path, page: str) -> None:
     folder = tmp_path / "results" / "gradient_compression_table1"
     folder.mkdir(parents=True)

@@ -18,7 +18,7 @@ from dpbench.reproduce.overview import points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
 
-_PAGES = ("README.md", "docs/reproduced.md")
+_PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md")
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
