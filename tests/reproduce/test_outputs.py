@@ -57,7 +57,7 @@ def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tm
 
 def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) -> None:
     more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}, ONE]\nseeds: 2"
-    more = more.replace("ONE", "{name: one, metrics: privacy/bound/a, label: a bound}")
+    more = more.replace("ONE", "{name: one, metrics: privacy/bound/a, label: a bound, scale: linear}")
     table = read_table(edited(definition, "seeds: 2", more), conf_dir())
     jobs = [job for job in table_jobs(table, conf_dir(), tmp_path) if job.row == "long"]
     for job in jobs:
@@ -74,6 +74,10 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     assert own[["step", "name", "value"]].to_numpy().tolist() == [[1, "a", 0.5], [2, "a", 0.25], [1, "b.bias", 2]]
     assert logged["gradient_values"]["count"].sum() == 2 * 10
     assert write_logged(table, logged, tmp_path) == ["bounds.png", "one.png", "gradient_values.png"]
+    other = edited(definition, "seeds: 2", more.replace("linear", "log"))
+    (tmp_path / "log").mkdir()
+    write_logged(read_table(other, conf_dir()), logged, tmp_path / "log")
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "log" / "one.png").read_bytes()
     again, drawn = read_logged(table, tmp_path), (tmp_path / "one.png").read_bytes()
     assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
     write_logged(table, again, tmp_path)

@@ -117,6 +117,11 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
         ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
         ("rows:", "rows: [", "defines no table: line [0-9]+: "),
         ("seeds: 2", "seeds: {}", "seeds must be a number of them, or a list, not {}"),
+        (
+            "hours: 0.01",
+            "series: [{name: bounds, metrics: privacy/bound/, label: bound, scale: cubic}]\nhours: 0.01",
+            "series bounds: scale must be log or linear, not 'cubic'",
+        ),
         ("hours: 0.01", "trials: 5\nhours: 0.01", "trials must be names, each with what belongs to it, not 5"),
         ("label: 3 steps,", "label: 3,000 steps,", "short has unknown fields 000 steps"),
         ("epsilon: 1.5", "epsilon: three", "epsilon of short must be a number, not 'three'"),

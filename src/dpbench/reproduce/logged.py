@@ -105,7 +105,7 @@ def write_logged(table: Table, logged: Logged, folder: Path) -> list[str]:
         elif name == GRADIENTS:
             draw_histogram(table, logged[name], picture)
         else:
-            label = next(series.label for series in table.series if series.name == name)
-            draw_series(table, logged[name], label, picture)
+            series = next(one for one in table.series if one.name == name)
+            draw_series(table, logged[name], series, picture)
         pictures.append(picture.name)
     return pictures

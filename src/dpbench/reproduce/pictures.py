@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce.tables import Table, select_cell
+from dpbench.reproduce.tables import Series, Table, select_cell
 
 _FEW = 2  # runs
 _STYLES = ("-", "--", ":", "-.")
@@ -123,13 +124,13 @@ def _draw_curve(axes: Axes, own: pd.DataFrame, style: str, color: str, label: st
     axes.fill_between(steps.index, steps["min"], steps["max"], color=color, alpha=0.15, linewidth=0)
 
 
-def draw_series(table: Table, lines: pd.DataFrame, label: str, path: Path) -> None:
-    """Positive values against steps: a panel for each cell, or for each column where a cell has but one line.
+def draw_series(table: Table, lines: pd.DataFrame, series: Series, path: Path) -> None:
+    """Values against steps: a panel for each cell, or for each column where a cell has but one line.
 
     Args:
         table: The definition.
         lines: Columns row, column, step, name, value. Names that end in "bias" are dashed.
-        label: Of the axis.
+        series: Which of the definition's.
         path: The picture.
     """
     single = lines.groupby(["row", "column"])["name"].nunique().max() == 1
@@ -143,13 +144,20 @@ def draw_series(table: Table, lines: pd.DataFrame, label: str, path: Path) -> No
         for row_label, part in () if single else parts:
             title = row_label if len(table.columns) == 1 else f"{row_label}; {column.label}"
             panels.append((title, [(str(name), values) for name, values in part.groupby("name", sort=False)]))
-    figure = new_figure(5.5 * len(panels), 4.0)
-    for axes, (title, drawn) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
+    down = math.ceil(len(panels) / across)
+    figure = new_figure(5.5 * across, 4.0 * down)
+    places = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in places[len(panels) :]:
+        axes.remove()
+    for axes, (title, drawn) in zip(places, panels, strict=False):
         for name, values in drawn:
             axes.plot(
                 values["step"], values["value"], "--" if name.endswith("bias") else "-", label=name, linewidth=1.1
             )
-        axes.set(yscale="log", xlabel="step", ylabel=label)
+        axes.set(yscale=series.scale, xlabel="step", ylabel=series.label)
+        if series.scale == "linear":
+            axes.set_ylim(bottom=0)
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

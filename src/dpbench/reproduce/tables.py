@@ -63,11 +63,17 @@ class Series:
         name: Of the picture's files.
         metrics: Prefix of the logged metrics, such as "privacy/bound/".
         label: Of the axis.
+        scale: Of the axis: "log" (what is not positive is left out) or "linear" (from zero).
     """
 
     name: str
     metrics: str
     label: str
+    scale: str = "log"
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("log", "linear"):
+            raise ValueError(f"series {self.name}: scale must be log or linear, not {self.scale!r}")
 
 
 @dataclass(frozen=True)
