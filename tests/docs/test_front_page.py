@@ -115,3 +115,15 @@ def test_verdicts_do_not_go_beyond_the_figures() -> None:
     small = read_table("three_tools/figure4", conf_dir())
     lines = summary(small, pd.read_csv(RESULTS / small.folder / RUNS)).set_index(["row", "column"])["mean"]
     assert all(lines["adaptive", column.name] < lines["constant", column.name] for column in small.columns)
+
+
+def test_the_page_on_discretized_gradients_says_what_its_runs_logged() -> None:
+    page = " ".join((ROOT / "docs" / "discretized_gradients.md").read_text(encoding="utf-8").split())
+    logged = pd.read_csv(RESULTS / "gradient_compression_lost_class" / "transform.csv")
+    logged = logged[(logged["row"] == "mean") & logged["step"].between(1000, 1999)]
+    mean = logged.groupby("name")["value"].mean()
+    assert f"in steps 1,000 to 2,000, {100 * mean['inflated']:.0f} % of the records" in page
+    assert (
+        f"is {mean['small_norm_before']:.2f} on average before discretization, and {mean['small_norm_after']:.1f} after"
+    ) in page
+    assert f"another {100 * mean['empty']:.0f} % nothing is beyond τ" in page
