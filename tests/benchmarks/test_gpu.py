@@ -28,7 +28,7 @@ def test_what_must_hold(name: str, tmp_path: Path) -> None:
     assert row["holds"], row["found"]
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the tests of ledgers, DDP and strategies make the same statements; here it is the page's
 @pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in QUICK])
 def test_what_must_hold_too(name: str, tmp_path: Path) -> None:
     row = checks.checked(name, "cpu", tmp_path)

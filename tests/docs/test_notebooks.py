@@ -32,8 +32,19 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (FOLDER / link).exists(), link
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", TUTORIALS)
+_IN_CI = (
+    "private_classifier",
+    "by_user",
+)  # the first steps; each of the others takes a minute, `make notebooks` runs them all
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in _IN_CI else pytest.mark.long)
+        for path in tutorials()
+    ],
+)
 def test_tutorial_runs(path: Path, tmp_path: Path) -> None:
     """From an empty folder; an error of a cell, also of what it asserts, ends it."""
     written = read(path)

@@ -205,16 +205,16 @@ def intact(run: Path, seed: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_twelve_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
+def test_six_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=15", SHARED]
-    started = [start(tmp_path, "train", *words, f"seed={seed}") for seed in range(11)]
-    started.append(start(tmp_path, "train", *words, "seed=11", "data.val_size=5000"))
+    started = [start(tmp_path, "train", *words, f"seed={seed}") for seed in range(5)]
+    started.append(start(tmp_path, "train", *words, "seed=5", "data.val_size=5000"))
     told = [process.communicate(timeout=500) for process in started]
-    assert [process.returncode for process in started] == [0] * 11 + [1], told
-    assert "leaves nothing of 1437" in told[11][1]
+    assert [process.returncode for process in started] == [0] * 5 + [1], told
+    assert "leaves nothing of 1437" in told[5][1]
     runs = sorted((tmp_path / "outputs").glob("*/*"))
     seeds = {run: json.loads((run / "result.json").read_text())["seed"] for run in runs}
-    assert sorted(seeds.values()) == list(range(11))
+    assert sorted(seeds.values()) == list(range(5))
     for run, seed in seeds.items():
         intact(run, seed, 15)
         assert f"{run.relative_to(tmp_path)}\n" in told[seed][0]  # each says which is its own
