@@ -74,6 +74,7 @@ TOOLS, COMPRESSION, QUANTILE = "three_tools", "gradient_compression/table1", "ad
         f"({{{QUANTILE}/mnist quantile_0.5 z_1.1}} against {{{QUANTILE}/mnist fixed_3 z_1.1}} % at z = 1.1)",
         "{recipes/mnist cnn accuracy} % with a CNN and {recipes/mnist scattering accuracy} % on scattering features at "
         "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
+        "[has] {recipes/mnist_scattering linear_1 accuracy} % at ε = 1 and {recipes/mnist_scattering linear accuracy} % at 2.93",
     ],
 )  # fmt: skip
 def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
