@@ -71,7 +71,9 @@ TOOLS, COMPRESSION, QUANTILE = "three_tools", "gradient_compression/table1", "ad
                 (f"{QUANTILE}/mnist_writers", ("z_0.1", "z_0.3", "z_1")),
             )
         ),
-        f"({{{QUANTILE}/mnist quantile_0.5 z_1.1}} against {{{QUANTILE}/mnist fixed_3 z_1.1}} % at z = 1.1)",
+        "("
+        + ", ".join(f"{{{QUANTILE}/mnist_median z_{z} median}} against {{{QUANTILE}/mnist_median z_{z} fixed}}" for z in (0.5, 0.8, 1.1))
+        + f" and {{{QUANTILE}/mnist_median z_2 median}} against {{{QUANTILE}/mnist_median z_2 fixed}} % at z = 0.5, 0.8, 1.1 and 2; five seeds)",
         "{recipes/mnist cnn accuracy} % with a CNN and {recipes/mnist scattering accuracy} % on scattering features at "
         "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
         "[has] {recipes/mnist_scattering linear_1 accuracy} % at ε = 1 and {recipes/mnist_scattering linear accuracy} % at 2.93",
