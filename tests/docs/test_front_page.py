@@ -37,6 +37,7 @@ def _fill(sentence: str) -> str:
 
 
 TOOLS, COMPRESSION, QUANTILE = "three_tools", "gradient_compression/table1", "adaptive_quantile"
+MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering"
 
 
 @pytest.mark.parametrize(
@@ -71,12 +72,11 @@ TOOLS, COMPRESSION, QUANTILE = "three_tools", "gradient_compression/table1", "ad
                 (f"{QUANTILE}/mnist_writers", ("z_0.1", "z_0.3", "z_1")),
             )
         ),
-        "("
-        + ", ".join(f"{{{QUANTILE}/mnist_median z_{z} median}} against {{{QUANTILE}/mnist_median z_{z} fixed}}" for z in (0.5, 0.8, 1.1))
-        + f" and {{{QUANTILE}/mnist_median z_2 median}} against {{{QUANTILE}/mnist_median z_2 fixed}} % at z = 0.5, 0.8, 1.1 and 2; five seeds)",
+        "(" + ", ".join(f"{{{MEDIAN} z_{z} median}} against {{{MEDIAN} z_{z} fixed}}" for z in (0.5, 0.8, 1.1))
+        + f" and {{{MEDIAN} z_2 median}} against {{{MEDIAN} z_2 fixed}} % at z = 0.5, 0.8, 1.1 and 2; five seeds)",
         "{recipes/mnist cnn accuracy} % with a CNN and {recipes/mnist scattering accuracy} % on scattering features at "
         "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
-        "[has] {recipes/mnist_scattering linear_1 accuracy} % at ε = 1 and {recipes/mnist_scattering linear accuracy} % at 2.93",
+        f"[has] {{{SCATTERING} linear_1 accuracy}} % at ε = 1 and {{{SCATTERING} linear accuracy}} % at 2.93",
     ],
 )  # fmt: skip
 def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
