@@ -29,10 +29,12 @@ HANGS = 1200  # seconds; no test waits for a time
 
 
 def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> subprocess.Popen[str]:
+    # A run in the process of an earlier test leaves the address of wandb's service there, which has ended.
+    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return subprocess.Popen(
         [sys.executable, "-m", module, *words],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+        env={**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
