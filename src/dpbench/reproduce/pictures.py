@@ -156,7 +156,7 @@ def draw_series(table: Table, lines: pd.DataFrame, series: Series, path: Path) -
                 values["step"], values["value"], "--" if name.endswith("bias") else "-", label=name, linewidth=1.1
             )
         axes.set(yscale=series.scale, xlabel="step", ylabel=series.label)
-        if series.scale == "linear":
+        if series.scale == "linear" and lines["value"].min() >= 0:
             axes.set_ylim(bottom=0)
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3)

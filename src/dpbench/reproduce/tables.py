@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class Series:
         name: Of the picture's files.
         metrics: Prefix of the logged metrics, such as "privacy/bound/".
         label: Of the axis.
-        scale: Of the axis: "log" (what is not positive is left out) or "linear" (from zero).
+        scale: Of the axis: "log" (what is not positive is left out) or "linear" (from zero, unless one is negative).
     """
 
     name: str
@@ -273,7 +273,7 @@ def _table(name: str, command: str, data: dict[str, Any]) -> Table:
         },
         _pairs(data.get("difference", ())),
         tuple(data.get("notes", ())),
-        tuple(Series(**{str(key): str(value) for key, value in one.items()}) for one in data.get("series", ())),
+        tuple(map(_series, data.get("series", ()))),
         bool(data.get("histogram", False)),
         bool(data.get("samples", False)),
         _more(data.get("more", ())),
@@ -292,6 +292,13 @@ def _pairs(given: Any) -> tuple[tuple[str, str], ...]:
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError("difference must name two columns, or be a list of such pairs")
     return tuple((str(first), str(second)) for first, second in pairs)
+
+
+def _series(given: Any) -> Series:
+    known = {field.name for field in fields(Series)}
+    if not isinstance(given, dict) or not known - {"scale"} <= set(given) <= known:
+        raise ValueError(f"series must each have {', '.join(sorted(known))} (scale may be left out), not {given!r}")
+    return Series(**{key: str(value) for key, value in given.items()})
 
 
 def _more(given: Any) -> dict[str, str | None]:
