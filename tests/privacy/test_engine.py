@@ -125,12 +125,22 @@ def test_convolution(
     check(Flat(conv), x)
 
 
-@pytest.mark.parametrize(("im2col", "loop"), [(0, 2**60), (0, 0), (2**60, 2**60)], ids=["grouped", "loop", "im2col"])
+@pytest.mark.parametrize(
+    ("im2col", "loop", "grouped"),
+    [(0, 2**60, 2**60), (0, 2**60, 300), (0, 0, 2**60), (2**60, 2**60, 2**60)],
+    ids=["grouped", "pieces", "loop", "im2col"],
+)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_every_way_to_compute_a_convolution(
-    im2col: int, loop: int, groups: int, memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    im2col: int,
+    loop: int,
+    grouped: int,
+    groups: int,
+    memory: torch.memory_format,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(layers, "_GROUPED_LIMIT", grouped)
     monkeypatch.setattr(layers, "_IM2COL_LIMIT", im2col)
     monkeypatch.setattr(layers, "_LOOP_LIMIT", loop)
     conv = nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), (2, 1), groups).to(memory_format=memory)

@@ -360,6 +360,15 @@ def test_a_choice_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     forget()  # another process, where the other way is faster
     assert choices.fastest(("k",), {"first": lambda: None, "second": slow}) == "second"
     assert choices.fastest(("other",), {"first": lambda: None, "second": slow}) == "first"
+    tried: list[str] = []
+
+    def lost() -> None:
+        tried.append("lost")
+        for _ in range(3):
+            next(clock)
+
+    found = choices.fastest(("third",), {"lost": lost, "second": lambda: tried.append("second")})
+    assert (found, tried) == ("second", ["lost", "second", "second", "second"])  # not timed three times
     forget()
     monkeypatch.setattr(native, "cache_folder", lambda: tmp_path / "missing")
     assert choices.fastest(("k",), ways) == "first"  # what cannot be kept is not timed

@@ -61,16 +61,18 @@ def _modulus(planes: Tensor, bank: Tensor, stride: int) -> Tensor:
 
 def _average(planes: Tensor, spacing: int) -> Tensor:
     """Gaussian averages at every fourth pixel of the image, of planes that have every `spacing`-th."""
+    down, across = (_averaging(size, spacing) for size in planes.shape[2:])
+    return down @ planes @ across.mT
+
+
+def _averaging(size: int, spacing: int) -> Tensor:
+    """The average of a line of `size` points, mirrored at its ends, as a matrix: (size / 4 · spacing, size)."""
     sigma, stride = 2 * _SIGMA / spacing, BLOCK // spacing
     reach = math.ceil(3 * sigma)
     at = torch.arange(-reach, reach + 1, dtype=torch.float32)
     bell = torch.exp(-at.square() / (2 * sigma**2))
-    bell = bell / bell.sum()
-    flat = F.pad(planes.flatten(0, 1)[:, None], (reach,) * 4, mode="reflect")
-    means = F.conv2d(
-        F.conv2d(flat, bell.view(1, 1, -1, 1), stride=(stride, 1)), bell.view(1, 1, 1, -1), stride=(1, stride)
-    )
-    return means.view(*planes.shape[:2], *means.shape[2:])
+    points = F.pad(torch.eye(size)[:, None], (reach, reach), mode="reflect")
+    return F.conv1d(points, (bell / bell.sum()).view(1, 1, -1), stride=stride)[:, 0].mT
 
 
 def _wavelets(scale: int) -> Tensor:

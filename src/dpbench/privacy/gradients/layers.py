@@ -94,17 +94,15 @@ def _pure_convolution_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) ->
         return InstantiatedGradients(
             lambda: torch.stack([_weight_gradient(layer, one, grad, weight, padding, 1) for one, grad in pairs])
         )
-    weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
-    wide_a, wide_g = (x.reshape(1, records * x.shape[1], *x.shape[2:]) for x in (a, g))
-    return InstantiatedGradients(
-        lambda: _weight_gradient(layer, wide_a, wide_g, weight, padding, records).view(records, *shape)
-    )
+    return InstantiatedGradients(lambda: _grouped_weights(layer, a, g, padding))
 
 
 # Measured on two CPU cores over the shapes of our four networks. Fixed, not timed at run time: another choice rounds
 # differently, and a resumed run has to repeat the interrupted one to the bit.
 _IM2COL_LIMIT = 2**16
 _LOOP_LIMIT = 2**19
+_GROUPED_LIMIT = 2**25
+"""Numbers that one call computes: somewhat beyond, PyTorch takes a hundred times as long."""
 
 
 def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: Any, records: int) -> Tensor:
@@ -112,6 +110,16 @@ def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: 
     groups, mask = records * layer.groups, [False, True, False]
     arguments = (layer.stride, padding, layer.dilation, False, none, groups, mask)
     return cast(Tensor, torch.ops.aten.convolution_backward(g, a, weight, None, *arguments)[1])
+
+
+def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+    records, shape = len(g), layer.weight.shape
+    if records > (piece := max(1, _GROUPED_LIMIT // shape.numel())):
+        pieces = zip(torch.split(a, piece), torch.split(g, piece), strict=True)
+        return torch.cat([_grouped_weights(layer, *both, padding) for both in pieces])
+    weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
+    wide_a, wide_g = (x.reshape(1, records * x.shape[1], *x.shape[2:]) for x in (a, g))
+    return _weight_gradient(layer, wide_a, wide_g, weight, padding, records).view(records, *shape)
 
 
 def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
