@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated, Collation
-from dpbench.data.scattering import BLOCK, PER_CHANNEL, scattering
+from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
 from dpbench.data.sources import NOISE, NOISE_TEST, NOISE_TRAIN, Images, Source, Split, data_root, noise_like, source
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
@@ -68,7 +68,12 @@ class InMemoryImages(Dataset[Batch]):
 
 
 _NOTHING = Inserted()
-SCALES, FEATURES = ("standard", "symmetric", "unit"), (None, "scattering")
+SCALES = ("standard", "symmetric", "unit")
+FEATURES = {
+    "scattering": scattering,
+    "color_scattering": color_scattering,
+    "mirrored_scattering": mirrored_scattering,
+}
 
 
 def normalize(
@@ -86,8 +91,8 @@ def normalize(
 
 def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) -> Tensor:
     """Pixels in [0, 1] as networks see them; may work in place."""
-    if features == "scattering":
-        return scattering(pixels)
+    if features is not None:
+        return FEATURES[features](pixels)
     if scale == "symmetric":
         return pixels.mul_(2).sub_(1)
     if scale == "unit":
@@ -116,7 +121,8 @@ class ImageDataModule(pl.LightningDataModule):
         download: Whether torchvision may download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
         scale: "standard" (mean 0, deviation 1), "symmetric" ([−1, 1], for generators) or "unit" ([0, 1]).
-        features: "scattering" replaces pixels by wavelet features that know no data, see `data.scattering`.
+        features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features that
+            know no data, see `data.scattering`.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
         test_size: The same of the test records.
         like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
@@ -161,8 +167,9 @@ class ImageDataModule(pl.LightningDataModule):
             raise ConfigurationError(
                 f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}."
             )
-        if features not in FEATURES:
-            raise ConfigurationError(f"data.features must be null or scattering, not {features!r}.")
+        if features not in (None, *FEATURES):
+            names = ", ".join(FEATURES)
+            raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
         if scale not in SCALES:
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
         if eval_batch_size < 1 or val_size < 0:
@@ -247,10 +254,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
-        channels, height, width = self.input_shape
-        if self.features is not None:
-            channels, height, width = channels // PER_CHANNEL, height * BLOCK, width * BLOCK
-        pixels = torch.rand(size, height, width, channels, generator=generator)
+        side, channels = self._image_size, len(self.spec.mean)
+        pixels = torch.rand(size, side, side, channels, generator=generator)
         pixels = _prepared(pixels, self.spec, self.scale, self.features)
         return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
 

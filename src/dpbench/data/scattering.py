@@ -1,8 +1,12 @@
-"""Scattering features: fixed wavelets, moduli and averages, known without any data (Bruna and Mallat 2013)."""
+"""Scattering features: fixed wavelets, moduli and averages, known without any data (Bruna and Mallat 2013).
+
+Each image is treated by itself, with constants that are no data's: no privacy is spent.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +15,20 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 
 ORIENTATIONS, GROUPS = 8, 27
-BLOCK, PER_CHANNEL = 4, 81
-"""Pixels of a side for one output, and features of a channel."""
+_BLOCK, _PER_CHANNEL = 4, 81  # pixels of a side for one output, and features of a channel
+_ORDERS = [1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2]
+"""Features of a channel: averages of pixels, of fine and coarse moduli, and of coarse moduli of fine ones."""
+_CENTER = (_BLOCK - 1) / 2  # of a block
 _SIGMA, _FREQUENCY = 0.8, 0.75 * math.pi  # of the finest wavelet
 _PIECE = 100  # images at once
+_COLORS = [[1 / 3, 1 / 3, 1 / 3], [1 / 2, -1 / 2, 0.0], [1 / 4, 1 / 4, -1 / 2]]
+"""Brightness, red against green, yellow against blue."""
 
 
 def scattering(pixels: Tensor) -> Tensor:
     """Order 0, 1 and 2 scattering coefficients at two scales, normalized in 27 groups of channels for each image.
 
-    Each image is treated by itself, and the wavelets are fixed: no privacy is spent. A linear classifier on these
-    features is the strong private baseline of Tramèr and Boneh 2021.
+    A linear classifier on these features is the strong private baseline of Tramèr and Boneh 2021.
 
     Args:
         pixels: (N, H, W, C) in [0, 1]; H and W are multiples of four.
@@ -32,23 +39,110 @@ def scattering(pixels: Tensor) -> Tensor:
     Raises:
         ConfigurationError: The sides are no multiples of four.
     """
-    if pixels.shape[1] % BLOCK or pixels.shape[2] % BLOCK:
+    _require(pixels, _BLOCK, "scattering")
+
+    def normalized(images: Tensor) -> Tensor:
+        features = _coefficients(images, 0.0).flatten(1, 2)
+        return F.group_norm(features, GROUPS).permute(0, 2, 3, 1)
+
+    return _by_pieces(normalized, pixels)
+
+
+def color_scattering(pixels: Tensor) -> Tensor:
+    """Scattering coefficients of brightness and two differences of colors, each order normalized by itself.
+
+    Three things that `scattering` does otherwise: edges of color are seen apart from those of brightness; the average
+    of the pixels, which is dozens of times as large, does not share a group of the normalization with what the finest
+    wavelets find; and averages are taken around the centers of blocks.
+
+    Args:
+        pixels: (N, H, W, C) in [0, 1], C = 1 or 3 (red, green, blue); H and W are multiples of four.
+
+    Returns:
+        (N, H/4, W/4, 81·C), contiguous.
+
+    Raises:
+        ConfigurationError: The sides are no multiples of four.
+    """
+    _require(pixels, _BLOCK, "color_scattering")
+    return _by_pieces(lambda images: _of_colors(images).flatten(1, 2).permute(0, 2, 3, 1), pixels)
+
+
+def mirrored_scattering(pixels: Tensor) -> Tensor:
+    """`color_scattering` of an image and of its mirror image, added up: half as many numbers.
+
+    For images that mean the same when mirrored: a linear classifier that answers for an image as for its mirror image
+    has no use for the other half, and its gradient gets no noise there. (The sum is the same for both up to the grid of
+    every second pixel on which the coarse wavelets stand.)
+
+    Args:
+        pixels: (N, H, W, C) in [0, 1], C = 1 or 3 (red, green, blue); H is a multiple of four, W of eight.
+
+    Returns:
+        (N, H/4, W/8, 81·C), contiguous.
+
+    Raises:
+        ConfigurationError: The sides are no such multiples.
+    """
+    _require(pixels, 2 * _BLOCK, "mirrored_scattering")
+    half, mirrored = pixels.shape[2] // (2 * _BLOCK), _mirrored()
+
+    def folded(images: Tensor) -> Tensor:
+        features = _of_colors(images)
+        both = (features + features[:, :, mirrored].flip(-1)) / math.sqrt(2)
+        return both[..., :half].flatten(1, 2).permute(0, 2, 3, 1)
+
+    return _by_pieces(folded, pixels)
+
+
+def _require(pixels: Tensor, divisor: int, name: str) -> None:
+    if pixels.shape[1] % divisor or pixels.shape[2] % divisor:
         raise ConfigurationError(
-            f"data.features=scattering needs images with sides that 4 divides, not {tuple(pixels.shape[1:3])}: set "
+            f"data.features={name} needs images with sides that {divisor} divides, not {tuple(pixels.shape[1:3])}: set "
             "data.image_size."
         )
-    banks = _wavelets(0), _wavelets(1)
-    return torch.cat([_coefficients(part.permute(0, 3, 1, 2), banks) for part in torch.split(pixels, _PIECE)])
 
 
-def _coefficients(images: Tensor, banks: tuple[Tensor, Tensor]) -> Tensor:
+def _by_pieces(features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    """`features` (n, h, w, F) of images (n, C, H, W), a few at once."""
+    pieces = [features(part.permute(0, 3, 1, 2)).contiguous() for part in torch.split(pixels, _PIECE)]
+    return torch.cat(pieces)
+
+
+def _coefficients(images: Tensor, center: float) -> Tensor:
+    """Not normalized, (N, C, H, W) → (N, C, 81, H/4, W/4), averages around `center` and every fourth pixel beyond."""
     height, width = images.shape[2:]
+    banks = _wavelets(0), _wavelets(1)
     planes = images.reshape(-1, 1, height, width)
     fine, coarse = _modulus(planes, banks[0], 1), _modulus(planes, banks[1], 2)
     second = _modulus(fine.reshape(-1, 1, height, width), banks[1], 2).view(len(planes), -1, height // 2, width // 2)
-    means = [_average(planes, 1), _average(fine, 1), _average(coarse, 2), _average(second, 2)]
-    features = torch.cat(means, 1).view(len(images), -1, height // BLOCK, width // BLOCK)
-    return F.group_norm(features, GROUPS).permute(0, 2, 3, 1).contiguous()
+    means = [_average(x, spacing, center) for x, spacing in ((planes, 1), (fine, 1), (coarse, 2), (second, 2))]
+    return torch.cat(means, 1).view(*images.shape[:2], _PER_CHANNEL, height // _BLOCK, width // _BLOCK)
+
+
+def _of_colors(images: Tensor) -> Tensor:
+    """Of brightness and colors, normalized, (N, C, H, W) → (N, C, 81, H/4, W/4).
+
+    The epsilon of `group_norm` damps what is faint: the second order, and the colors of a gray image.
+    """
+    colors = images if images.shape[1] == 1 else torch.einsum("oc,nchw->nohw", torch.tensor(_COLORS), images)
+    features = _coefficients(colors, _CENTER)
+    pixels, fine, coarse, second = torch.split(features, _ORDERS, 2)
+    middle, unit = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0.25, 0.05, 0.05])  # roughly those of photographs
+    middle, unit = (x[: images.shape[1]].view(-1, 1, 1, 1) for x in (middle, unit))
+    found = [(pixels - middle) / unit]
+    for part, groups in ((fine, 1), (coarse, 1), (second, ORIENTATIONS)):  # of each color
+        flat = part.flatten(1, 2)
+        found.append(F.group_norm(flat, groups * images.shape[1]).view_as(part))
+    return torch.cat(found, 2)
+
+
+def _mirrored() -> list[int]:
+    """Which of the 81 features of a mirror image is which of the image's: direction k is k steps the other way."""
+    other = [-k % ORIENTATIONS for k in range(ORIENTATIONS)]
+    second = [ORIENTATIONS * first + then for first in other for then in other]
+    starts = torch.tensor(_ORDERS).cumsum(0).tolist()
+    return [0, *(starts[0] + k for k in other), *(starts[1] + k for k in other), *(starts[2] + k for k in second)]
 
 
 def _modulus(planes: Tensor, bank: Tensor, stride: int) -> Tensor:
@@ -59,20 +153,21 @@ def _modulus(planes: Tensor, bank: Tensor, stride: int) -> Tensor:
     return torch.hypot(real, imaginary)
 
 
-def _average(planes: Tensor, spacing: int) -> Tensor:
-    """Gaussian averages at every fourth pixel of the image, of planes that have every `spacing`-th."""
-    down, across = (_averaging(size, spacing) for size in planes.shape[2:])
+def _average(planes: Tensor, spacing: int, center: float) -> Tensor:
+    """Gaussian averages at every fourth pixel of the image from `center` on, of planes that have every `spacing`-th."""
+    down, across = (_averaging(size, spacing, center) for size in planes.shape[2:])
     return down @ planes @ across.mT
 
 
-def _averaging(size: int, spacing: int) -> Tensor:
+def _averaging(size: int, spacing: int, center: float) -> Tensor:
     """The average of a line of `size` points, mirrored at its ends, as a matrix: (size / 4 · spacing, size)."""
-    sigma, stride = 2 * _SIGMA / spacing, BLOCK // spacing
+    sigma = 2 * _SIGMA / spacing
     reach = math.ceil(3 * sigma)
-    at = torch.arange(-reach, reach + 1, dtype=torch.float32)
-    bell = torch.exp(-at.square() / (2 * sigma**2))
-    points = F.pad(torch.eye(size)[:, None], (reach, reach), mode="reflect")
-    return F.conv1d(points, (bell / bell.sum()).view(1, 1, -1), stride=stride)[:, 0].mT
+    mirrored = F.pad(torch.eye(size)[:, None], (reach, reach), mode="reflect")[:, 0]
+    centers = (center + torch.arange(0, size * spacing, _BLOCK)) / spacing
+    far = torch.arange(-reach, size + reach) - centers[:, None]
+    bells = torch.exp(-far.square() / (2 * sigma**2)) * (far.abs() <= reach)
+    return (bells / bells.sum(1, keepdim=True)) @ mirrored.mT
 
 
 def _wavelets(scale: int) -> Tensor:
