@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dpbench.data.images import ImageDataModule
 from dpbench.data.scattering import (
+    _COLORS,
     _average,
+    _by_order,
     _modulus,
+    _of_noise,
     _wavelets,
     color_scattering,
     mirrored_scattering,
@@ -62,9 +66,54 @@ def test_brightness_and_colors_apart() -> None:
     features = color_scattering(grays.expand(-1, -1, -1, 3))
     assert features.shape == (3, 8, 8, 243)
     torch.testing.assert_close(features[..., :81], color_scattering(grays), rtol=1e-3, atol=1e-3)
-    assert features[..., 81:].abs().max() < 0.05  # no color is seen in gray
+    assert (features[..., 81:] - features[:1, :1, :1, 81:]).abs().max() < 0.05  # no color is seen in gray
     colored = torch.cat([grays, 0.5 - grays / 2, 0.5 - grays / 2], 3)
     assert color_scattering(colored)[..., 81:].abs().max() > 1
+
+
+def test_pixels_orders_and_noise_are_normalized() -> None:
+    color = torch.tensor([0.9, 0.3, 0.2]).expand(1, 16, 16, 3)
+    pixels = _by_order(torch.einsum("oc,nhwc->nohw", torch.tensor(_COLORS), color))[0, :, 0, 1, 1]
+    torch.testing.assert_close(pixels, torch.tensor([-0.1333, 6.0, 4.0]), rtol=1e-3, atol=1e-3)
+    orders = _by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
+    groups = torch.split(orders, [8] * 10, 2)  # fine, coarse, and each direction of the second order
+    assert max(float(group.mean((2, 3, 4)).abs().max()) for group in groups) < 1e-4
+    means, deviations = _of_noise()
+    assert means.shape == deviations.shape == (3, 81) and deviations.min() > 0
+    red, blue = deviations[1], deviations[2]  # noise of the same size in both
+    torch.testing.assert_close(red, blue, rtol=0.1, atol=0.01)
+    assert deviations[0, 17:].mean() < deviations[0, 1:17].mean()  # the second order is faint
+
+
+def test_both_halves_of_a_mirrored_image_count_alike() -> None:
+    half = torch.rand(2, 16, 8, 3, generator=torch.Generator().manual_seed(0))
+    image = torch.cat([half, half.flip(2)], 2)
+    fine = [color * 81 + k for color in range(3) for k in (0, 1, 5)]  # along and across: their own mirror images
+    expected = 2**0.5 * color_scattering(image)[:, :, :2, fine]
+    torch.testing.assert_close(mirrored_scattering(image)[..., fine], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("spacing", [1, 2])
+def test_averages_are_those_of_a_convolution(spacing: int) -> None:
+    planes = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    reach = 5 if spacing == 1 else 3
+    bell = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * (1.6 / spacing) ** 2))
+    bell = bell / bell.sum()
+    flat = F.pad(planes.flatten(0, 1)[:, None], (reach,) * 4, mode="reflect")
+    expected = F.conv2d(flat, torch.outer(bell, bell)[None, None], stride=4 // spacing).view(2, 3, 4 * spacing, -1)
+    torch.testing.assert_close(_average(planes, spacing, 0.0), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 16, 16, 4), "color_scattering needs images of 1 or 3 channels, not 4: take data.features=scattering"),
+        ((2, 8, 8, 3), "color_scattering needs images with sides from 12 on that 4 divides"),
+    ],
+)
+def test_other_images_are_refused(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        color_scattering(torch.rand(shape))
 
 
 def test_a_mirror_image_has_the_same_mirrored_features() -> None:
@@ -81,12 +130,16 @@ def test_in_the_data_module() -> None:
     assert data.input_shape == (81, 7, 7)
     batch, labels = data.noise_batch(3, torch.Generator().manual_seed(0))
     assert batch.shape == (3, 81, 7, 7) and labels.shape == (3,)
-    with pytest.raises(ConfigurationError, match="sides that 4 divides"):
+    with pytest.raises(ConfigurationError, match="sides from 12 on that 4 divides"):
         ImageDataModule("digits", features="scattering", image_size=18).setup()
-    with pytest.raises(ConfigurationError, match="mirrored_scattering needs images with sides that 8 divides"):
+    with pytest.raises(
+        ConfigurationError, match="mirrored_scattering needs images with sides from 12 on that 8 divides"
+    ):
         ImageDataModule("digits", features="mirrored_scattering").setup()
     mirrored = ImageDataModule("digits", features="mirrored_scattering", image_size=32)
     assert mirrored.input_shape == (81, 8, 4)
     assert mirrored.noise_batch(3, torch.Generator().manual_seed(0))[0].shape == (3, 81, 8, 4)
+    with pytest.raises(ConfigurationError, match="leave out data.scale=unit"):
+        ImageDataModule("digits", features="scattering", scale="unit")
     with pytest.raises(ConfigurationError, match="null or one of scattering, .*, not 'sift'"):
         ImageDataModule("digits", features="sift")

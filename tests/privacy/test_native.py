@@ -364,11 +364,18 @@ def test_a_choice_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
     def lost() -> None:
         tried.append("lost")
-        for _ in range(3):
+        for _ in range(50):
             next(clock)
 
     found = choices.fastest(("third",), {"lost": lost, "second": lambda: tried.append("second")})
     assert (found, tried) == ("second", ["lost", "second", "second", "second"])  # not timed three times
+    waits = iter([5, 0, 0])  # slow only at first
+
+    def cold() -> None:
+        for _ in range(next(waits)):
+            next(clock)
+
+    assert choices.fastest(("fourth",), {"slow": slow, "cold": cold}) == "cold"
     forget()
     monkeypatch.setattr(native, "cache_folder", lambda: tmp_path / "missing")
     assert choices.fastest(("k",), ways) == "first"  # what cannot be kept is not timed

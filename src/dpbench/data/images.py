@@ -172,6 +172,10 @@ class ImageDataModule(pl.LightningDataModule):
             raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
         if scale not in SCALES:
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
+        if features is not None and scale != "standard":
+            raise ConfigurationError(
+                f"data.features={features} takes the pixels as they are: leave out data.scale={scale}."
+            )
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 

@@ -1,12 +1,13 @@
 """Scattering features: fixed wavelets, moduli and averages, known without any data (Bruna and Mallat 2013).
 
-Each image is treated by itself, with constants that are no data's: no privacy is spent.
+Each image is treated by itself, and all constants are fixed here or computed of noise: no privacy is spent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,12 @@ _ORDERS = [1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2]
 """Features of a channel: averages of pixels, of fine and coarse moduli, and of coarse moduli of fine ones."""
 _CENTER = (_BLOCK - 1) / 2  # of a block
 _SIGMA, _FREQUENCY = 0.8, 0.75 * math.pi  # of the finest wavelet
-_PIECE = 100  # images at once
+_PIECE, _SMALLEST = 100, 12  # images at once, and pixels of a side
 _COLORS = [[1 / 3, 1 / 3, 1 / 3], [1 / 2, -1 / 2, 0.0], [1 / 4, 1 / 4, -1 / 2]]
 """Brightness, red against green, yellow against blue."""
+_MIDDLE, _UNIT = (0.5, 0.0, 0.0), (0.25, 0.05, 0.05)
+"""Of their pixels: round numbers, fixed for all data, like the published means and deviations of `scale=standard`."""
+_NOISE_IMAGES, _NOISE_SIDE = 400, 32
 
 
 def scattering(pixels: Tensor) -> Tensor:
@@ -51,9 +55,11 @@ def scattering(pixels: Tensor) -> Tensor:
 def color_scattering(pixels: Tensor) -> Tensor:
     """Scattering coefficients of brightness and two differences of colors, each order normalized by itself.
 
-    Three things that `scattering` does otherwise: edges of color are seen apart from those of brightness; the average
-    of the pixels, which is dozens of times as large, does not share a group of the normalization with what the finest
-    wavelets find; and averages are taken around the centers of blocks.
+    Four things that `scattering` does otherwise: edges of color are seen apart from those of brightness; the average of
+    the pixels, which is dozens of times as large, does not share a group of the normalization with what the finest
+    wavelets find; averages are taken around the centers of blocks; and each feature is centered, and brought half way
+    to one size (divided by the root of its deviation), by what it is on images of 1/f noise, which photographs
+    resemble.
 
     Args:
         pixels: (N, H, W, C) in [0, 1], C = 1 or 3 (red, green, blue); H and W are multiples of four.
@@ -76,13 +82,13 @@ def mirrored_scattering(pixels: Tensor) -> Tensor:
     every second pixel on which the coarse wavelets stand.)
 
     Args:
-        pixels: (N, H, W, C) in [0, 1], C = 1 or 3 (red, green, blue); H is a multiple of four, W of eight.
+        pixels: (N, H, W, C) in [0, 1], C = 1 or 3 (red, green, blue); H and W are multiples of eight.
 
     Returns:
         (N, H/4, W/8, 81·C), contiguous.
 
     Raises:
-        ConfigurationError: The sides are no such multiples.
+        ConfigurationError: The sides are no multiples of eight.
     """
     _require(pixels, 2 * _BLOCK, "mirrored_scattering")
     half, mirrored = pixels.shape[2] // (2 * _BLOCK), _mirrored()
@@ -96,10 +102,15 @@ def mirrored_scattering(pixels: Tensor) -> Tensor:
 
 
 def _require(pixels: Tensor, divisor: int, name: str) -> None:
-    if pixels.shape[1] % divisor or pixels.shape[2] % divisor:
+    *_, height, width, channels = pixels.shape
+    if height % divisor or width % divisor or min(height, width) < _SMALLEST:
         raise ConfigurationError(
-            f"data.features={name} needs images with sides that {divisor} divides, not {tuple(pixels.shape[1:3])}: set "
-            "data.image_size."
+            f"data.features={name} needs images with sides from {_SMALLEST} on that {divisor} divides, not "
+            f"{(height, width)}: set data.image_size."
+        )
+    if name != "scattering" and channels not in (1, 3):
+        raise ConfigurationError(
+            f"data.features={name} needs images of 1 or 3 channels, not {channels}: take data.features=scattering."
         )
 
 
@@ -121,20 +132,41 @@ def _coefficients(images: Tensor, center: float) -> Tensor:
 
 
 def _of_colors(images: Tensor) -> Tensor:
-    """Of brightness and colors, normalized, (N, C, H, W) → (N, C, 81, H/4, W/4).
+    """Of brightness and colors, normalized, (N, C, H, W) → (N, C, 81, H/4, W/4)."""
+    colors = images if images.shape[1] == 1 else torch.einsum("oc,nchw->nohw", torch.tensor(_COLORS), images)
+    means, deviations = (x[: images.shape[1], :, None, None] for x in _of_noise())
+    return (_by_order(colors) - means) / deviations.sqrt()
+
+
+def _by_order(colors: Tensor) -> Tensor:
+    """Normalized within each image, order by order, (N, C, H, W) → (N, C, 81, H/4, W/4).
 
     The epsilon of `group_norm` damps what is faint: the second order, and the colors of a gray image.
     """
-    colors = images if images.shape[1] == 1 else torch.einsum("oc,nchw->nohw", torch.tensor(_COLORS), images)
-    features = _coefficients(colors, _CENTER)
-    pixels, fine, coarse, second = torch.split(features, _ORDERS, 2)
-    middle, unit = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0.25, 0.05, 0.05])  # roughly those of photographs
-    middle, unit = (x[: images.shape[1]].view(-1, 1, 1, 1) for x in (middle, unit))
+    count = colors.shape[1]
+    pixels, fine, coarse, second = torch.split(_coefficients(colors, _CENTER), _ORDERS, 2)
+    middle, unit = (torch.tensor(x[:count]).view(-1, 1, 1, 1) for x in (_MIDDLE, _UNIT))
     found = [(pixels - middle) / unit]
     for part, groups in ((fine, 1), (coarse, 1), (second, ORIENTATIONS)):  # of each color
         flat = part.flatten(1, 2)
-        found.append(F.group_norm(flat, groups * images.shape[1]).view_as(part))
+        found.append(F.group_norm(flat, groups * count, eps=1e-5).view_as(part))
     return torch.cat(found, 2)
+
+
+@cache
+def _of_noise() -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature of brightness and colors on 1/f noise, (3, 81) each."""
+    side, generator = _NOISE_SIDE, torch.Generator().manual_seed(0)
+    across, down = torch.fft.rfftfreq(side), torch.fft.fftfreq(side)
+    frequency = torch.hypot(down[:, None], across).clamp(min=1 / side)
+    waves = torch.randn(_NOISE_IMAGES, 3, side, side // 2 + 1, 2, generator=generator)
+    noise = torch.fft.irfft2(torch.view_as_complex(waves) / frequency, s=(side, side))
+    middle, unit = (torch.tensor(x).view(-1, 1, 1) for x in (_MIDDLE, _UNIT))
+    images = torch.split(middle + unit * noise / noise.std(), _PIECE)
+    features = torch.cat([_by_order(part) for part in images]).transpose(0, 2).flatten(2)  # (81, 3, ·)
+    found = features.mean(2).T, features.std(2).T
+    mean, deviation = ((x + x[:, _mirrored()]) / 2 for x in found)  # noise knows no left and right
+    return mean, deviation
 
 
 def _mirrored() -> list[int]:

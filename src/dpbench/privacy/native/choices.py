@@ -16,6 +16,8 @@ from tempfile import NamedTemporaryFile
 from dpbench.privacy import native
 
 _REPEATS = 3
+_LOST = 20
+"""A way that takes so many times as long is timed once; a first call is up to ten times as slow as the next ones."""
 Ways = Mapping[str, Callable[[], object]]
 _chosen: dict[tuple[object, ...], str] = {}
 
@@ -51,8 +53,8 @@ def _settle(key: tuple[object, ...], ways: Ways) -> str:
     times = dict.fromkeys(ways, float("inf"))
     for _ in range(_REPEATS):
         for name, way in ways.items():
-            if 2 * min(times.values()) < times[name] < float("inf"):
-                continue  # it has lost: some are hundreds of times as slow
+            if _LOST * min(times.values()) < times[name] < float("inf"):
+                continue
             start = time.perf_counter()
             way()
             times[name] = min(times[name], time.perf_counter() - start)
