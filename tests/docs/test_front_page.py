@@ -131,3 +131,8 @@ def test_the_page_on_discretized_gradients_says_what_its_runs_logged() -> None:
         f"is {mean['small_norm_before']:.2f} on average before discretization, and {mean['small_norm_after']:.1f} after"
     ) in page
     assert f"another {100 * mean['empty']:.0f} % nothing is beyond τ" in page
+    recalls = pd.read_csv(RESULTS / "gradient_compression_lost_class" / "recalls.csv").query("row == 'intervals'")
+    nine = recalls[recalls["name"] == 9].set_index("step")["value"]
+    least = recalls[recalls["name"] != 9].groupby("step")["value"].min()[[2339, 2924, 3509]].min()
+    assert f"a recall of {nine[2339]:.2f} at steps 2,339 and 2,924 and of {nine[3509]:.2f} at step 3,509" in page
+    assert f"every other digit has {least:.2f} or more; at step 4,679 it has {nine[4679]:.2f}" in page
