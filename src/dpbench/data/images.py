@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated, Collation
-from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
+from dpbench.data.scattering import PER_CHANNEL, color_scattering, mirrored_scattering, scattering
 from dpbench.data.sources import NOISE, NOISE_TEST, NOISE_TRAIN, Images, Source, Split, data_root, noise_like, source
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
@@ -174,7 +174,8 @@ class ImageDataModule(pl.LightningDataModule):
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
         if features is not None and scale != "standard":
             raise ConfigurationError(
-                f"data.features={features} takes the pixels as they are: leave out data.scale={scale}."
+                f"data.features={features} takes pixels as they are: leave data.features=null, or leave out "
+                f"data.scale={scale}."
             )
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
@@ -258,8 +259,10 @@ class ImageDataModule(pl.LightningDataModule):
 
     def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
-        side, channels = self._image_size, len(self.spec.mean)
-        pixels = torch.rand(size, side, side, channels, generator=generator)
+        channels, height, width = self.input_shape
+        if self.features is not None:
+            channels, height, width = channels // PER_CHANNEL, self._image_size, self._image_size
+        pixels = torch.rand(size, height, width, channels, generator=generator)
         pixels = _prepared(pixels, self.spec, self.scale, self.features)
         return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 
 ORIENTATIONS, GROUPS = 8, 27
-_BLOCK, _PER_CHANNEL = 4, 81  # pixels of a side for one output, and features of a channel
+_BLOCK, PER_CHANNEL = 4, 81
+"""Pixels of a side for one output, and features of a channel."""
 _ORDERS = [1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2]
 """Features of a channel: averages of pixels, of fine and coarse moduli, and of coarse moduli of fine ones."""
 _CENTER = (_BLOCK - 1) / 2  # of a block
@@ -128,7 +129,7 @@ def _coefficients(images: Tensor, center: float) -> Tensor:
     fine, coarse = _modulus(planes, banks[0], 1), _modulus(planes, banks[1], 2)
     second = _modulus(fine.reshape(-1, 1, height, width), banks[1], 2).view(len(planes), -1, height // 2, width // 2)
     means = [_average(x, spacing, center) for x, spacing in ((planes, 1), (fine, 1), (coarse, 2), (second, 2))]
-    return torch.cat(means, 1).view(*images.shape[:2], _PER_CHANNEL, height // _BLOCK, width // _BLOCK)
+    return torch.cat(means, 1).view(*images.shape[:2], PER_CHANNEL, height // _BLOCK, width // _BLOCK)
 
 
 def _of_colors(images: Tensor) -> Tensor:
