@@ -28,6 +28,7 @@ def test_shape_and_independence_of_images() -> None:
     torch.testing.assert_close(features[110:], scattering(images[110:]), rtol=1e-4, atol=1e-5)
     colors = scattering(images[:2].expand(-1, -1, -1, 3))
     assert colors.shape == (2, 7, 7, 243)
+    assert torch.equal(scattering(images[:2].double()), scattering(images[:2]))
 
 
 @pytest.mark.parametrize("scale", [0, 1])

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from dpbench.cli import main
+from dpbench.export.card import build_file
 from dpbench.export.network import load_network
 from dpbench.models import MLP, ConvGAN
 from dpbench.privacy.accounting.seal import seal_of
@@ -70,6 +72,14 @@ def test_the_card_says_what_is_known(runs: Path, tmp_path: Path) -> None:
         assert words in text, words
     assert "Seeded noise" not in text and "differential-privacy" in front["tags"] and front["datasets"] == ["digits"]
     assert f"ε = {record['privacy']['epsilon']['rdp']:.3f} (RDP)" in text and record["code_hash"] in text
+
+
+def test_inputs_of_features_have_no_scale(runs: Path) -> None:
+    network = load_network(RunFolder(runs / "bare"))
+    assert build_file(network)["inputs"]["scale"] == "standard"
+    featured = network.config | {"data": network.config["data"] | {"features": "scattering"}}
+    inputs = build_file(replace(network, config=featured))["inputs"]
+    assert inputs["features"] == "scattering" and "scale" not in inputs
 
 
 def test_nothing_else_of_the_checkpoint_is_there(runs: Path, tmp_path: Path) -> None:

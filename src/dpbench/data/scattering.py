@@ -116,9 +116,12 @@ def _require(pixels: Tensor, divisor: int, name: str) -> None:
 
 
 def _by_pieces(features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-    """`features` (n, h, w, F) of images (n, C, H, W), a few at once."""
-    pieces = [features(part.permute(0, 3, 1, 2)).contiguous() for part in torch.split(pixels, _PIECE)]
-    return torch.cat(pieces)
+    """`features` (n, h, w, F) of images (n, C, H, W), a few at once; gigabytes, so that they are held only once."""
+    images = pixels.permute(0, 3, 1, 2).float()
+    found = torch.empty(len(images), *features(images[:1]).shape[1:])
+    for some, room in zip(torch.split(images, _PIECE), torch.split(found, _PIECE), strict=True):
+        room.copy_(features(some))
+    return found
 
 
 def _coefficients(images: Tensor, center: float) -> Tensor:

@@ -78,7 +78,10 @@ def build_file(network: Network) -> dict[str, Any]:
     data = network.config.get("data") or {}
     found: dict[str, Any] = {"target": network.target, "arguments": dict(network.arguments)}
     found |= {} if network.part is None else {"part": network.part}
-    found["inputs"] = {name: data[name] for name in _INPUTS if data.get(name) is not None}
+    inputs = {name: data[name] for name in _INPUTS if data.get(name) is not None}
+    if "features" in inputs:  # made of pixels as they are
+        inputs.pop("scale", None)
+    found["inputs"] = inputs
     if not network.ours:
         found["note"] = f"{network.target} is no class of dpbench: who loads these weights needs the code that has it."
     return found
