@@ -76,7 +76,8 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         + f" and {{{MEDIAN} z_2 median}} against {{{MEDIAN} z_2 fixed}} % at z = 0.5, 0.8, 1.1 and 2; five seeds)",
         "{recipes/mnist cnn accuracy} % with a CNN and {recipes/mnist scattering accuracy} % on scattering features at "
         "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
-        f"[has] {{{SCATTERING} linear_1 accuracy}} % at ε = 1 and {{{SCATTERING} linear accuracy}} % at 2.93.",
+        f"[has] {{{SCATTERING} linear_1 accuracy}} % at ε = 1 and {{{SCATTERING} linear accuracy}} % at 2.93 "
+        f"(by RDP {{{SCATTERING} linear_1 accuracy epsilon_rdp}} and {{{SCATTERING} linear accuracy epsilon_rdp}})",
         "[gets] {recipes/cifar10 linear accuracy} %, or {recipes/cifar10 linear_pld accuracy} % with noise by PLD",
     ],
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """Scattering features: fixed wavelets, moduli and averages, known without any data (Bruna and Mallat 2013).
 
 Each image is treated by itself, and all constants are fixed here or computed of noise: no privacy is spent.
+`color_scattering` and `mirrored_scattering` were designed by looking at CIFAR-10's training data (what that cost: see
+results/recipes_cifar10_tuning): the ε of a model on CIFAR-10 itself does not cover this choice.
 """
 
 from __future__ import annotations
