@@ -14,6 +14,7 @@ from dpbench.data import sources
 from dpbench.data.images import ImageDataModule
 from dpbench.data.sources import SOURCES, data_root
 from dpbench.errors import ConfigurationError, DataError
+from tests.data.user_sources.test_cifar import write_cifar100
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
@@ -139,6 +140,14 @@ def test_damaged_files_are_named(tmp_path: Path, data_folder: Path) -> None:
         ImageDataModule("cifar10", root=str(tmp_path)).setup()
 
 
+def test_cifar100_has_its_hundred_fine_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar100(tmp_path, monkeypatch, train=200)
+    data = ImageDataModule("cifar100", root=str(tmp_path), expected_batch_size=20, download=False)
+    assert data.model_options() == {"input_shape": (3, 32, 32), "num_classes": 100}
+    assert sorted(data.train_set.labels.tolist()) == sorted([*range(100)] * 2)
+    assert data.sampling.population == 200 and len(data.test_set) == 100
+
+
 def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -152,7 +161,7 @@ def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
         ImageDataModule("mnist", root=str(tmp_path)).setup()
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
 def test_absent_and_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no network")
@@ -179,7 +188,7 @@ def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
-    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "random_noise"}
+    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "random_noise"}
 
 
 def _mnist(root: Path, labels: list[int], images: int) -> None:

@@ -196,6 +196,9 @@ SOURCES: dict[str, Source] = {
     "mnist": Source(_torchvision("MNIST"), (0.1307,), (0.3081,)),
     "fashion_mnist": Source(_torchvision("FashionMNIST"), (0.2860,), (0.3530,)),
     "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), side=32),
+    "cifar100": Source(
+        _torchvision("CIFAR100"), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), num_classes=100, side=32
+    ),
 }
 SOURCES[NOISE] = noise_like(SOURCES["cifar10"])
 
