@@ -56,6 +56,17 @@ def test_kept_runs_are_not_run_again(
     assert len(pd.read_csv(folder / "runs.csv")) == 4 and len(pd.read_csv(folder / "curves.csv")) == 3
 
 
+def test_a_picture_without_its_images_is_not_lost(
+    held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out" / "own_digits"
+    (folder / "samples.png").write_bytes(b"of an older version")
+    assert _call(definition, tmp_path, "--keep") == 1
+    assert "has samples.png, but not the images of which it is made" in capsys.readouterr().err and not held[1]
+    (folder / "samples").mkdir()
+    assert _call(definition, tmp_path, "--keep") == 0
+
+
 def test_without_the_word_every_run_is_run(
     held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.reproduce.choices import RUNS, TRIAL, trials_of
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.logged import Logged, read_logged
-from dpbench.reproduce.outputs import refuse_other_words
+from dpbench.reproduce.outputs import MONTAGE, STRIPS, refuse_other_words
 from dpbench.reproduce.tables import Table
 from dpbench.runs.readers import read_csv
 
@@ -31,6 +31,11 @@ class Kept:
 
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     logged: Logged = field(default_factory=dict)
+
+    @property
+    def cells(self) -> set[tuple[str, str]]:
+        """Rows and columns of the kept runs."""
+        return {(row, column) for row, column, _, _ in _keys(self.runs)}
 
     def without(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of the jobs that are not among the kept runs."""
@@ -69,8 +74,11 @@ def kept_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> Kept:
     """
     if not (folder / RUNS).is_file():
         return Kept()
-    if table.samples:
-        raise ConfigurationError(f"{table.name} shows images, which only the runs themselves hold: leave --keep out.")
+    if (folder / MONTAGE).is_file() and not (folder / STRIPS).is_dir():
+        raise ConfigurationError(
+            f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it), and they would be "
+            "lost: leave --keep out."
+        )
     names = ("row", "column", "words", "code_hash", "config_hash", "commit")
     remedy = "restore {path}, or move it away"
     runs = read_csv(folder / RUNS, (*names, "seed", "value"), remedy, (*names, TRIAL, "*"))

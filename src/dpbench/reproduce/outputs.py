@@ -26,7 +26,8 @@ from dpbench.runs.code import code_hash
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_csv
 
-MONTAGE = "samples.png"
+MONTAGE, STRIPS = "samples.png", "samples"
+"""The picture of what generators make, and the folder with the images of each cell, of which it is put together."""
 _DASH = "–"
 _EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", "epsilon_rdp": "ε (RDP)", "epsilon_pld": "ε (PLD)"}
 _AT_POPULATION = "epsilon_nominal_rdp"

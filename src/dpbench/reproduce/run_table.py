@@ -98,11 +98,13 @@ def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bo
             f"{folder} holds {other} and stays as it is: --replace overwrites it, --keep leaves its runs in the table."
         )
         folder = runs / table.folder / "table"
-    from dpbench.reproduce.montage import write_montage  # brings Lightning: a listing need not wait for it
+    from dpbench.reproduce.montage import keep_strips, write_montage  # brings Lightning: a listing need not wait for it
 
     best = {cell: trial.name for cell, (trial, _) in best_trials(table, finished).items()}
     shown = [job for job in known if job.trial == best.get((job.row, job.column), job.trial)]
-    write_montage(table, shown, folder)
+    if table.samples:
+        keep_strips(shown, kept.cells, folder)
+        write_montage(table, finished, folder)
     logged = kept.logged_with(collect(table, shown), fresh, of_best_trials(table, finished))
     write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), good
