@@ -76,8 +76,8 @@ def kept_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> Kept:
         return Kept()
     if (folder / MONTAGE).is_file() and not (folder / STRIPS).is_dir():
         raise ConfigurationError(
-            f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it), and they would "
-            "be lost: leave --keep out."
+            f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it): "
+            "they would be lost. Leave --keep out."
         )
     names = ("row", "column", "words", "code_hash", "config_hash", "commit")
     remedy = "restore {path}, or move it away"
