@@ -128,6 +128,7 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
             "series must each have label, metrics, name, scale .*not 'bounds'",
         ),
         ("hours: 0.01", "series: [{nam: b}]\nhours: 0.01", "series must each have label, metrics, name, scale"),
+        ("[a note]", "[a: note]", "notes must be texts, not .*put one with a colon in quotes"),
         ("hours: 0.01", "trials: 5\nhours: 0.01", "trials must be names, each with what belongs to it, not 5"),
         ("label: 3 steps,", "label: 3,000 steps,", "short has unknown fields 000 steps"),
         ("epsilon: 1.5", "epsilon: three", "epsilon of short must be a number, not 'three'"),

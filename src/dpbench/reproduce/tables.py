@@ -272,7 +272,7 @@ def _table(name: str, command: str, data: dict[str, Any]) -> Table:
             for column, figure in cells.items()
         },
         _pairs(data.get("difference", ())),
-        tuple(data.get("notes", ())),
+        tuple(map(_note, data.get("notes", ()))),
         tuple(map(_series, data.get("series", ()))),
         bool(data.get("histogram", False)),
         bool(data.get("samples", False)),
@@ -292,6 +292,12 @@ def _pairs(given: Any) -> tuple[tuple[str, str], ...]:
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError("difference must name two columns, or be a list of such pairs")
     return tuple((str(first), str(second)) for first, second in pairs)
+
+
+def _note(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"notes must be texts, not {given!r}: put one with a colon in quotes, or behind >-")
+    return given
 
 
 def _series(given: Any) -> Series:
