@@ -14,6 +14,7 @@ from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.kept import Kept
 from dpbench.reproduce.tables import read_table
 from dpbench.training.search_path import conf_dir
+from tests.reproduce.digits_table import edited
 from tests.reproduce.test_outputs import runs
 
 
@@ -61,10 +62,13 @@ def test_a_picture_without_its_images_is_not_lost(
 ) -> None:
     folder = tmp_path / "out" / "own_digits"
     (folder / "samples.png").write_bytes(b"of an older version")
+    edited(definition, "seeds: 2", "seeds: 2\nsamples: true")
+    (folder / "samples").mkdir()
     assert _call(definition, tmp_path, "--keep") == 1
     assert "has samples.png, but not the images of which it is made" in capsys.readouterr().err and not held[1]
-    (folder / "samples").mkdir()
-    assert _call(definition, tmp_path, "--keep") == 0
+    edited(definition, "seeds: 2", "seeds: 2\nsamples: false")
+    assert _call(definition, tmp_path, "--keep") == 0  # nothing touches the file
+    assert (folder / "samples.png").read_bytes() == b"of an older version"
 
 
 def test_without_the_word_every_run_is_run(

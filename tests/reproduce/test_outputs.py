@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 from matplotlib.figure import Figure
-from PIL import Image
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import pictures
 from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.logged import collect, read_logged, write_logged
-from dpbench.reproduce.montage import keep_strips, strip, write_montage
 from dpbench.reproduce.outputs import (
     cells,
     conflicting_results,
@@ -32,7 +26,6 @@ from dpbench.reproduce.outputs import (
 )
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
-from dpbench.synthesis.samples import grid, write_grid
 from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import TABLE, edited
 
@@ -85,34 +78,6 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     write_logged(table, again, tmp_path)
     assert (tmp_path / "one.png").read_bytes() == drawn
     assert write_logged(table, {}, tmp_path) == [] and not list(tmp_path.glob("*.png"))
-
-
-def test_montage_shows_two_images_of_each_class(definition: Path, tmp_path: Path) -> None:
-    table = read_table(edited(definition, "seeds: 2", "seeds: 2\nsamples: true"), conf_dir())
-    job = table_jobs(table, conf_dir(), tmp_path)[0]
-    keep_strips([job], (), tmp_path / "out")
-    assert not (tmp_path / "out").exists()  # nothing is finished
-    job.path.mkdir(parents=True)
-    (job.path / "result.json").write_text(RECORD, encoding="utf-8")
-    images = torch.arange(30).div(30)[:, None, None, None].expand(-1, 3, 4, 4)  # three classes of ten
-    generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)
-    write_grid(grid(generator), job.run.samples)
-    shown = strip(job.path / "samples.png")
-    centers = [round(float(shown[1, 4 * place + 1, 0]) / 255 * 30) for place in range(6)]
-    assert centers == [0, 1, 10, 11, 20, 21]
-    cell = (job.row, job.column)
-    keep_strips([job], (), tmp_path / "out")
-    held = tmp_path / "out" / "samples" / job.row / f"{job.column}.png"
-    assert (np.asarray(Image.open(held)) == shown).all()
-    write_montage(table, runs({("other", "other", 0): 0.5}), tmp_path / "out")
-    assert not (tmp_path / "out" / "samples.png").exists()  # images of a cell that the table no longer has
-    write_montage(table, runs({(*cell, 0): 0.5}), tmp_path / "out")
-    assert (tmp_path / "out" / "samples.png").read_bytes()[:4] == b"\x89PNG"
-    write_grid(grid(SimpleNamespace(num_classes=3, sample=lambda labels, noise: 1 - images)), job.run.samples)
-    keep_strips([job], {cell}, tmp_path / "out")
-    assert (np.asarray(Image.open(held)) == shown).all()  # of a run that was kept
-    keep_strips([job], (), tmp_path / "out")
-    assert not (np.asarray(Image.open(held)) == shown).all()
 
 
 def runs(values: dict[tuple[str, str, int], float], words: str = "") -> pd.DataFrame:

@@ -32,11 +32,6 @@ class Kept:
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     logged: Logged = field(default_factory=dict)
 
-    @property
-    def cells(self) -> set[tuple[str, str]]:
-        """Rows and columns of the kept runs."""
-        return {(row, column) for row, column, _, _ in _keys(self.runs)}
-
     def without(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of the jobs that are not among the kept runs."""
         held = set(_keys(self.runs))
@@ -74,7 +69,7 @@ def kept_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> Kept:
     """
     if not (folder / RUNS).is_file():
         return Kept()
-    if (folder / MONTAGE).is_file() and not (folder / STRIPS).is_dir():
+    if table.samples and (folder / MONTAGE).is_file() and not list((folder / STRIPS).glob("*/*.png")):
         raise ConfigurationError(
             f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it): "
             "they would be lost. Leave --keep out."

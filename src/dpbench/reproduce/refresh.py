@@ -10,10 +10,10 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
-from dpbench.reproduce.choices import RUNS, with_choices
+from dpbench.reproduce.choices import RUNS, of_best_trials, with_choices
 from dpbench.reproduce.front import write_front
 from dpbench.reproduce.logged import read_logged
-from dpbench.reproduce.montage import write_montage
+from dpbench.reproduce.montage import keep_strips, write_montage
 from dpbench.reproduce.outputs import refuse_other_words, write_outputs
 from dpbench.reproduce.overview import points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
@@ -43,7 +43,9 @@ def refresh(root: Path) -> list[str]:
         refuse_other_words(table, runs)  # before anything is written
     for table, runs in zip(tables, held, strict=True):
         folder = root / "results" / table.folder
-        write_montage(table, runs, folder)
+        if table.samples:
+            keep_strips((), of_best_trials(table, runs), folder, folder)
+            write_montage(table, folder)
         write_outputs(table, runs, read_logged(table, folder), folder)
     shown_together = {table.name: (table, runs) for table, runs in zip(tables, held, strict=True)}
     found = points(shown_together, every, conf_dir())

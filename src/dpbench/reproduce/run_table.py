@@ -13,7 +13,7 @@ from dpbench.reproduce.choices import best_trials, of_best_trials, with_choices
 from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.kept import Kept, kept_runs
 from dpbench.reproduce.logged import collect
-from dpbench.reproduce.outputs import conflicting_results, finished_runs, markdown, write_outputs
+from dpbench.reproduce.outputs import MONTAGE, conflicting_results, finished_runs, markdown, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table
 from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
@@ -102,10 +102,12 @@ def _reproduced(table: Table, part: Part, out: Path, runs: Path, only_status: bo
 
     best = {cell: trial.name for cell, (trial, _) in best_trials(table, finished).items()}
     shown = [job for job in known if job.trial == best.get((job.row, job.column), job.trial)]
+    winners = of_best_trials(table, finished)
     if table.samples:
-        keep_strips(shown, kept.cells, folder)
-        write_montage(table, finished, folder)
-    logged = kept.logged_with(collect(table, shown), fresh, of_best_trials(table, finished))
+        keep_strips(shown, winners, out / table.folder, folder)
+        if missing := write_montage(table, folder):
+            text.append(f"{MONTAGE} has no images of {'; '.join(missing)}")
+    logged = kept.logged_with(collect(table, shown), fresh, winners)
     write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), good
 

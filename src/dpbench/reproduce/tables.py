@@ -111,7 +111,7 @@ class Table:
         notes: What differs from the paper, and why.
         series: Pictures of what the runs of the first seed log.
         histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
-        samples: Whether to show images that the generators of the first seed make.
+        samples: Whether to show images that the generators make, those of one run for each cell.
         more: Further metrics, listed below the table as they are, or under a label of their own (None: as they are).
         trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
             where there is nothing to choose.
