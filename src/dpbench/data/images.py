@@ -180,13 +180,15 @@ class ImageDataModule(pl.LightningDataModule):
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
-    def _load(self, split: Split) -> InMemoryImages:
+    def _load(self, split: Split) -> Images:
         images, size = self.spec.load(self.root, split, self._download), self._sizes[split]
         if size is not None and size > len(images.labels):
             raise ConfigurationError(
                 f"data.{split}_size={size} is more than the {len(images.labels)} {split} records of {self.name}."
             )
-        images = Images(images.pixels[:size], images.labels[:size])
+        return Images(images.pixels[:size], images.labels[:size])
+
+    def _normalized(self, images: Images) -> InMemoryImages:
         return normalize(images, self.spec, self._image_size, self.scale, self.features)
 
     def setup(self, stage: str | None = None) -> None:
@@ -198,19 +200,20 @@ class ImageDataModule(pl.LightningDataModule):
         """
         if self._train is not None:
             return
-        train, self._test = self._load("train"), self._load("test")
-        if self._val_size >= len(train):
+        train, test = self._load("train"), self._load("test")
+        if self._val_size >= len(train.labels):
             raise ConfigurationError(
-                f"data.val_size={self._val_size} leaves nothing of {len(train)} training records to train on."
+                f"data.val_size={self._val_size} leaves nothing of {len(train.labels)} training records to train on."
             )
-        if self._val_size:
-            order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
-            self._val = train.subset(np.sort(order[: self._val_size]).tolist())
-            train = train.subset(np.sort(order[self._val_size :]).tolist())
-        self._train = train
+        if self._val_size:  # split before features are made, which take a hundred times the memory of pixels
+            order = np.random.default_rng(_SPLIT_SEED).permutation(len(train.labels))
+            held, used = (torch.from_numpy(np.sort(part)) for part in np.split(order, [self._val_size]))
+            self._val = self._normalized(Images(train.pixels[held], train.labels[held]))
+            train = Images(train.pixels[used], train.labels[used])
+        self._train, self._test = self._normalized(train), self._normalized(test)
         if self.inserted.records:
             positions = list(range(self.inserted.records)) * self.inserted.copies
-            self._train = train + self._made_up()[0].subset(positions)
+            self._train = self._train + self._made_up()[0].subset(positions)
 
     @property
     def train_set(self) -> InMemoryImages:

@@ -108,7 +108,7 @@ def _place(folder: Path, cell: Cell) -> Path:
     return folder / STRIPS / row / f"{column}.png"
 
 
-def _identity(line: Mapping[str, Any]) -> str:
+def _identity(line: Mapping[Any, Any]) -> str:
     return f"{int(line['seed'])} {line['config_hash']} {line['code_hash']}"
 
 
