@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
@@ -130,3 +131,28 @@ def test_experiments_win_over_defaults_and_words_over_experiments() -> None:
     assert composed("experiment=nasr/mnist_dpsgd").trainer.max_steps == 8000
     assert composed("experiment=nasr/mnist_dpsgd", "trainer.max_steps=5").trainer.max_steps == 5
     assert composed("experiment=nasr/mnist_dpsgd").hydra.runtime.choices.data == "mnist"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "table", "row", "words"),
+    [
+        ("recipes/cifar10", "recipes_cifar10", "cnn", ()),
+        ("recipes/cifar10", "recipes_cifar10", "linear", ("model=mlp", "model.hidden=[]", "optimizer.lr=10")),
+        ("recipes/mnist", "recipes_mnist_scattering", "linear", ()),
+        ("recipes/mnist", "recipes_mnist_scattering", "linear_1", ("strategy.target_epsilon=1", "optimizer.lr=2")),
+    ],
+)
+def test_recipes_are_what_their_tables_measured(experiment: str, table: str, row: str, words: tuple[str, ...]) -> None:
+    runs = pd.read_csv(conf_dir().parent / "results" / table / "runs.csv")
+    measured = _settings(*str(runs.loc[runs["row"] == row, "words"].iloc[0]).split())
+    assert _settings(f"experiment={experiment}", *words) == measured
+
+
+def _settings(*words: str) -> dict[str, Any]:
+    """What decides on the figures of a run, besides its seed."""
+    cfg = composed(*words, "seed=0", "logger=none")
+    with open_dict(cfg):
+        del cfg.hydra, cfg.run
+    found = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
