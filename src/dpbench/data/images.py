@@ -100,6 +100,13 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
+def _split(images: Images, held: int) -> tuple[Images, Images]:
+    """As many records as are held out, always the same ones, and the rest; both in the order of the whole."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(images.labels))
+    first, rest = (torch.from_numpy(np.sort(part)) for part in np.split(order, [held]))
+    return Images(images.pixels[first], images.labels[first]), Images(images.pixels[rest], images.labels[rest])
+
+
 def _noise(like: str | None, image_size: int | None, train_size: int | None, test_size: int | None) -> Source:
     spec = source(like or "cifar10")
     spec = spec if image_size is None else replace(spec, side=image_size)  # made so, since resizing would blur it
@@ -206,10 +213,8 @@ class ImageDataModule(pl.LightningDataModule):
                 f"data.val_size={self._val_size} leaves nothing of {len(train.labels)} training records to train on."
             )
         if self._val_size:  # split before features are made, which take a hundred times the memory of pixels
-            order = np.random.default_rng(_SPLIT_SEED).permutation(len(train.labels))
-            held, used = (torch.from_numpy(np.sort(part)) for part in np.split(order, [self._val_size]))
-            self._val = self._normalized(Images(train.pixels[held], train.labels[held]))
-            train = Images(train.pixels[used], train.labels[used])
+            held, train = _split(train, self._val_size)
+            self._val = self._normalized(held)
         self._train, self._test = self._normalized(train), self._normalized(test)
         if self.inserted.records:
             positions = list(range(self.inserted.records)) * self.inserted.copies
