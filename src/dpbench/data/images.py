@@ -102,6 +102,10 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
 
 def _split(images: Images, held: int) -> tuple[Images, Images]:
     """As many records as are held out, always the same ones, and the rest; both in the order of the whole."""
+    if held >= len(images.labels):
+        raise ConfigurationError(
+            f"data.val_size={held} leaves nothing of {len(images.labels)} training records to train on."
+        )
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(images.labels))
     first, rest = (torch.from_numpy(np.sort(part)) for part in np.split(order, [held]))
     return Images(images.pixels[first], images.labels[first]), Images(images.pixels[rest], images.labels[rest])
@@ -208,10 +212,6 @@ class ImageDataModule(pl.LightningDataModule):
         if self._train is not None:
             return
         train, test = self._load("train"), self._load("test")
-        if self._val_size >= len(train.labels):
-            raise ConfigurationError(
-                f"data.val_size={self._val_size} leaves nothing of {len(train.labels)} training records to train on."
-            )
         if self._val_size:  # split before features are made, which take a hundred times the memory of pixels
             held, train = _split(train, self._val_size)
             self._val = self._normalized(held)
