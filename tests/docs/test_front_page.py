@@ -79,7 +79,8 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         "ε = {recipes/mnist cnn accuracy epsilon_rdp}",
         f"[has] {{{SCATTERING} linear_1 accuracy}} % at ε = 1 and {{{SCATTERING} linear accuracy}} % at 2.93 "
         f"(by RDP {{{SCATTERING} linear_1 accuracy epsilon_rdp}} and {{{SCATTERING} linear accuracy epsilon_rdp}})",
-        "[gets] {recipes/cifar10 linear accuracy} %, or {recipes/cifar10 linear_pld accuracy} % with noise by PLD",
+        "[gets] {recipes/cifar10 linear accuracy} %, or {recipes/cifar10 linear_pld accuracy} % with noise by PLD, and "
+        "a CNN on them {recipes/cifar10 cnn accuracy} %",
     ],
 )  # fmt: skip
 def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:

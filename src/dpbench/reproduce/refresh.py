@@ -14,7 +14,7 @@ from dpbench.reproduce.choices import RUNS, of_best_trials, with_choices
 from dpbench.reproduce.front import write_front
 from dpbench.reproduce.logged import read_logged
 from dpbench.reproduce.montage import keep_strips, write_montage
-from dpbench.reproduce.outputs import refuse_other_words, write_outputs
+from dpbench.reproduce.outputs import STRIPS, refuse_other_words, write_outputs
 from dpbench.reproduce.overview import points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.training.search_path import conf_dir
@@ -43,7 +43,7 @@ def refresh(root: Path) -> list[str]:
         refuse_other_words(table, runs)  # before anything is written
     for table, runs in zip(tables, held, strict=True):
         folder = root / "results" / table.folder
-        if table.samples:
+        if table.samples and (folder / STRIPS).is_dir():  # older results have the picture alone: it stays
             keep_strips((), of_best_trials(table, runs), folder, folder)
             write_montage(table, folder)
         write_outputs(table, runs, read_logged(table, folder), folder)
