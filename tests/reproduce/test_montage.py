@@ -106,8 +106,11 @@ def test_images_of_kept_runs_stay_and_new_ones_join(
     assert pd.read_csv(folder / "runs.csv")["value"].tolist() == [0.2, 0.8, 0.8, 0.8]
     assert _height(folder / "samples.png") > small
     shutil.rmtree(tmp_path / "runs")
+    torn = folder / "samples" / jobs[1].row / f"{jobs[1].column}.png"
+    torn.write_bytes(torn.read_bytes()[:-40])
     assert _call(definition, tmp_path, "--keep") == 0  # with no run folder at all
-    assert [_level(folder, job) for job in jobs] == [0.2, 0.8, 0.8, 0.8]
+    assert [_level(folder, job) for job in jobs] == [0.2, None, 0.8, 0.8]
+    assert "samples.png has no images of short, plain" in capsys.readouterr().out
 
 
 def test_images_of_replaced_runs_go(jobs: list[Job], definition: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, held: Path, folder: Pat
         chosen.add(place)
     for path in (folder / STRIPS).glob("*/*.png"):
         if path not in chosen:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def write_montage(table: Table, folder: Path) -> list[str]:
@@ -113,11 +113,13 @@ def _identity(line: Mapping[Any, Any]) -> str:
 
 
 def _maker(path: Path) -> str:
-    """Which run made the images of a file; empty where that is not known."""
-    if not path.is_file():
+    """Which run made the images of a file; empty where there is none, it is torn, or does not say."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return str(image.info.get(_MADE_BY, ""))
+    except OSError:
         return ""
-    with Image.open(path) as image:
-        return str(image.info.get(_MADE_BY, ""))
 
 
 def _write(place: Path, pixels: np.ndarray, maker: str) -> None:
