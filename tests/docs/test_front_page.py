@@ -1,4 +1,4 @@
-"""The front page of results/ says what the committed figures say."""
+"""The front pages of the project and of results/ say what the committed figures say."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ def text() -> str:
     return " ".join(re.sub(r"\]\([^)]*\)", "]", page).split())
 
 
-def _cell(name: str, row: str, column: str, what: str = "mean") -> str:
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return " ".join((ROOT / "README.md").read_text(encoding="utf-8").replace("**", "").split())
+
+
+def _cell(name: str, row: str, column: str, what: str = "mean", digits: str = "1") -> str:
     table = read_table(name, conf_dir())
     runs = pd.read_csv(RESULTS / table.folder / RUNS)
     lines = summary(table, runs).set_index(["row", "column"])
     value = float(lines.loc[(row, column), what])
-    return f"{value:.2f}" if what.startswith("epsilon") else f"{value:.1f}"
+    return f"{value:.2f}" if what.startswith("epsilon") else f"{value:.{digits}f}"
 
 
 def _fill(sentence: str) -> str:
-    """{TABLE ROW COLUMN [WHAT]} is the cell's figure."""
+    """{TABLE ROW COLUMN [WHAT [DIGITS]]} is the cell's figure."""
     return re.sub(r"\{([^}]+)\}", lambda found: _cell(*found[1].split()), sentence)
 
 
@@ -85,6 +90,27 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
 )  # fmt: skip
 def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
     assert _fill(sentence) in text
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"training accuracy {{{TOOLS}/figure1 noise sgd mean 0}} and {{{TOOLS}/figure1 noise dpsgd mean 0}} %",
+        f"DP-SGD recalls {{{TOOLS}/figure1_small dpsgd accuracy mean 0}} % |",
+        f"| yes: {{{TOOLS}/figure2 centralized_10 plain mean 0}} and "
+        f"{{{TOOLS}/figure2 centralized_10 private mean 0}} |",
+        f"({{{TOOLS}/figure4 adaptive epsilon_20 paper}}, {{{TOOLS}/figure4 constant epsilon_20 paper}}) | not seen: "
+        f"{{{TOOLS}/figure4 adaptive epsilon_20}} and {{{TOOLS}/figure4 constant epsilon_20}} at ε = 20",
+        f"({{{TOOLS}/table1 batch_128 accuracy paper}} to {{{TOOLS}/table1 batch_1024 accuracy paper}}) | not seen: "
+        f"{{{TOOLS}/table1 batch_128 accuracy}}, {{{TOOLS}/table1 batch_512 accuracy}}, "
+        f"{{{TOOLS}/table1 batch_1024 accuracy}} (",
+        "MNIST {pyvacy/mnist epsilon_3 accuracy paper} at ε = 3 | nearly: {pyvacy/mnist epsilon_3 accuracy}, at ε",
+        f"{{{SCATTERING} linear accuracy}} at ε = 2.93, {{{SCATTERING} linear_1 accuracy}} at ε = 1]",
+        "{recipes/cifar10 linear accuracy} with a linear model and {recipes/cifar10 cnn accuracy} with a CNN at ε = 3]",
+    ],
+)  # fmt: skip
+def test_figures_of_the_readme_are_those_of_the_tables(readme: str, sentence: str) -> None:
+    assert _fill(sentence) in readme
 
 
 def test_gaps_claims_and_epsilons(text: str) -> None:
