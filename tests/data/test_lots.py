@@ -100,6 +100,19 @@ def test_seed_decides_everything() -> None:
     assert draw(None) != draw(None)
 
 
+@pytest.mark.parametrize("position", [0, 3])
+def test_no_two_trainings_draw_the_same_lots_by_chance(position: int) -> None:
+    """Also two branches that go on from one checkpoint: accounting takes the lots of unseeded runs as independent."""
+
+    def drawn(lots: Lots) -> list[list[int]]:
+        lots.start_at(position)
+        return [lots.lot(step).tolist() for step in range(position, position + 5)]
+
+    unseeded, seeded = Lots(PoissonSampling(N, Q), None), Lots(PoissonSampling(N, Q), seed=1)
+    assert drawn(unseeded) != drawn(unseeded)
+    assert drawn(seeded) == drawn(seeded)
+
+
 def dataset(size: int = 20) -> TensorDataset:
     return TensorDataset(torch.arange(float(size))[:, None], torch.arange(size))
 

@@ -153,6 +153,25 @@ def test_continuing_at_the_end_needs_no_phase(tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path / "l").releases) == 5
 
 
+def test_a_run_that_gets_a_seed_on_the_way_says_so(tmp_path: Path) -> None:
+    """It has no seed to be recognized by until then, which is not an older version's silence."""
+    write(tmp_path / "l", 3, dataclasses.replace(HEADER, replay=None))
+    told = dataclasses.replace(HEADER, replay=None, noise_source="n", lot_source="l")
+    assert write(tmp_path / "l", 2, told, start=3, resume=True).phase == 1
+    ledger = read_ledger(tmp_path / "l")
+    assert (ledger.header.noise_source, ledger.header.lot_source, ledger.secure) == ("n", "l", False)
+
+
+def test_resumed_here_and_there(tmp_path: Path) -> None:
+    """After 5 to 7 in a phase of their own, 10 from the older checkpoint does not follow there."""
+    for header, start, count in ((HEADER, 0, 5), (HEADER, 5, 5), (dataclasses.replace(HEADER, replay="b"), 5, 2)):
+        writer = write(tmp_path / "l", count, header, start, resume=True)
+    assert writer.phase == 1
+    assert write(tmp_path / "l", 2, dataclasses.replace(HEADER, replay="b"), start=10, resume=True).phase == 2
+    ledger = read_ledger(tmp_path / "l")
+    assert ledger.damage is None and len(ledger.releases) == 14
+
+
 def test_a_line_cut_by_a_crash_is_dropped_on_resume(tmp_path: Path) -> None:
     write(tmp_path / "l", 5)
     whole = (tmp_path / "l").read_bytes()

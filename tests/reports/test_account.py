@@ -118,6 +118,21 @@ def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "named twice" in refused(capsys, "account", tmp_path / "sweep", tmp_path / "sweep" / "a")
 
 
+def test_nothing_below_a_folder_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Links are followed, once and in no circle; so are runs below a run, but not copies of its ledger."""
+    write(tmp_path / "sweep" / "a", 10)
+    write(tmp_path / "disk" / "b", 20)
+    (tmp_path / "sweep" / "b").symlink_to(tmp_path / "disk" / "b")
+    (tmp_path / "sweep" / "b too").symlink_to(tmp_path / "disk" / "b")
+    (tmp_path / "disk" / "b" / "circle").symlink_to(tmp_path / "sweep")
+    assert answer(capsys, "account", tmp_path / "sweep")["steps"] == 30
+    run = write(tmp_path / "run", 5)
+    write(run / "again", 7)
+    (run / "exported").mkdir()
+    (run / "exported" / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes())
+    assert answer(capsys, "account", run)["steps"] == 12
+
+
 def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "abcdefgh":
         write(tmp_path / "sweep" / name)

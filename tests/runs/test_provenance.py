@@ -46,6 +46,20 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
     )
 
 
+def test_the_folder_of_peoples_own_files_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folds of equal size in two folders are other people; a data set of ours is the same wherever it lies."""
+
+    def of(name: str, root: str | None) -> tuple[int, str]:
+        data = {"_target_": "dpbench.data.UserDataModule", "name": name, "root": root}
+        return run_key({**CONFIG, "data": data}), config_hash({**CONFIG, "data": data})
+
+    for name in ("user_table", "leaf_json", "tff_sqlite", "a_plug_ins"):
+        assert not {*of(name, "/fold1")} & {*of(name, "/fold2")}
+        monkeypatch.setenv("DPBENCH_DATA", "/fold1")
+        assert of(name, None) == of(name, "/fold1")
+    assert of("mnist_writers", "/a") == of("mnist_writers", "/b")
+
+
 def test_run_key_differs_wherever_gradients_could() -> None:
     base = run_key(CONFIG)
     assert base == run_key(changed("data", root="/b")) == run_key(changed("trainer", max_steps=6))

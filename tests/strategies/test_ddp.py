@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.randomness import Stream
 from dpbench.strategies import DPSGD
@@ -107,6 +108,16 @@ def test_system_entropy_and_budget_on_two_processes(tmp_path: Path) -> None:
     trainer.fit(Classifier(), loader_of(pictures(), seed=None))
     releases = len(read_ledger(tmp_path / "ledger.jsonl").releases)
     assert 0 < releases < 200
+
+
+def test_who_started_processes_saves_no_checkpoint(tmp_path: Path) -> None:
+    """It has the weights, but not what was released: a run that goes on from there would begin at zero."""
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 2, devices=2, strategy="ddp_fork")
+    trainer.fit(Classifier(), loader_of(pictures()))
+    with pytest.raises(ConfigurationError, match=r"did not train.*ModelCheckpoint"):
+        trainer.save_checkpoint(tmp_path / "all.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert not (tmp_path / "all.ckpt").exists() and (tmp_path / "weights.ckpt").exists()
 
 
 @pytest.mark.slow

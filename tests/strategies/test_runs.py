@@ -68,6 +68,35 @@ def test_a_trained_module_elsewhere_is_refused(tmp_path: Path) -> None:
     trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 4).fit(fresh, loader_of(pictures()))
 
 
+def test_trained_parts_in_another_module_are_refused(tmp_path: Path) -> None:
+    """A network in a new wrapper, as in a loop over learning rates; one that stayed frozen holds nothing private."""
+    first, second, third = Classifier(), Classifier(), Classifier()
+    for parameter in first.net[0].parameters():
+        parameter.requires_grad = False
+    trainer_for(tmp_path / "a", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(first, loader_of(pictures()))
+    second.net[5] = first.net[5]
+    with pytest.raises(ConfigurationError, match=r"was trained privately before.*all of its parts"):
+        trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(second, loader_of(pictures()))
+    third.net[0] = first.net[0]
+    trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(third, loader_of(pictures()))
+
+
+class LooksAtTrainingData(pl.Callback):
+    """Training accuracy by the loader of the lots, which draws them."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for _ in trainer.train_dataloader:
+            pass
+
+
+def test_lots_that_a_callback_took_are_missed_at_once(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 8)
+    trainer.callbacks.append(LooksAtTrainingData())
+    with pytest.raises(ConfigurationError, match=r"took lots of this LotLoader.*on another DataLoader"):
+        trainer.fit(Classifier(), loader_of(pictures()))
+    assert releases(tmp_path) == 5  # an epoch
+
+
 @pytest.mark.parametrize("same_trainer", [True, False])
 def test_going_on_in_one_ledger(tmp_path: Path, same_trainer: bool) -> None:
     private, module, loader = DPSGD(noise_multiplier=1.0, delta=1e-3), Classifier(), loader_of(pictures())

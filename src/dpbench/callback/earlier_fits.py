@@ -1,22 +1,22 @@
-"""Which run a call of `trainer.fit` belongs to: a new one, or the one that a ledger records already."""
+"""Which run a training belongs to: a new one, or the one that a ledger records already."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbench.errors import ConfigurationError
 
-_TRAINED: WeakKeyDictionary[nn.Module, Path] = WeakKeyDictionary()
+_TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → the ledger of what it holds
 
 
-def note_training(pl_module: pl.LightningModule, ledger: Path | None, releases: int) -> None:
-    """Remember where the releases are recorded that a module's weights hold."""
+def note_training(module: nn.Module, ledger: Path | None, releases: int) -> None:
+    """Remember where the releases are recorded that the parameters of a module hold, whoever has them."""
     if releases and ledger is not None:
-        _TRAINED[pl_module] = ledger
+        _TRAINED.update({parameter: ledger for parameter in module.parameters() if parameter.requires_grad})
 
 
 def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> bool:
@@ -31,15 +31,31 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
         True if the ledger is the same, so that epsilon is of all fits together; else a new run begins.
 
     Raises:
-        ConfigurationError: The module holds releases that another ledger records, so that this one would not cover it.
+        ConfigurationError: The module, or a part that it shares with a trained one, holds releases that another ledger
+            records, so that this one would not cover it.
     """
     if last is not None and ledger.resolve() == last.resolve():
         return True
-    before = _TRAINED.get(pl_module)
-    if before is not None and before.resolve() != ledger.resolve():
+    earlier = (_TRAINED[parameter] for parameter in pl_module.parameters() if parameter in _TRAINED)
+    before = next((path for path in earlier if path.resolve() != ledger.resolve()), None)
+    if before is not None:
         raise ConfigurationError(
             f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {before} "
-            f"records, not {ledger}: make the module anew for a new run, or go on in that ledger (the same strategy "
-            f"with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
+            f"records, not {ledger}: make the module anew, with all of its parts, for a new run, or go on in that "
+            f"ledger (the same strategy with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
         )
     return False
+
+
+def refuse_unknown_training(trainer: pl.Trainer, trains_here: bool) -> None:
+    """Refuse a checkpoint by a process that started others, which trained, and has their weights since.
+
+    Raises:
+        ConfigurationError: What they released is not known here: the checkpoint would say nothing was.
+    """
+    if trainer.state.finished and not trains_here:
+        raise ConfigurationError(
+            "this process did not train and does not know what was released, so that its checkpoint would say that "
+            "nothing was: where processes of their own train (ddp_spawn, ddp_fork, ddp_notebook), let a "
+            "ModelCheckpoint save it in them, or save weights alone (trainer.save_checkpoint(..., weights_only=True))."
+        )

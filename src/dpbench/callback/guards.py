@@ -22,6 +22,10 @@ from dpbench.records.source import attached
 PRIVATE_PAST = (
     "the checkpoint was made by a private strategy: going on without privacy would void its epsilon. Start a new run."
 )
+OTHERS_TOOK_LOTS = (
+    "somebody else took lots of this LotLoader while it trains: measure on another DataLoader of the data set (one for "
+    "training accuracy, say), since lots that are drawn and left out are not those that the ledger counts on."
+)
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
@@ -118,13 +122,15 @@ def require_lot_loader(trainer: pl.Trainer) -> LotLoader:
     return loader
 
 
-def require_same_loader(trainer: pl.Trainer, loader: LotLoader | None) -> LotLoader:
-    """The loader of the run, or a ConfigurationError if it was replaced in mid-run."""
+def require_same_loader(trainer: pl.Trainer, loader: LotLoader | None, releases: int) -> LotLoader:
+    """The loader of the run, or a ConfigurationError if it was replaced in mid-run, or others took lots of it."""
     if attached(loader) is not trainer.train_dataloader:
         raise ConfigurationError(
             "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
             "those that the ledger counts on; use one LotLoader throughout."
         )
+    if attached(loader).lots.position != releases + 1:
+        raise ConfigurationError(OTHERS_TOOK_LOTS)
     return attached(loader)
 
 

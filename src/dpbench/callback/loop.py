@@ -157,9 +157,7 @@ class PrivateLoop:
     def _refuse_changes(self) -> None:
         """Refuse what the body of the loop may not do between two lots."""
         if self._loader.lots.position != self._strategy._releases.made:
-            raise ConfigurationError(
-                "somebody else took lots of this LotLoader while the loop drew them: evaluate on another DataLoader."
-            )
+            raise ConfigurationError(guards.OTHERS_TOOK_LOTS)
         if self._trainable() != self._trains:
             raise ConfigurationError(
                 "the trainable parameters, or those of the optimizer, are others than when the loop began: freeze, add "

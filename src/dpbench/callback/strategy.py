@@ -96,7 +96,10 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         return self._releases.mechanism
 
     def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything released so far, at `delta`; infinite for a reference without privacy.
+        """Epsilon of everything that the run released so far, at `delta`; infinite for a reference without privacy.
+
+        A new run (a fit of another module, with a ledger of its own) begins at zero: `dpbench account LEDGER LEDGER`
+        tells what several cost together.
 
         Raises:
             ConfigurationError: Nothing was trained in this process.
@@ -155,7 +158,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
-        earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
+        if self._attached is not None:
+            earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
         self._attached = None
         if self._loader is not None and self._attends:  # else the lots are another training's by now
             self._loader.lots.give_back()
@@ -175,7 +179,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     ) -> None:
         """Begin a lot: its release, its records, and the random numbers of the model."""
         guards.stop_gradient_averaging(trainer)
-        guards.require_same_loader(trainer, self._loader)
+        guards.require_same_loader(trainer, self._loader, self.releases)
         self._released, self._stopping = False, trainer.should_stop
         for parameter in attached(self._attached).trained.parameters:
             parameter.grad = None  # what hooks see of a lot before its release is nothing
@@ -238,6 +242,10 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         return self._releases.state_dict()
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
+        """Refuse to say that nothing was released where other processes did."""
+        earlier_fits.refuse_unknown_training(trainer, self._admitted is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""

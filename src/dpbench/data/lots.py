@@ -120,10 +120,8 @@ class Lots(TorchSampler[list[int]]):
         self.attended, self.added = False, 0
 
     def start_at(self, position: int) -> None:
-        """Begin a training at a lot; the first one of a run gets a new key where none was given."""
-        self.position = position
-        if not position:
-            self._key, self._drawn = self.seed, None
+        """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance."""
+        self.position, self._key, self._drawn = position, self.seed, None
         self._shares.clear()
 
     def share(self, step: int, rank: int, world: int) -> Share:

@@ -55,6 +55,11 @@ class UserSource:
     load: Callable[..., UserData]
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def lies_anywhere(self) -> bool:
+        """Whether the name says which records these are, in whatever folder: not so of files of people's own."""
+        return self.load.__module__.startswith("dpbench.") and "path" not in self.options
+
 
 USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""

@@ -16,7 +16,7 @@ from dpbench.reports.account import AccountingRequest, account
 from dpbench.reports.groups import Groups, Records, group, missing, unfinished_below
 from dpbench.reports.ledgers import runs_without_privacy
 from dpbench.runs.command import key_of, words_of
-from dpbench.runs.folder import RunFolder
+from dpbench.runs.folder import RunFolder, places_of
 from dpbench.runs.record import read_result
 from dpbench.runs.sweep import Sweep
 
@@ -110,7 +110,7 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
         folder: Of the sweep.
         held_out: Whether runs were measured on records held out of the training data.
     """
-    ledgers = [path for path in folder.rglob(RunFolder.ledger) if path.is_file()]
+    ledgers = places_of(RunFolder.ledger, folder)
     count = len(ledgers) + len(runs_without_privacy([folder]))
     if not ledgers or count < 2:
         return []

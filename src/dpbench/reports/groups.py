@@ -17,7 +17,7 @@ from dpbench.reports.audited import LABEL
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.table import ACCURACIES, CANARIES, JUDGED, doubt_in, flat_settings, outcomes, read_runs
 from dpbench.runs.command import choices_of
-from dpbench.runs.folder import RunFolder
+from dpbench.runs.folder import RunFolder, places_of
 
 _APART = (CANARIES, JUDGED, "unit")  # in one row stand only runs that are alike in these
 _NOT_METRICS = (*_APART, "verdict", "ledger", LABEL, "steps", "ms per step")
@@ -81,8 +81,7 @@ def grouped(folders: Sequence[Path], keys: Sequence[str]) -> Groups:
 
 def unfinished_below(folder: Path) -> list[RunFolder]:
     """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
-    found = {path.parent for path in (*folder.glob(RunFolder.lock), *folder.rglob(f"*/{RunFolder.lock}"))}
-    return [run for run in map(RunFolder, sorted(found)) if run.begun and not run.finished]
+    return [run for run in map(RunFolder, places_of(RunFolder.lock, folder)) if run.begun and not run.finished]
 
 
 def _unfinished(run: RunFolder) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.runs.folder import RunFolder, require_readable
+from dpbench.runs.folder import RunFolder, places_of
 from dpbench.runs.ledgers import lost_ledger
 
 
@@ -23,9 +23,7 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
     """
     found: list[Path] = []
     for path in paths:
-        require_readable(path)
-        own = RunFolder(path).ledger
-        below = [own] if own.exists() else sorted(path.rglob(own.name)) if path.is_dir() else [path]
+        below = _ledgers_below(path) if path.is_dir() else [path]
         if not path.exists():
             raise ConfigurationError(
                 f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
@@ -36,11 +34,20 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
         if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
         if not below:
-            raise ConfigurationError(f"there is no {own.name} in or below {path}.")
+            raise ConfigurationError(f"there is no {RunFolder.ledger} in or below {path}.")
         found += below
     if len({path.resolve() for path in found}) < len(found):
         raise ConfigurationError("a ledger is named twice: each run counts once.")
     return {str(path.parent if path.name == RunFolder.ledger else path): path for path in found}
+
+
+def _ledgers_below(folder: Path) -> list[Path]:
+    """All ledgers in and below a folder; where a run has one, copies of it (such as an exported model's) only once."""
+    found = [RunFolder(place).ledger for place in places_of(RunFolder.ledger, folder)]
+    own = RunFolder(folder).ledger
+    if own not in found:
+        return found
+    return [own, *(path for path in found if path != own and path.read_bytes() != own.read_bytes())]
 
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
@@ -51,7 +58,7 @@ def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
     """Runs below some folders that trained and have no ledger, for whatever reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoints)
-    found = {trace.parent for path in paths if path.is_dir() for name in traces for trace in path.rglob(name)}
+    found = {place for path in paths for name in traces for place in places_of(name, path)}
     return [run for run in map(RunFolder, sorted(found)) if not run.ledger.exists()]
 
 

@@ -143,18 +143,15 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     Raises:
         ConfigurationError: A folder among them cannot be looked into.
     """
-    name = RunFolder.result
-    for folder in folders:
-        require_readable(folder)
-    found = {path.parent for folder in folders for path in (*folder.glob(name), *folder.rglob(f"*/{name}"))}
+    found = {place for folder in folders for place in places_of(RunFolder.result, folder)}
     return [RunFolder(path) for path in sorted(found)]
 
 
-def require_readable(folder: Path) -> None:
-    """Look into a folder and all below it, because a search leaves out silently what it may not read.
+def places_of(name: str, folder: Path) -> list[Path]:
+    """Where something of a name lies: of a folder and all below it, also behind links, those that hold it, sorted.
 
     Raises:
-        ConfigurationError: One of them is closed to this user.
+        ConfigurationError: One of the folders is closed to this user: what is in it would be left out silently.
     """
 
     def refuse(error: OSError) -> None:
@@ -163,5 +160,14 @@ def require_readable(folder: Path) -> None:
                 f"{error.filename} cannot be read ({error.strerror}): what is in it would be left out."
             ) from error
 
-    for _ in os.walk(folder, onerror=refuse):
-        pass
+    seen: set[str] = set()
+    found = []
+    for place, inner, _ in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a second way to it, or a circle
+            inner.clear()
+            continue
+        seen.add(real)
+        if os.path.exists(os.path.join(place, name)):
+            found.append(Path(place))
+    return sorted(found)

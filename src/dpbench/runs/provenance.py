@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-ac
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _LENGTH = ("max_steps", "max_epochs")
-_NOT_HASHED_DATA = ("root", "download")  # of our own data sets, which a name determines wherever they lie
+_NOT_HASHED_DATA = ("root", "download")  # of data sets that a name determines wherever they lie
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -55,10 +55,24 @@ def _digest(content: Any) -> str:
 
 
 def _data_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Those that determine the data: of a plug-in's all, since another `root` may hold other people's records."""
+    """Those that determine the data, and the folder where another one may hold other people's records."""
     options: dict[str, Any] = config.get("data", {})
-    ours = str(options.get("_target_", "")).startswith("dpbench.")
-    return {key: value for key, value in options.items() if not (ours and key in _NOT_HASHED_DATA)}
+    target = str(options.get("_target_", ""))
+    if not target.startswith("dpbench."):  # a plug-in's
+        return options
+    kept = {key: value for key, value in options.items() if key not in _NOT_HASHED_DATA}
+    if target.endswith("UserDataModule") and (folder := _folder_of_own_files(options)) is not None:
+        kept["root"] = folder
+    return kept
+
+
+def _folder_of_own_files(options: dict[str, Any]) -> str | None:
+    import dpbench.data.user_sources  # noqa: F401  they register themselves
+    from dpbench.data.sources import data_root
+    from dpbench.data.user_data import USER_SOURCES
+
+    source = USER_SOURCES.get(str(options.get("name")))
+    return None if source and source.lies_anywhere else str(data_root(options.get("root")).resolve())
 
 
 def fingerprint(config: dict[str, Any]) -> str:

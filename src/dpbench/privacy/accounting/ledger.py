@@ -287,6 +287,9 @@ def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, t
         raise LedgerError(f"{number!r} is no number of a release")
     before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
     ledger.releases.append((phase, Release(number, *cache[event], checksum)))
-    due, same = before[1].number + 1, phase == before[0] or phase == 0  # another phase may repeat numbers
-    if (number > due or (number != due and same)) and ledger.damage is None:
+    if phase == before[0] or phase == 0:
+        follows = number == before[1].number + 1
+    else:  # another phase may repeat numbers
+        follows = number <= 1 + max((one.number for _, one in ledger.releases[:-1]), default=-1)
+    if not follows and ledger.damage is None:
         raise LedgerError(f"release {number} follows release {before[1].number}")

@@ -134,7 +134,8 @@ class LedgerWriter:
         self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
-        if last.noise_source is last.lot_source is None:  # of an older version, whose seeds are in `replay` alone
+        seeded = last.replay is not None
+        if seeded and last.noise_source is last.lot_source is None:  # of an older version, that had no such fields
             header = replace(header, noise_source=None, lot_source=None)
         header = Header(**{**asdict(header), "phase": last.phase})
         mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
@@ -142,12 +143,13 @@ class LedgerWriter:
         if start and start - 1 not in made:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
         ahead = [release for number, release in mine.items() if number >= start]
-        began = min(mine, default=0) <= start  # else this phase's releases before `start` were made in another one
-        if header == last and header.replay is not None and began:
+        # Else the releases before `start` were made in another phase.
+        here = min(mine, default=0) <= start <= max(mine, default=-1) + 1
+        if header == last and header.replay is not None and here:
             self._repeat(ahead, whole.splitlines(keepends=True))
             return header.phase
         self._seal.update(whole)
-        if header != last or ahead:
+        if header != last or ahead or not here:
             header = Header(**{**asdict(header), "phase": last.phase + 1})
             self._pending = _header_line(header)  # until there is a release: its budget may allow none
         return header.phase

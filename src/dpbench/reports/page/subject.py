@@ -14,7 +14,7 @@ import yaml
 from dpbench.errors import ConfigurationError, brief
 from dpbench.reports.compared import TABLE, ComparedRun, from_record, from_table, over_seeds, told_apart
 from dpbench.reports.groups import unfinished_below
-from dpbench.runs.folder import RunFolder, finished_runs_below, require_readable
+from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.ledgers import lost_ledger
 from dpbench.runs.readers import Record, read_csv, read_json, read_metrics, steps_logged
 from dpbench.runs.record import privacy_of, read_result
@@ -120,7 +120,6 @@ def read_subject(sources: Sequence[Path]) -> Subject:
             lines = read_csv(source / TABLE, ["seed", "value"], _RESTORE, ("*",))
             tables.append(Table(source, lines, from_table(source)))
             continue
-        require_readable(source)
         found = [*map(_finished, finished_runs_below([source])), *map(_unfinished, unfinished_below(source))]
         if not found and RunFolder(source).begun:
             found = [_unfinished(RunFolder(source))]
