@@ -422,3 +422,18 @@ def test_against_opacus() -> None:
     mean_square(wrapped, x).backward()
     for gradients, theirs in zip(ours, wrapped.parameters(), strict=True):
         assert relative_error(gradients.per_record(), theirs.grad_sample) < 1e-5
+
+
+def test_hooks_of_parameters_see_no_sum_of_records() -> None:
+    """Such as those of `wandb.watch`: the ordinary backward pass of the first lot is nobody's."""
+    model, seen = nn.Linear(3, 2), []
+    handle = model.weight.register_hook(lambda grad: seen.append(grad))
+    engine, x = PerRecordEngine(model), torch.randn(5, 3)
+    engine.backward(model(x).square().mean(), 5, verify=True)
+    assert engine.verified and not seen
+    engine.close()
+    model(x).sum().backward()
+    assert len(seen) == 1
+    handle.remove()
+    model(x).sum().backward()
+    assert len(seen) == 1

@@ -21,9 +21,10 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ScaledGradients
 from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, normalizing
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
+from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
 from tests.reference import mean_square, reference_gradients, relative_error
 
@@ -363,3 +364,13 @@ def test_the_correction_changes_no_query() -> None:
     corrected.add_noise((0,))
     update = torch.cat([part.flatten() for part in corrected.post_process()])
     assert set(update.abs().double().mul(1e6).round().tolist()) <= {0.0, 1e4}
+
+
+def test_negligible_norms() -> None:
+    """A hundredth of the bound; less where small gradients are made large."""
+    assert Recipe().negligible_norm(0.5) == pytest.approx(0.005)
+    for bound in (1.0, 1e6):
+        assert Recipe(weights_of=normalizing(0.01)).negligible_norm(bound) == pytest.approx(0.01)
+    assert Recipe(transform=Discretization(1e-3)).negligible_norm(1.0) == pytest.approx(0.01)
+    assert Recipe(transform=Discretization(1e-7)).negligible_norm(1.0) == pytest.approx(1e-6)
+    assert Recipe(transform=Discretization(1e-7, "rescaled")).negligible_norm(1.0) == pytest.approx(0.01)

@@ -55,6 +55,26 @@ def fit(folder: Path, module: pl.LightningModule, steps: int = STEPS, **options:
 # ------------------------------------------------------------------------------------------------- in the step
 
 
+class InExtraState(Keeping):
+    """Saved with the model, and no tensor of it."""
+
+    level = 0.0
+
+    def look(self, batch: Any) -> None:
+        self.level = 0.9 * self.level + 0.1 * float(batch[0].mean())
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"level": self.level, "always": 1.0}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.level = state["level"]
+
+
+def test_extra_states_are_compared(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"forward pass changes get_extra_state\(\)"):
+        fit(tmp_path, InExtraState())
+
+
 class InPlace(Keeping):
     def look(self, batch: Any) -> None:
         if self.lots > 1:

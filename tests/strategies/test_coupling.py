@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.strategies import DPSGD
@@ -319,6 +319,56 @@ def test_the_message_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match="contents of the other .* record_of_row"):
         fit(tmp_path / "pairs", Net(contrastive))
     fit(tmp_path / "right", Net(total), loss_reduction="sum")
+
+
+class Measured(Net):
+    """A healthy loss, and a metric that a test gives."""
+
+    record_metrics = {"loss": 1}  # noqa: RUF012  as a user writes it
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": mean(self, x, y), "record_metrics": {"loss": self.loss(self, x, y)}}
+
+
+def test_metrics_of_coupled_records_are_refused(tmp_path: Path) -> None:
+    """Bounded, each of them would still move the values of all others."""
+
+    def expanded(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        return mean(module, x, y).detach().expand(len(x))
+
+    def ranks(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        return each(module, x, y).argsort().argsort().float()
+
+    for number, metric in enumerate((expanded, ranks)):
+        with pytest.raises(UnsupportedModuleError, match="a record's metric depends on the contents"):
+            fit(tmp_path / str(number), Measured(metric), metrics={"loss": 3.0})
+    fit(tmp_path / "not asked for", Measured(expanded))
+    fit(tmp_path / "right", Measured(each), metrics={"loss": 3.0})
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_pieces_of_few_records_are_probed_too(tmp_path: Path, limit: int) -> None:
+    with pytest.raises(UnsupportedModuleError, match="a record's gradient depends on the"):
+        fit(tmp_path, Net(rolled), max_physical_batch_size=limit)
+    fit(tmp_path / "right", Net(mean), max_physical_batch_size=limit)
+
+
+def test_lots_too_small_for_any_probe_are_told(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 60)
+    with pytest.warns(UserWarning, match="could not be checked: 50 lots held fewer than 3 records each"):
+        trainer.fit(Net(rolled), LotLoader(records(), Lots(make_sampling("fixed_size", 40, 2), 0)))
+
+
+def test_small_gradients_that_become_large_are_compared_too(tmp_path: Path) -> None:
+    """Of a loss in small units: a hundredth of the bound would hide them, and signs make them as large as any."""
+
+    def small(module: Net, x: Tensor, y: Tensor) -> Tensor:
+        return 1e-6 * rolled(module, x, y)
+
+    fit(tmp_path / "hidden", Net(small))  # clipping leaves them small, and harmless
+    with pytest.raises(UnsupportedModuleError, match="a record's gradient depends on the"):
+        fit(tmp_path / "signs", Net(small), discretization_threshold=1e-8)
 
 
 # ------------------------------------------------------------------------------------------------- healthy

@@ -326,6 +326,7 @@ def test_private_optimizers_equal_plain_ones_fed_with_the_released_gradients(
         (lambda: DPSGD(metrics={}, noise_multiplier=1), "metrics must be names with a bound each"),
         (lambda: DPSGD(metrics={"loss": 1}, metrics_share=1.0, noise_multiplier=1), "metrics_share"),
         (lambda: AutomaticClipping(stability=-1, noise_multiplier=1), "stability must be"),
+        (lambda: AutomaticClipping(stability=0, noise_multiplier=1), "AUTO-V has 0.*rounding error"),
         (lambda: VectorGroups(split="joint", noise_multiplier=1), "scales and split=joint belong together"),
         (lambda: VectorGroups(split="odd", noise_multiplier=1), "unknown split 'odd'"),  # type: ignore[arg-type]
         (lambda: VectorGroups(max_grad_norm=1, max_grad_norms={"a": 1}, noise_multiplier=1), "not both"),

@@ -293,6 +293,19 @@ class LotLoader(DataLoader[Any]):
                 self.before_lot()
             yield batch
 
+    def require_order(self, ordered: bool) -> None:
+        """Have a `collate_fn` refused that sorts, where the places of rows say what record they belong to.
+
+        Raises:
+            ConfigurationError: The `collate_fn` is not the one that is checked.
+        """
+        if not isinstance(self.collate_fn, Collation):
+            raise ConfigurationError(
+                "the collate_fn of the LotLoader was replaced, so that nobody checks whether it mixes records: give it "
+                "when the loader is made, LotLoader(..., collate_fn=...)."
+            )
+        self.collate_fn.ordered = ordered
+
     def state_dict(self) -> dict[str, Any]:
         """Position in the sequence of lots; Lightning puts it into checkpoints."""
         return {"lots": self.lots.position}

@@ -18,6 +18,7 @@ from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
 _MOST = 32  # records that are collated again
+_SAME, _SORTED, _MIXED = "same", "sorted", "mixed"
 
 Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Rows of a batch that some records, named by their positions, have; and the number of all records in it."""
@@ -38,7 +39,9 @@ def _rows(batch: Any) -> int:
     return max(len(x) for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim())
 
 
-def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number: int, rows: Rows) -> None:
+def refuse_mixing(
+    collate: Callable[[Any], Any], records: Sequence[Any], number: int, rows: Rows, ordered: bool = False
+) -> None:
     """Collate some records again among others, with the same random numbers: the rows of a record must be the same.
 
     Nothing is said of a `collate_fn` that is random beyond the seeds of torch, numpy and `random`, or that fails.
@@ -48,9 +51,10 @@ def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number:
         records: Of a lot.
         number: Chooses among them.
         rows: Rows of a record.
+        ordered: Whether rows must come in the order of their records, because it says which microbatch is whose.
 
     Raises:
-        ConfigurationError: They depend on the other records.
+        ConfigurationError: They depend on the other records, or come in an order that does.
     """
     rng = np.random.default_rng(number)
     some = [records[i] for i in rng.permutation(len(records))[:_MOST]]
@@ -64,12 +68,19 @@ def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number:
             _collated(collate, [some[i] for i in order]) for order in (whole, whole, moved, replaced)
         )
         own = [rows(batch, kept, len(some)) for batch in (first, again, *changed)]
-        known = _same(first, again, own[0], own[1]) is True  # else it is random beyond the seeds
+        known = _same(first, again, own[0], own[1]) == _SAME  # else it is random beyond the seeds
         pairs = zip(changed, own[2:], strict=True)
-        mixes = known and any(_same(first, other, own[0], theirs) is False for other, theirs in pairs)
+        found = [_same(first, other, own[0], theirs) for other, theirs in pairs] if known else []
+        sorts = ordered and known and (_SORTED in found or _unmoved(first, changed[0], others))
     except Exception:  # the lot itself says what is wrong
         return
-    if mixes:
+    if sorts and _MIXED not in found:
+        raise ConfigurationError(
+            "the collate_fn puts the records of a lot into another order, and with microbatch_size the place of a row "
+            "says which microbatch it is in: sorted, one record would move others into other microbatches. Keep the "
+            "order (pack_padded_sequence(..., enforce_sorted=False) takes any), or leave microbatch_size at 1."
+        )
+    if _MIXED in found:
         raise ConfigurationError(
             "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics), or "
             "record_of_row names other records: then clipping does not bound what one record does. Let it make each "
@@ -79,7 +90,7 @@ def refuse_mixing(collate: Callable[[Any], Any], records: Sequence[Any], number:
 
 def _collated(collate: Callable[[Any], Any], records: list[Any]) -> Any:
     with _random_numbers_kept():
-        return collate(copy.deepcopy(records))
+        return collate([copy.deepcopy(record) for record in records])  # one that stands twice is two
 
 
 @contextmanager
@@ -93,16 +104,23 @@ def _random_numbers_kept() -> Iterator[None]:
         random.setstate(before[2])
 
 
-def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> bool | None:
-    """Whether some rows of two batches are the same; None where they cannot be compared."""
+def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> str | None:
+    """How some rows of two batches compare; None where they cannot be compared."""
     pairs = list(zip(_leaves(one), _leaves(other), strict=True))
     if any(a.shape[1:] != b.shape[1:] for a, b in pairs):
         return None  # padded to another length
     if len(mine) == len(theirs) and all(_close(a[mine], b[theirs]).all() for a, b in pairs):
-        return True
+        return _SAME
     # Or sorted, as packed sequences are: then each row is still one that was there.
     alike = torch.stack([_close(a[:, None], b[None]).reshape(len(a), len(b), -1).all(2) for a, b in pairs])
-    return bool(alike.all(0).any(0).all())
+    return _SORTED if alike.all(0).any(0).all() else _MIXED
+
+
+def _unmoved(one: Any, other: Any, rows: NDArray[np.int64]) -> bool:
+    """Whether a batch stayed as it was though some records, that differ, changed places."""
+    pairs = list(zip(_leaves(one), _leaves(other), strict=True))
+    moved = any(not _close(a[rows], a[np.roll(rows, 1)]).all() for a, _ in pairs)
+    return moved and all(a.shape == b.shape and _close(a, b).all() for a, b in pairs)
 
 
 def _close(a: Tensor, b: Tensor) -> Tensor:

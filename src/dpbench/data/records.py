@@ -50,7 +50,12 @@ class Collation:
         dataset: Of which one record shows the shapes.
         collate_fn: As for `torch.utils.data.DataLoader`; None takes torch's.
         rows: Rows of a record in a batch, where records must not be mixed; None: they may.
+
+    Attributes:
+        ordered: Whether the order of rows matters, too.
     """
+
+    ordered = False
 
     def __init__(
         self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None, rows: Rows | None = None
@@ -79,7 +84,7 @@ class Collation:
         if self._rows is not None and self.given and len(records) > _FEW:
             self._calls += 1
             if is_checked(self._calls):
-                refuse_mixing(self._collate, records, self._calls, self._rows)
+                refuse_mixing(self._collate, records, self._calls, self._rows, self.ordered)
         return self._collate(records)
 
 

@@ -26,6 +26,7 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.repeatable_step import repeatable
@@ -35,7 +36,8 @@ Rows = NDArray[np.int64]
 
 _LATER = 32  # records of a lot that is probed after the first one
 _TOLERANCE, _MIXED = 1e-3, 5e-2  # relative change of a record's gradient; with 8 bits of mantissa
-_TINY = 1e-2  # gradients below this share of the bound are compared with it and not with themselves
+_FEWEST = 3  # records that say something of each other
+_PATIENCE = 50  # lots that may hold fewer before that is said
 _OTHER_SEED = 0x5EED_C0DE  # that nobody else takes
 _DROPOUTS = nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention
 
@@ -48,19 +50,22 @@ class Lot(NamedTuple):
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
         several: Whether the batch itself may hold `record_of`.
         limit: Most rows that fit into memory, or None.
-        bound: Smallest bound of a record's gradient.
+        recipe: What becomes of a record's gradient.
+        bound: Smallest bound of it.
     """
 
     release: int
     record_of: Rows | None
     several: bool
     limit: int | None
+    recipe: Recipe
     bound: float
 
 
 class _Run(NamedTuple):
     gradients: Sequence[ParameterGradients]
     norms: Tensor  # of each row, shape (R,)
+    metrics: Tensor  # of each row, over their bounds; shape (R, number of values)
     finite: bool
     dtype: torch.dtype
 
@@ -69,7 +74,7 @@ class _Reached(BaseException):
     """The step has come to its backward pass."""
 
     def __init__(self, loss: Tensor) -> None:
-        self.loss = loss
+        self.output = loss
 
 
 class CouplingProbe:
@@ -86,7 +91,7 @@ class CouplingProbe:
         self, trainer: pl.Trainer, module: pl.LightningModule, engine: PerRecordEngine, loss_reduction: LossReduction
     ) -> None:
         self._trainer, self._module, self._engine, self._reduction = trainer, module, engine, loss_reduction
-        self._next, self._first, self._warned = 0, True, False
+        self._next, self._first, self._warned, self._small = 0, True, False, 0
         self.rows = 0
         """That went through the model so far: what the probes cost."""
 
@@ -105,13 +110,18 @@ class CouplingProbe:
     def check(self, step: Callable[[Any], Any], batch: Any, lot: Lot) -> None:
         """Probe one lot; one of less than three records says nothing, and the next has to do.
 
+        Whatever `limit` says, three whole records are run, or pieces of fewer would never be probed.
+
         Raises:
             UnsupportedModuleError: A record's gradient depends on the contents or the number of the others.
         """
         rows = count_records(batch)
         record_of = np.arange(rows) if lot.record_of is None else lot.record_of
         chosen = self._chosen(record_of, lot)
-        if len(np.unique(record_of[chosen])) < 3:
+        if len(np.unique(record_of[chosen])) < _FEWEST:
+            self._small += 1
+            if self._small == _PATIENCE:
+                self.unsure(f"{_PATIENCE} lots held fewer than {_FEWEST} records each")
             return
         self._next = next_checked(lot.release + 1) - 1
         probe = _Probe(self, step, batch, record_of, chosen, lot)
@@ -127,20 +137,18 @@ class CouplingProbe:
 
     def _chosen(self, record_of: Rows, lot: Lot) -> Rows:
         """Rows of the records that are probed, ascending."""
-        names, first = np.unique(record_of, return_index=True)
+        names, rows = np.unique(record_of, return_counts=True)
         if not self._first and len(names) > _LATER:
-            names = np.random.default_rng(lot.release).choice(names, _LATER, replace=False)
-        chosen = np.flatnonzero(np.isin(record_of, names))
-        if lot.limit is not None and len(chosen) > lot.limit:
-            chosen = chosen[: lot.limit]
-            if len(first) < len(record_of):  # the last record must be whole
-                chosen = chosen[record_of[chosen] != record_of[chosen[-1]]]
-        return chosen
+            places = np.sort(np.random.default_rng(lot.release).choice(len(names), _LATER, replace=False))
+            names, rows = names[places], rows[places]
+        if lot.limit is not None:
+            names = names[: max(_FEWEST, int((rows.cumsum() <= lot.limit).sum()))]
+        return np.flatnonzero(np.isin(record_of, names))
 
     def run(
-        self, step: Callable[[Any], Any], batch: Any, rows: int, seed: int | None = None, after: bool = False
+        self, step: Callable[[Any], Any], batch: Any, rows: int, lot: Lot, seed: int | None = None, after: bool = False
     ) -> _Run | None:
-        """Per-row gradients, from the same state as each other run; None if there was no loss, or an error.
+        """Per-row gradients and metrics, from the same state as each other run; None if there was no loss, or an error.
 
         With `after`, the state is what the last run has left behind; the random numbers are still the same.
         """
@@ -163,15 +171,17 @@ class CouplingProbe:
         self._engine.expect(rows)
         try:
             with repeatable(seed), tf32.refused(device):
-                output = _loss(step, batch)
-                if output is None:
+                output = _output(step, batch)
+                loss = output["loss"] if isinstance(output, dict) else output
+                if loss is None:
                     return None
                 with torch.no_grad(), torch.autocast(device, enabled=False):
-                    gradients = self._engine.backward(output, rows)
+                    gradients = self._engine.backward(loss, rows)
             with torch.no_grad(), torch.autocast(device, enabled=False):
                 squared = torch.stack([parameter.squared_norms() for parameter in gradients])
+                metrics = lot.recipe.metrics_of(output, rows).to(squared.device)
             norms = squared.double().sum(0).sqrt()
-            return _Run(gradients, norms, bool(norms.isfinite().all()), squared.dtype)
+            return _Run(gradients, norms, metrics, bool(norms.isfinite().all()), squared.dtype)
         except Exception:  # if the lot itself is to blame, its own step will say so
             return None
         finally:
@@ -194,7 +204,7 @@ class CouplingProbe:
         low = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
         return _MIXED if low or torch.is_autocast_enabled(device) else _TOLERANCE * (10 if device == "cuda" else 1)
 
-    def refuse(self, gap: float, what: str) -> None:
+    def refuse(self, gap: float, what: str, subject: str) -> None:
         """Raise UnsupportedModuleError."""
         remedy = (
             f"is the loss the {self._reduction} over the records, as loss_reduction={self._reduction!r} says, with a "
@@ -205,7 +215,7 @@ class CouplingProbe:
             "of that record alone (several rows of one record: LotLoader(..., record_of_row=...))."
         )
         raise UnsupportedModuleError(
-            f"a record's gradient depends on the {what} of the other records in its lot "
+            f"a record's {subject} depends on the {what} of the other records in its lot "
             f"(it changes by {gap:.2g} of its norm), so that clipping does not bound what one record does: {remedy}"
         )
 
@@ -225,7 +235,8 @@ class _Probe:
         self._probe, self._step, self._batch, self._lot = probe, step, batch, lot
         self._rows, self._chosen, self._record_of = len(record_of), chosen, record_of[chosen]
         self._random = np.random.default_rng([lot.release, len(chosen)])
-        self._tolerance = probe.tolerance()
+        self._subject = "gradient"
+        self._tolerance, self._floor = probe.tolerance(), lot.recipe.negligible_norm(lot.bound)
 
     def says(self) -> bool:
         """Whether a probe has come to a verdict.
@@ -263,14 +274,14 @@ class _Probe:
         if contents == float("inf"):
             self._failed("other records in")
         elif not contents <= self._tolerance:
-            self._probe.refuse(contents, "contents")
+            self._probe.refuse(contents, "contents", self._subject)
         chance = self._gap(whole, kept, self._run(everything, seed=_OTHER_SEED), kept)
         if not chance <= self._tolerance or chance >= gap / 3:
             self._refuse_proportional(whole)
         elif gap == float("inf"):
             self._failed()
         else:
-            self._probe.refuse(gap, "number")
+            self._probe.refuse(gap, "number", self._subject)
         self._refuse_carried(kept)
         return True
 
@@ -313,7 +324,7 @@ class _Probe:
         ratio = float(run.norms[rows].sum() / whole.norms[rows].sum())
         scaled = self._gap(whole, rows, run, rows, 1 / ratio) if 0 < ratio < float("inf") else float("inf")
         if scaled <= self._tolerance < abs(ratio - 1):
-            self._probe.refuse(abs(ratio - 1), "number")
+            self._probe.refuse(abs(ratio - 1), "number", self._subject)
 
     def _finite(self, whole: _Run) -> Rows:
         """Records whose gradients are finite: others contribute zero."""
@@ -333,7 +344,7 @@ class _Probe:
         batch = select(self._batch, self._rows, self._chosen[rows])
         if self._lot.several:
             batch = self._numbered(batch, rows)
-        return self._probe.run(self._step, batch, len(rows), seed, after)
+        return self._probe.run(self._step, batch, len(rows), self._lot, seed, after)
 
     def _numbered(self, batch: Any, rows: Rows) -> Any:
         """The batch with its entry of each row's record counted from 0 again."""
@@ -351,7 +362,7 @@ class _Probe:
     def _gap(
         self, whole: _Run, rows: Rows, other: _Run | None, places: Rows | None = None, factor: float = 1.0
     ) -> float:
-        """Root mean square over rows of the change of a gradient, relative to its norm.
+        """Root mean square over rows of the change of a gradient, relative to its norm; or of its metrics, if larger.
 
         Args:
             whole: The lot.
@@ -366,7 +377,7 @@ class _Probe:
         mine, theirs = (
             torch.from_numpy(x).to(device) for x in (rows, np.arange(len(rows)) if places is None else places)
         )
-        scales = 1 / whole.norms[mine].clamp(min=_TINY * self._lot.bound)
+        scales = 1 / whole.norms[mine].clamp(min=self._floor)
         signs = torch.from_numpy(self._random.choice([-1.0, 1.0], len(rows))).to(device)
         total = ((whole.norms[mine] - factor * other.norms[theirs]) * scales).square().sum()
         difference = torch.zeros_like(total)
@@ -374,6 +385,11 @@ class _Probe:
             for a, b in zip(whole.gradients, other.gradients, strict=True):
                 one, two = (_signed(*it, signs * scales) for it in ((whole, a, mine), (other, b, theirs)))
                 difference += (one - factor * two).square().sum()
+        if whole.metrics.shape[1]:
+            one, two = whole.metrics[mine], other.metrics[theirs]
+            changes = torch.linalg.vector_norm(one - two, dim=1) / torch.linalg.vector_norm(one, dim=1).clamp(min=1e-2)
+            if changes.square().sum() > torch.maximum(total, difference):
+                self._subject, difference = "metric", changes.square().sum()
         gap = float((torch.maximum(total, difference) / len(rows)).sqrt())
         return gap if math.isfinite(gap) else 1.0  # of what was finite in the lot
 
@@ -387,12 +403,11 @@ def _signed(run: _Run, gradients: ParameterGradients, rows: Tensor, weights: Ten
     return gradients.weighted_sum(weights.to(run.dtype)).double()
 
 
-def _loss(step: Callable[[Any], Any], batch: Any) -> Any:
+def _output(step: Callable[[Any], Any], batch: Any) -> Any:
     try:
-        output = step(batch)
+        return step(batch)
     except _Reached as reached:
-        return reached.loss
-    return output["loss"] if isinstance(output, dict) else output
+        return reached.output
 
 
 def _stop(loss: Tensor, *args: Any, **kwargs: Any) -> None:

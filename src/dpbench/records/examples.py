@@ -102,6 +102,7 @@ class Examples:
         self._loader = loader
         self._scope.follow(loader)
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
+        loader.require_order(loader.lots.microbatches > 0)
         self._engine.recording, self._records = False, 0  # until a lot is opened
 
     def on_noise(self, generator: torch.Generator) -> Piece:
@@ -163,7 +164,8 @@ class Examples:
         assert self._engine is not None
         attached(self._engine.recording or None)  # by `open_lot`
         bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
-        return Lot(self._releases.made, self._rows, self._divisor is None, self._most_rows, bound)
+        several, recipe = self._divisor is None, self._releases.recipe
+        return Lot(self._releases.made, self._rows, several, self._most_rows, recipe, bound)
 
     def _in_pieces(self, training_step: Any) -> Any:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.

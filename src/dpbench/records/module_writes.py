@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from operator import is_
 
 import torch
@@ -15,7 +17,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are 
 
 
 class Saved:
-    """Parameters, buffers and persistent metric states of a module, as they were at one time.
+    """Parameters, buffers, persistent metric states and extra states of a module, as they were at one time.
 
     Tensors count the writes in place (`_version`), which costs microseconds; a write through `.data` is not counted,
     and shows in sums over the contents only.
@@ -23,10 +25,12 @@ class Saved:
     Args:
         module: With all that is in it.
         contents: Whether to compare contents, too; costs a pass over all tensors.
+        extra: Those of its modules, by name, that have an extra state (`get_extra_state`).
     """
 
-    def __init__(self, module: nn.Module, contents: bool = False) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, contents: bool = False, extra: Mapping[str, nn.Module] | None = None) -> None:
+        self._module, self._extra = module, extra or {}
+        self._states = _extra_states(self._extra)
         self._tensors = _tensors(module)
         self._versions = _versions(self._tensors)
         self._sums = [_sum(x) for x in self._tensors] if contents else None
@@ -36,9 +40,13 @@ class Saved:
         now = _tensors(self._module)
         versions = _versions(now)
         sums = None if self._sums is None else [_sum(x) for x in now]
+        states = _extra_states(self._extra)
+        extra = [
+            f"{name}.get_extra_state()".lstrip(".") for name, state in states.items() if state != self._states[name]
+        ]
         same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
         if same and versions == self._versions and sums == self._sums:
-            return []
+            return extra
         before = {id(x): (version, i) for i, (x, version) in enumerate(zip(self._tensors, self._versions, strict=True))}
         names = {id(x): name for name, x in _named(self._module)}
         changed = []
@@ -46,7 +54,7 @@ class Saved:
             known, place = before.get(id(x), (None, 0))
             if known != version or (sums is not None and self._sums is not None and sums[i] != self._sums[place]):
                 changed.append(names.get(id(x), "a tensor"))
-        return changed or ["its modules"]
+        return [*changed, *extra] or ["its modules"]
 
 
 class Writes:
@@ -59,12 +67,12 @@ class Writes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._lots = module, 0
+        self._module, self._lots, self._extra = module, 0, with_extra_state(module)
         self._before: Saved | None = None  # as of when the lot was drawn
         self._updated: Saved | None = None  # as of its update
 
     def _saved(self) -> Saved:
-        return Saved(self._module, contents=is_checked(self._lots))
+        return Saved(self._module, is_checked(self._lots), self._extra)
 
     def draw_lot(self) -> None:
         """Remember the module before anything of it sees the next lot."""
@@ -95,9 +103,9 @@ class Writes:
             raise UnsupportedModuleError(
                 f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
                 "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
-                "noise: what follows from released weights alone belongs into on_before_zero_grad, on_train_epoch_end "
-                "or a hook of the optimizer (register_step_post_hook); in manual optimization, name the network that "
-                "sees records in private_module."
+                "noise: what follows from released weights alone (and from nothing kept of a lot) belongs into "
+                "on_before_zero_grad, on_train_epoch_end or a hook of the optimizer (register_step_post_hook); in "
+                "manual optimization, name the network that sees records in private_module."
             )
         self.forget()
 
@@ -111,14 +119,24 @@ class Writes:
             raise UnsupportedModuleError(
                 f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
                 "saved with the model without noise: keep statistics of private records out of the model. What follows "
-                "from released weights alone, such as a target network, belongs into on_before_zero_grad or "
-                "on_train_epoch_end. (A generator makes images for a private discriminator in evaluation mode: "
-                "BatchNorm would tell how many records there were.)"
+                "from released weights alone (and from nothing kept of a lot), such as a target network, belongs into "
+                "on_before_zero_grad or on_train_epoch_end. (A generator makes images for a private discriminator in "
+                "evaluation mode: BatchNorm would tell how many records there were.)"
             )
 
     def forget(self) -> None:
         """Drop what was remembered of the lot."""
         self._before = self._updated = None
+
+
+def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
+    """Modules in a module, by name, that put more than tensors into `state_dict`."""
+    plain = nn.Module.get_extra_state
+    return {name: one for name, one in module.named_modules() if type(one).get_extra_state is not plain}
+
+
+def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
+    return {name: pickle.dumps(module.get_extra_state()) for name, module in modules.items()}
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -15,12 +15,13 @@ class AutomaticClipping(DPSGD):
     .. math:: \tilde g = \frac{1}{qN} \Big( \sum_{i \in L} C \frac{g_i}{\|g_i\|_2 + \gamma}
               + \mathcal N(0, z^2 C^2 I) \Big)
 
-    (AUTO-S; with γ = 0 AUTO-V.) C only scales the update, as the learning rate does.
+    (AUTO-S. AUTO-V, with γ = 0, is refused: of a record that is learned it makes a vector of norm C out of rounding
+    errors, which depend on the others of its lot.) C only scales the update, as the learning rate does.
 
     Guarantee: that of `DPSGD`; a normalized gradient has at most norm C.
 
     Args:
-        stability: γ ≥ 0.
+        stability: γ, from 0.001 on.
     """
 
     stability: float = 0.01

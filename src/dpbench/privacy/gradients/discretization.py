@@ -170,6 +170,11 @@ class Discretization:
                 "records of a lot, so that no sensitivity holds for them. Take a small one, such as 1e-6."
             )
 
+    @property
+    def negligible_norm(self) -> float:
+        """See `Recipe.negligible_norm`: signs are as large for gradients just above τ as for any other."""
+        return 10 * self.threshold if self.values == "signs" else math.inf
+
     def __call__(
         self, gradients: Sequence[ParameterGradients], records: int, sizes: Sequence[int]
     ) -> list[ParameterGradients]:

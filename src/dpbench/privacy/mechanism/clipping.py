@@ -16,6 +16,7 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 SMALLEST, LARGEST = 1e-10, 1e10
 """Of bounds and scales: far from where float32 loses squares or noise."""
 _ZERO = 1e-12
+_LEAST_STABILITY = 1e-3
 
 WeightFunction = Callable[[Tensor, float], Tensor]
 """(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
@@ -87,10 +88,14 @@ def normalizing(stability: float) -> WeightFunction:
     """`normalize_weights` with a fixed γ.
 
     Raises:
-        ConfigurationError: γ is negative.
+        ConfigurationError: γ is so small that rounding errors would count.
     """
-    if not 0 <= stability < math.inf:
-        raise ConfigurationError(f"stability must be a number from 0 on, not {stability}.")
+    if not _LEAST_STABILITY <= stability < math.inf:
+        raise ConfigurationError(
+            f"stability must be a number from {_LEAST_STABILITY:g} on, not {stability}: below (AUTO-V has 0), the "
+            "rounding error of a record that is learned already would count as a whole gradient, and it depends on the "
+            "other records of a lot, so that no sensitivity holds. 0.01 is the paper's."
+        )
     return partial(normalize_weights, stability=stability)
 
 

@@ -121,6 +121,19 @@ class PrivateMetrics:
             parts.append(torch.where(norms.isfinite(), rows * weights, torch.zeros_like(rows)).sum(0))
         return torch.cat(parts)
 
+    def of_rows(self, values: Mapping[str, Value], rows: int) -> Tensor:
+        """Values of each row over their bounds, shape (R, number of values), before they are bounded.
+
+        Those that are not as `measure` wants them are left out.
+        """
+        columns = [torch.zeros(rows, 0)]
+        for name, bound in self.bounds.items():
+            value = values.get(name)
+            value = value() if callable(value) else value
+            if isinstance(value, Tensor) and value.dim() and len(value) == rows:
+                columns.append(value.detach().double().reshape(rows, -1).nan_to_num(0.0, 0.0, 0.0) / bound)
+        return torch.cat([column.to(columns[-1].device) for column in columns], 1)
+
     def named(self, released: list[float], sizes: Mapping[str, int]) -> dict[str, float]:
         """Released means by name: `private/<metric>`, with a number behind it where a metric has several values."""
         names = [

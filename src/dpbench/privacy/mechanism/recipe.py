@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.adaptive import Adaptation
 from dpbench.privacy.mechanism.clipping import VectorGroup, WeightFunction, clip_weights, unclipped_weights
@@ -58,3 +61,21 @@ class Recipe:
             raise ValueError("a release without noise is not private")
         if self.private and self.weights_of is unclipped_weights:
             raise ValueError("a release without clipping is not private")
+
+    def metrics_of(self, output: object, rows: int) -> Tensor:
+        """What each row of a training step's output offers to the metrics, over their bounds, shape (R, values)."""
+        values = output.get("record_metrics") if isinstance(output, dict) else None
+        return torch.zeros(rows, 0) if self.metrics is None else self.metrics.of_rows(values or {}, rows)
+
+    def negligible_norm(self, bound: float) -> float:
+        """Norm of a record's gradient that changes may be measured against: what is smaller hardly moves the sum.
+
+        A hundredth of the bound where records are clipped at it, less where small gradients are made large.
+
+        Args:
+            bound: C, smallest of the groups'.
+        """
+        norms = bound * torch.logspace(-2, -12, 11, dtype=torch.float64)
+        half = self.weights_of(norms.square(), bound) * norms <= 0.51 * bound
+        own = float(norms[half].max()) if half.any() else float(norms[-1])
+        return min(own, getattr(self.transform, "negligible_norm", own))
