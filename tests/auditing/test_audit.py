@@ -13,7 +13,7 @@ from dpbench.auditing import AuditResult, Family, Verdict, audit
 from dpbench.auditing.audit import KEYS
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import FixedSizeSampling, Sampling, ShuffledEpochs, TruncatedPoissonSampling
-from dpbench.reports.audited import ACCUSATIONS
+from dpbench.runs.record import ACCUSATIONS
 from tests.auditing.worlds import NOISE, World, ledger_of
 
 CORRECT = World(z=NOISE[4], releases=100)

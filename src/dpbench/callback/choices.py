@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten
 
 from dpbench.data.records import shared_records
@@ -36,6 +37,13 @@ def refuse_choices(trainer: pl.Trainer) -> None:
             raise ConfigurationError(
                 f"{type(callback).__name__} trains on private records without noise to choose a setting: choose it on "
                 "public data, or beforehand, and leave the callback (or Tuner) out."
+            )
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau) and not config.reduce_on_plateau:
+            raise ConfigurationError(
+                "ReduceLROnPlateau in manual optimization follows whatever value it is given, and nobody can see "
+                "whether that is of private records: use a schedule of steps (StepLR, CosineAnnealingLR), or "
+                "automatic optimization with a monitor of validation data."
             )
     watched = list(_watched(trainer))
     logged = _names_from_lots(trainer) if watched else set()

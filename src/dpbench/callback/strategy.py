@@ -243,8 +243,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         return self._releases.state_dict()
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Refuse to say that nothing was released where other processes did."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
         earlier_fits.refuse_unknown_training(trainer, self._admitted is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -142,7 +142,10 @@ def refuse_repeated(dataset: Any) -> None:
 
 
 def shared_records(one: Any, other: Any) -> int:
-    """Number of records of a data set that another one has too: both are it, or Subsets or ConcatDatasets of it."""
+    """Number of records of a data set that another one has too: both are it, or Subsets or ConcatDatasets of it.
+
+    Of users it is that of their examples.
+    """
     sized = [dataset for dataset in (one, other) if hasattr(dataset, "__len__")]
     if len(sized) < 2:
         return 0
@@ -161,5 +164,7 @@ def _origins(dataset: Any, rows: NDArray[np.int64] | None) -> Iterator[tuple[Any
         which = np.searchsorted(ends, rows, side="right")
         for number, part in enumerate(dataset.datasets):
             yield from _origins(part, rows[which == number] - (ends[number - 1] if number else 0))
+    elif hasattr(dataset, "rows_of"):  # users: the records of a person are its examples
+        yield from _origins(dataset.examples, dataset.rows_of(rows))
     else:
         yield dataset, rows

@@ -123,6 +123,10 @@ class UserDataset(Dataset[Cohort]):
         """Positions of a user's examples in `examples`."""
         return self._order[self._ends[user] : self._ends[user + 1]]
 
+    def rows_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of the examples of some users in `examples`."""
+        return np.concatenate([np.zeros(0, np.int64), *(self.rows(int(user)) for user in users)])
+
     def batch(self, user: int, chosen: Sequence[int] | NDArray[np.int64] | Tensor) -> Any:
         """Batch of some of a user's examples.
 

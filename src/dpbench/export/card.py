@@ -11,12 +11,12 @@ import yaml
 from dpbench import __version__
 from dpbench.export.network import Network
 from dpbench.privacy.accounting.ledger import Ledger
-from dpbench.reports.audited import doubt, without_accuracy
+from dpbench.reports.audited import without_accuracy
 from dpbench.reports.ledgers import shown_noise
 from dpbench.reports.page.words import epsilon_words
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
-from dpbench.runs.record import is_audited, privacy_of, read_result
+from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
 
 WEIGHTS, BUILD, FACTS, LEDGER = "model.safetensors", "config.json", "privacy.json", RunFolder.ledger
 _NOT_COVERED = (

@@ -36,10 +36,11 @@ class LocalStep:
     ) -> None:
         self._module, self._step, self._options, self._measured = module, training_step, options, measured
         self._values: Mapping[str, Any] = {}
+        self._steps = 0
 
     def begin(self) -> None:
         """Another user follows."""
-        self._values = {}
+        self._values, self._steps = {}, 0
 
     def __call__(self, batch: Any) -> Tensor:
         """The loss of a batch.
@@ -53,13 +54,14 @@ class LocalStep:
             raise ConfigurationError(_NO_LOSS)
         if loss.numel() != 1 or not loss.requires_grad:
             raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
-        if self._measured and not self._values and isinstance(output, dict):
+        self._steps += 1
+        if self._measured and self._steps == 1 and isinstance(output, dict):
             self._values = {name: _mean(value) for name, value in output.get("record_metrics", {}).items()}
         return loss
 
     def values(self) -> Mapping[str, Tensor]:
         """Private metrics of a user: means over the examples of its first local step, before its training."""
-        if not self._measured or self._values:
+        if not self._measured or self._steps:
             return self._values
         sizes = getattr(self._module, "record_metrics", {})  # a user without examples
         zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}

@@ -84,7 +84,6 @@ class Users:
         self.local = local
         self._scope: Scope | None = None
         self._dataset: UserDataset | None = None
-        self._lots_seen = 0
         self._warned, self._diverged = False, 0
 
     def __repr__(self) -> str:
@@ -108,6 +107,7 @@ class Users:
             raise ConfigurationError("the model has no trainable parameters.")
         trained = Trained([p for _, p in named], [name for name, _ in named])
         self._client = Client(trained.parameters, self.local)
+        self._lots_seen, self._due = 0, False
         self._logs = LocalLogs(pl_module)
         optimizer = scope.optimizer(trained.parameters)
         scope.watch()
@@ -156,6 +156,7 @@ class Users:
             )
         self._users, self._done, self._released = drawn.tolist(), False, False
         self._lots_seen += 1
+        self._due |= is_checked(self._lots_seen)
         self._scope.open_lot(batch)
 
     def close_lot(self) -> None:
@@ -207,21 +208,23 @@ class Users:
     def _train(self, local_step: LocalStep) -> None:
         """Hand the update of each user of the cohort to the release."""
         assert self._dataset is not None
-        checked = is_checked(self._lots_seen) and len(self._users) > 0
-        state = StepState(self._trainer, self._module) if checked else None
-        first: tuple[int, list[Tensor]] | None = None
+        state = StepState(self._trainer, self._module) if self._due and self._users else None
+        some: list[tuple[int, list[Tensor]]] = []  # the first and the last user with an update
         diverged = torch.zeros((), dtype=torch.long, device=self._module.device)
         for user in self._users:
             update = self._update(user, local_step)
-            if checked and first is None and len(self._dataset.rows(user)):
-                first = user, update
             record, norms = OneRecord.of(update)
             diverged += ~norms.sum().isfinite()
+            if state is not None and len(self._dataset.rows(user)) and norms.sum().isfinite():
+                some[1:] = [(user, update)]
             self._releases.accumulate(record, 1, None, local_step.values())
             del update, record  # before the next one takes as much
         self._diverged = int(diverged)
-        if state is not None and first is not None:
-            self._refuse_memory(*first, local_step, state)
+        if state is not None and some:
+            self._due = False  # a lot of users without an update leaves it to the next
+            self._refuse_memory(*some[0], local_step, state.rewind)
+            if len(some) > 1:
+                self._refuse_memory(*some[1], local_step, state.restore)
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
@@ -234,17 +237,26 @@ class Users:
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._batches.on_device(self._dataset.batch(user, positions))
 
-    def _refuse_memory(self, user: int, first: list[Tensor], local_step: LocalStep, before: StepState) -> None:
-        """Raise UnsupportedModuleError where a user's update depends on the users before it."""
+    def _refuse_memory(
+        self, user: int, first: list[Tensor], local_step: LocalStep, prepare: Callable[[], None]
+    ) -> None:
+        """Raise UnsupportedModuleError where a user's update depends on the users before it.
+
+        Args:
+            user: Trained again.
+            first: Its update.
+            local_step: Of the round.
+            prepare: Puts the state of the round's end there for the first user, that of its beginning for the last one.
+        """
         after = StepState(self._trainer, self._module)
-        before.rewind()
+        prepare()
         with self._logs.silent():
             again = self._update(user, local_step)
         after.restore()  # metrics count the user once
         exact = self._module.device.type == "cpu"  # elsewhere sums come in any order, and local steps amplify it
         gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
         size = sum(float(a.square().sum()) for a in first) ** 0.5
-        if gap > (1e-4 if exact else 1e-1) * size:
+        if not gap <= (1e-4 if exact else 1e-1) * size:
             raise UnsupportedModuleError(
                 "the same user's local training came out otherwise after that of other users: the module keeps "
                 "something from one training_step to the next (a running average, a memory of batches, a counter), so "

@@ -11,8 +11,6 @@ from dpbench.runs.record import is_audited
 MEASURED = ("val/", "test/")  # on data that are not the training data
 CONFIDENCE = 0.95  # of what runs keep, and tables show
 LABEL = f"audited epsilon ({100 * CONFIDENCE:g} %)"
-UNPROVEN = "ledger not intact"  # beside an epsilon that nobody should rely on
-ACCUSATIONS = ("VIOLATED", "NOT AS DECLARED")  # of dpbench.auditing's verdicts; that room takes a second to import
 MOST = 1000.0  # above which figures of epsilon say nothing
 
 
@@ -42,18 +40,6 @@ def verdict_of(privacy: Mapping[str, Any]) -> str | None:
     if audit is None:
         return None
     return str(audit.get("verdict") or audit.get("damage") or f"none: {audit.get('why_not', '')}")
-
-
-def doubt(privacy: Mapping[str, Any]) -> str | None:
-    """What stands beside every epsilon of a run, in a word; None where nothing speaks against it."""
-    if "damage" in privacy:
-        return UNPROVEN
-    return accusation((privacy.get("audit") or {}).get("verdict"))
-
-
-def accusation(verdict: object) -> str | None:
-    """The verdict of an audit, where it speaks against the run."""
-    return str(verdict) if verdict in ACCUSATIONS else None
 
 
 def limit(epsilon: float | None) -> str:

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
-from dpbench.reports.audited import audited_epsilon, doubt, verdict_of, without_accuracy
+from dpbench.reports.audited import audited_epsilon, verdict_of, without_accuracy
 from dpbench.reports.table import flat_settings
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.readers import read_csv, read_metrics
-from dpbench.runs.record import read_result
+from dpbench.runs.record import doubt, read_result
 
 TABLE, CURVES = "runs.csv", "curves.csv"  # of a table's results
 AUDITED = "privacy/audited_epsilon"

@@ -9,10 +9,10 @@ from typing import Any
 from dpbench.errors import DPBenchError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
-from dpbench.reports.audited import CONFIDENCE, doubt
+from dpbench.reports.audited import CONFIDENCE
 from dpbench.reports.ledgers import shown_noise
 from dpbench.runs.folder import Run, RunFolder
-from dpbench.runs.record import is_audited
+from dpbench.runs.record import doubt, is_audited
 
 
 class EndOfRun:

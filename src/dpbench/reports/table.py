@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
-from dpbench.reports.audited import LABEL, MEASURED, UNPROVEN, accusation, audited_epsilon, verdict_of, without_accuracy
+from dpbench.reports.audited import LABEL, MEASURED, audited_epsilon, verdict_of, without_accuracy
 from dpbench.reports.markdown import markdown_rows
 from dpbench.runs.folder import RunFolder, finished_runs_below
-from dpbench.runs.record import is_audited, read_result
+from dpbench.runs.record import UNPROVEN, accusation, is_audited, read_result
 
 ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",

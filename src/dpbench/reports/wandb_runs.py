@@ -8,9 +8,9 @@ import pandas as pd
 import wandb
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.reports.audited import accusation
 from dpbench.reports.compared import ComparedRun, marked
 from dpbench.reports.table import flat_settings
+from dpbench.runs.record import accusation
 from dpbench.runs.sweep import JOB_TYPE
 
 _STEPS = ("trainer/global_step", "_step")  # releases, as in metrics.csv; else rows, of runs that others logged

@@ -19,6 +19,8 @@ from dpbench.runs.provenance import commit, config_hash, hardware, versions
 from dpbench.runs.readers import Evaluation, Record, read_json
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
+UNPROVEN = "ledger not intact"  # beside an epsilon that nobody should rely on
+ACCUSATIONS = ("VIOLATED", "NOT AS DECLARED")  # of dpbench.auditing's verdicts; that room takes a second to import
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
@@ -51,6 +53,18 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 def is_audited(record: Mapping[str, Any]) -> bool:
     """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
     return bool((record["config"].get("audit") or {}).get("_target_"))
+
+
+def doubt(privacy: Mapping[str, Any]) -> str | None:
+    """What stands beside every epsilon of a run, in a word; None where nothing speaks against it."""
+    if "damage" in privacy:
+        return UNPROVEN
+    return accusation((privacy.get("audit") or {}).get("verdict"))
+
+
+def accusation(verdict: object) -> str | None:
+    """The verdict of an audit, where it speaks against the run."""
+    return str(verdict) if verdict in ACCUSATIONS else None
 
 
 def _other_scores(folder: RunFolder, audit: Mapping[str, Any]) -> str | None:

@@ -19,8 +19,10 @@ def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         others: (M, ...).
     """
     flat = others.flatten(1)
-    found = [torch.cdist(part, flat).min(1) for part in torch.split(images.flatten(1), 250)]
-    return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
+    found = [torch.cdist(part, flat).argmin(1) for part in torch.split(images.flatten(1), 250)]
+    places = torch.cat(found)
+    # By subtraction: the products by which many distances are fast leave rounding errors where images are the same.
+    return torch.linalg.vector_norm(images.flatten(1) - flat[places], dim=1), places
 
 
 def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) -> dict[str, float | bool]:

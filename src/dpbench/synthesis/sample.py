@@ -19,7 +19,7 @@ from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.provenance import commit, config_hash
-from dpbench.runs.record import privacy_of, read_result
+from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
 from dpbench.synthesis.contents import new_contents, resolve_out
 
@@ -46,7 +46,8 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
         A summary for the terminal.
 
     Raises:
-        ConfigurationError: There is no generator, `out` is not empty, or cannot be written.
+        ConfigurationError: There is no generator, its ledger is not intact, its audit speaks against it, `out` is not
+            empty, or cannot be written.
     """
     out = resolve_out(out, force, CARD, _OWN, "synthetic data set")
     folder = RunFolder(run)
@@ -76,6 +77,8 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 
 def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str, Any]:
     record = read_result(run) if run.result.exists() else {}
+    if record and (wrong := doubt(record["privacy"])) is not None:
+        raise ConfigurationError(f"{run}: {wrong}; its epsilon is no guarantee, and no card may state it.")
     config = record.get("config", trained.config)  # a resumed run may have changed it
     ledger = complete_ledger(run.ledger, trained.checkpoint)
     privacy = privacy_of(run.ledger, private=ledger is not None)
@@ -91,6 +94,7 @@ def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str,
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
         "secure_randomness": ledger is not None and ledger.secure,
+        "learned_from_canaries": is_audited({"config": config}),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
         "commit": record.get("commit"),  # of the code that trained; none while a run is not finished
@@ -152,6 +156,8 @@ def _readme(card: dict[str, Any], form: Format) -> str:
         f"commit {card['commit'] or 'unknown'}, sampled by {card['sampling_commit']}), seed {card['seed']}.",
         f"- {CARD} also tells how many records the training data had, and how lots were drawn.",
     ]
+    if card["learned_from_canaries"]:
+        lines.append("- Made-up vectors (canaries of an audit) joined the run's lots: it learned from them, too.")
     if card["delta"] is not None and not card["secure_randomness"]:
         lines.append(
             "- The run's noise came from a seed (strategy.secure=false): whoever knows seed and code can subtract it. "
