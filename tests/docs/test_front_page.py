@@ -59,9 +59,9 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         "[reaches] {pyvacy/mnist epsilon_3 accuracy} % at the claimed ε = 3 (today's accountant: "
         "{pyvacy/mnist epsilon_3 accuracy epsilon_rdp}) and {pyvacy/mnist not_private accuracy} % without privacy; "
         "the paper: {pyvacy/mnist epsilon_3 accuracy paper} and {pyvacy/mnist not_private accuracy paper} %",
-        "a CNN learns to read {pyvacy/gan epsilon_1 steps_1} % of real digits at ε = 1 and "
+        "a CNN learns to read {pyvacy/gan epsilon_1 steps_1} % of real digits at ε = 1 (five seeds) and "
         "{pyvacy/gan epsilon_0.3 steps_1} % at ε = 0.3 ({pyvacy/gan epsilon_0.3 waits} % where the generator waits); "
-        "with the paper's own networks {pyvacy/gan epsilon_1 mlp} % at ε = 1, one seed",
+        "with the paper's own networks {pyvacy/gan epsilon_1 mlp} % at ε = 1",
         *(
             f"{{{COMPRESSION} sigma_0.7 {column}}}, {{{COMPRESSION} sigma_1.0 {column}}}, "
             f"{{{COMPRESSION} sigma_1.1 {column}}} and {{{COMPRESSION} sigma_1.3 {column}}} % {between}"

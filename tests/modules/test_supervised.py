@@ -64,6 +64,8 @@ def test_recalls_of_classes(tmp_path: Path) -> None:
     for found in (trainer.test(module, data)[0], trainer.validate(module, data)[0]):
         recalls = [found[f"test/recall/{label}"] for label in range(4)]
         assert recalls == pytest.approx([2 / 3, 1, 0, 0]) and found["test/accuracy"] == 0.5
+    module.measure(module.test_accuracy.clone(), (torch.zeros(6, 1), torch.tensor([3] * 6)))  # of training records
+    assert trainer.test(module, data)[0]["test/recall/0"] == pytest.approx(2 / 3)
     plain = ImageClassifier(Given(logits), SGD, 4, monitored="test")
     assert not any("recall" in name for name in trainer.test(plain, data)[0])
 

@@ -57,6 +57,17 @@ class Curriculum(Toy):
         return self.loss(batch) * min(1.0, self.calls / 50)
 
 
+class FirstWins(Toy):
+    """Centers all inputs by those of the first batch that it ever saw."""
+
+    center: Tensor | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.center is None:
+            self.center = batch[0].mean(0)
+        return self.loss((batch[0] - self.center, batch[1]))
+
+
 class NoLoss(Toy):
     def training_step(self, batch: Any, batch_idx: int) -> None: ...
 
@@ -111,6 +122,7 @@ REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
     "batch norm": (lambda: Toy(normed()), "running_mean"),
     "buffer": (lambda: NeedsNumbers(linear()), "count"),
     "running mean": (lambda: RunningMean(linear()), "keeps something from one training_step to the next"),
+    "first wins": (lambda: FirstWins(linear()), "keeps something from one training_step to the next"),
     "memory bank": (lambda: Bank(linear()), "keeps something from one training_step to the next"),
     "curriculum": (lambda: Curriculum(linear()), "keeps something from one training_step to the next"),
     "no loss": (lambda: NoLoss(linear()), "gave no loss for a batch of a user"),

@@ -131,6 +131,15 @@ def test_the_card_believes_the_ledger(run: Path, tmp_path: Path) -> None:
     assert "can subtract it" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
+def test_an_audit_that_speaks_against_a_run_is_heard(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    record = json.loads((other / "result.json").read_text(encoding="utf-8"))
+    record["privacy"]["audit"] = {"verdict": "VIOLATED"}
+    (other / "result.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="VIOLATED; its epsilon is no guarantee"):
+        sample(other, 3, tmp_path / "out")
+
+
 def test_folder_for_torchvision(run: Path, tmp_path: Path) -> None:
     sample(run, 20, tmp_path / "out", form="folder")
     data = ImageFolder(str(tmp_path / "out"))
@@ -333,6 +342,8 @@ def test_memorization_flags_a_generator_that_copies() -> None:
     one_in_ten = torch.where((torch.arange(500) % 10 == 0)[:, None, None], copies, fresh)
     found = memorization(one_in_ten, train, test)
     assert found["memorization_suspected"] and 0.09 < found["unusually_close"] < 0.15
+    doubled = torch.cat([test[:480], train[:20]])  # test images that are training images say nothing of what is usual
+    assert memorization(copies, train, doubled)["memorization_suspected"]
     few = copies[:5].repeat(100, 1, 1)  # a generator that knows five training images
     assert memorization(few, train, test)["memorization_suspected"]
 

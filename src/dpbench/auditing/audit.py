@@ -277,8 +277,8 @@ def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple
         Bound("error rates", "(ε, δ)-DP, independent canaries", rates, jointly > family.claimed),
         family_auc("family", scores.llr),
         family_auc("family, centred", scores.centred),
-        _of_game("release game", "lots as declared, independent noise", family, *by_errors),
-        _of_game("release game, t", "lots as declared, independent Gaussian noise", family, *by_t),
+        _of_game("release game", "the family, lots as declared, independent noise", family, *by_errors),
+        _of_game("release game, t", "the family, lots as declared, independent Gaussian noise", family, *by_t),
     )
 
 

@@ -47,8 +47,9 @@ class ReleaseGame:
         noise: Measured over declared deviation, by the χ² distribution.
         move: Measured over declared S, by Student's t.
         ratio: Measured over declared S/σ, by the noncentral t (as approximated by Johnson & Welch 1940).
-        ratio_by_errors: Lower limit of the same for noise of any shape, by Clopper-Pearson limits of both errors at the
-            middle, and μ ≥ Φ⁻¹(1−FPR) − Φ⁻¹(FNR) for any μ-GDP release.
+        ratio_by_errors: Lower limit of the same, of one release, for noise of any shape, by Clopper-Pearson limits of
+            both errors at the middle, and μ ≥ Φ⁻¹(1−FPR) − Φ⁻¹(FNR) for any μ-GDP release. What several releases
+            compose to is that of the family alone, whose noise is Gaussian.
     """
 
     declared_mu: float

@@ -20,7 +20,7 @@ from dpbench.runs.readers import Evaluation, Record, read_json
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
 UNPROVEN = "ledger not intact"  # beside an epsilon that nobody should rely on
-ACCUSATIONS = ("VIOLATED", "NOT AS DECLARED")  # of dpbench.auditing's verdicts; that room takes a second to import
+ACCUSATIONS = ("VIOLATED", "NOT AS DECLARED")  # of the verdicts of an audit
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:

@@ -77,10 +77,10 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 
 def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str, Any]:
     record = read_result(run) if run.result.exists() else {}
-    if record and (wrong := doubt(record["privacy"])) is not None:
-        raise ConfigurationError(f"{run}: {wrong}; its epsilon is no guarantee, and no card may state it.")
     config = record.get("config", trained.config)  # a resumed run may have changed it
     ledger = complete_ledger(run.ledger, trained.checkpoint)
+    if record and (wrong := doubt(record["privacy"])) is not None:
+        raise ConfigurationError(f"{run}: {wrong}; its epsilon is no guarantee, and no card may state it.")
     privacy = privacy_of(run.ledger, private=ledger is not None)
     return {
         "images": number,
