@@ -133,6 +133,17 @@ def test_nothing_below_a_folder_is_left_out(tmp_path: Path, capsys: pytest.Captu
     assert answer(capsys, "account", run)["steps"] == 12
 
 
+def test_a_run_that_was_stopped_before_it_began_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has an empty folder for checkpoints, and is not one that trained without privacy."""
+    write(tmp_path / "sweep" / "a", 10)
+    (tmp_path / "sweep" / "b" / "checkpoints").mkdir(parents=True)
+    assert answer(capsys, "account", tmp_path / "sweep")["steps"] == 10
+    (tmp_path / "sweep" / "b" / "checkpoints" / "last.ckpt").write_bytes(b"trained")
+    assert answer(capsys, "account", tmp_path / "sweep")["epsilon"] is None
+
+
 def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "abcdefgh":
         write(tmp_path / "sweep" / name)

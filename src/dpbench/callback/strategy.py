@@ -96,10 +96,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         return self._releases.mechanism
 
     def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything that the run released so far, at `delta`; infinite for a reference without privacy.
-
-        A new run (a fit of another module, with a ledger of its own) begins at zero: `dpbench account LEDGER LEDGER`
-        tells what several cost together.
+        """Epsilon of all that the run (by its ledger; a new one begins at zero) released; infinite without privacy.
 
         Raises:
             ConfigurationError: Nothing was trained in this process.
@@ -158,8 +155,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
-        if self._attached is not None:
-            earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases)
+        earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases if self._attached else 0)
         self._attached = None
         if self._loader is not None and self._attends:  # else the lots are another training's by now
             self._loader.lots.give_back()
@@ -242,13 +238,6 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         return self._releases.state_dict()
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Refuse to say that nothing was released where other processes did."""
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        earlier_fits.refuse_unknown_training(trainer, self._admitted is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""

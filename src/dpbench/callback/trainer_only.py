@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
+from dpbench.callback.earlier_fits import refuse_unknown_training
 from dpbench.errors import ConfigurationError
 
 STATE = "dpbench.PrivateStrategy"  # whatever strategy it is: none resumes without knowing what was released
@@ -63,7 +64,12 @@ class TrainerOnly:
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the keys of callbacks as plain text, which is all that `torch.load(weights_only=True)` reads."""
+        """Write the keys of callbacks as plain text, which is all that `torch.load(weights_only=True)` reads.
+
+        Raises:
+            ConfigurationError: The training ran in other processes, which alone know what was released.
+        """
+        refuse_unknown_training(trainer, getattr(self, "_admitted", True) is not None)
         checkpoint["callbacks"] = {str(key): state for key, state in checkpoint["callbacks"].items()}
 
     def on_after_setup(self, **_: Any) -> None:

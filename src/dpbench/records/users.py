@@ -242,26 +242,25 @@ class Users:
     ) -> None:
         """Raise UnsupportedModuleError where a user's update depends on the users before it.
 
-        Args:
-            user: Trained again.
-            first: Its update.
-            local_step: Of the round.
-            prepare: Puts the state of the round's end there for the first user, that of its beginning for the last one.
+        `prepare` puts the state of the round's end there for the first user, that of its beginning for the last one.
         """
         after = StepState(self._trainer, self._module)
         prepare()
         with self._logs.silent():
             again = self._update(user, local_step)
         after.restore()  # metrics count the user once
-        exact = self._module.device.type == "cpu"  # elsewhere sums come in any order, and local steps amplify it
-        gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
-        size = sum(float(a.square().sum()) for a in first) ** 0.5
-        if not gap <= (1e-4 if exact else 1e-1) * size:
-            raise UnsupportedModuleError(
-                "the same user's local training came out otherwise after that of other users: the module keeps "
-                "something from one training_step to the next (a running average, a memory of batches, a counter), so "
-                "that clipping does not bound what one user does. Keep nothing, or derive it from the weights alone."
-            )
+        _refuse_other_update(first, again, exact=self._module.device.type == "cpu")
+
+
+def _refuse_other_update(first: list[Tensor], again: list[Tensor], exact: bool) -> None:
+    gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
+    size = sum(float(a.square().sum()) for a in first) ** 0.5
+    if not gap <= (1e-4 if exact else 1e-1) * size:  # elsewhere sums come in any order, and local steps amplify it
+        raise UnsupportedModuleError(
+            "the same user's local training came out otherwise after that of other users: the module keeps "
+            "something from one training_step to the next (a running average, a memory of batches, a counter), so "
+            "that clipping does not bound what one user does. Keep nothing, or derive it from the weights alone."
+        )
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -57,7 +57,7 @@ def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
 
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
     """Runs below some folders that trained and have no ledger, for whatever reason."""
-    traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoints)
+    traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
     found = {place for path in paths for name in traces for place in places_of(name, path)}
     return [run for run in map(RunFolder, sorted(found)) if not run.ledger.exists()]
 
