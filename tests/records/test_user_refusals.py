@@ -144,6 +144,33 @@ def test_modules_that_are_refused(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("worlds", ["first user diverges", "first cohort is empty", "second fit of one source"])
+def test_a_memory_check_is_not_lost(tmp_path: Path, worlds: str) -> None:
+    inputs, lots = torch.randn(sum(SIZES), WIDTH, generator=torch.Generator().manual_seed(9)), Lots
+    seed, source = 2, Users(LOCAL)
+    drawn = lots(make_sampling("poisson", len(SIZES), 4, "user"), seed)
+    if worlds == "first user diverges":
+        users = make_users(inputs=inputs)
+        first = next(user for user in drawn.lot(0).tolist() if SIZES[user])
+        inputs[users.rows(first)] = float("inf")
+    elif worlds == "first cohort is empty":
+        drawn = next(one for s in range(999) if not len((one := lots(drawn.sampling, s)).lot(0)))
+    else:
+        strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
+        trainer_for(tmp_path / "before", strategy, 5).fit(Toy(linear()), loader_of(make_users()))
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
+    loader = LotLoader(make_users(inputs=inputs), lots(drawn.sampling, drawn.seed))
+    with pytest.raises(DPBenchError, match="keeps something from one training_step to the next"):
+        trainer_for(tmp_path, strategy, 3).fit(Curriculum(linear()), loader)
+
+
+def test_a_metric_that_is_never_returned_is_no_zero(tmp_path: Path) -> None:
+    module = Toy(linear())
+    module.record_metrics = {"accuracy": 1}
+    with pytest.raises(DPBenchError, match='must return "record_metrics" with .accuracy.'):
+        fit(tmp_path, module, metrics={"accuracy": 1.0})
+
+
 class Halves(LotLoader):
     def __iter__(self) -> Any:
         for cohort in super().__iter__():

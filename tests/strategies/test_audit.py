@@ -143,6 +143,14 @@ def test_discretized_spikes_reach_the_bound(seen: Seen, tmp_path: Path) -> None:
     assert check(seen, strategy) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("options", [{"max_grad_norm": 1e-3}, {"stability": 1.0}, {"discretization_threshold": 1e-3}])
+def test_normalized_spikes_reach_what_is_declared(options: dict[str, float], seen: Seen, tmp_path: Path) -> None:
+    """Of a hundred small bounds γ takes a tenth, and a correct run would be accused."""
+    train(strategies.AutomaticClipping, tmp_path, hidden=64, noise_multiplier=1e-4, **options)
+    x, drawn = (np.concatenate([row[part] for row in seen]) for part in (0, 1))
+    assert x[drawn].mean() - x[~drawn].mean() == pytest.approx(1, abs=2e-3)
+
+
 @pytest.mark.parametrize("values", ["rescaled", "kept"])
 def test_spikes_that_keep_their_norm_reach_any_bound(values: str, seen: Seen, tmp_path: Path) -> None:
     """Bounds that adapt may grow above the norm that signs of a spike would have."""

@@ -28,7 +28,8 @@ from dpbench.privacy.randomness import Stream, keyed_sequence
 from dpbench.privacy.sampling import Sampling
 
 _DEFAULT = 2000
-_LENGTH = 100.0  # of a spike, in bounds: what is not clipped is seen
+_LENGTHS = torch.logspace(2, 9, 8, dtype=torch.float64)  # of a spike, in bounds: what is not clipped is seen
+_WHOLE = 0.9995  # of the bound: what a spike moves at least, the shortest one that does
 _FEWEST = 20  # below, no bound says anything
 
 
@@ -137,7 +138,7 @@ class Canaries:
             raise ConfigurationError(
                 "an audit asks what private releases show, and this strategy makes none: audit=none."
             )
-        self.key, self._added_in, self._processes = key, added_in, processes
+        self.key, self._added_in, self._processes, self._recipe = key, added_in, processes, recipe
         groups, bounded, population = recipe.groups(names, sizes), recipe.transform is not None, sampling.population
         replace_one = self._replace_one = sampling.neighbouring_relation == "replace_one"
         coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups) if bounded else 1
@@ -208,8 +209,8 @@ class Canaries:
         plan, changes = mechanism.plan, mechanism.plan.summands.changes(mechanism.plan.sampling)
         self._changes = changes
         numbers = np.flatnonzero(drawn)
-        longest = math.sqrt(self._coordinates) if self._signs else math.inf
-        self._moves = tuple(min(longest, group.max_grad_norm) for group in plan.groups)
+        bounds = [group.max_grad_norm for group in plan.groups]
+        self._moves = tuple(map(self._of_signs, bounds)) if self._signs else tuple(bounds)
         if self._processes.rank == 0 and len(numbers):
             rows = self._rows(mechanism, numbers)
             values = {name: torch.zeros(len(numbers), size) for name, size in mechanism.metric_sizes.items()}
@@ -217,16 +218,28 @@ class Canaries:
             for _ in range(times // 2 if self._replace_one else times):
                 mechanism.accumulate(rows, len(numbers), None, values)
 
+    def _of_signs(self, bound: float) -> float:
+        """How far a spike moves a sum of signs, which are as long as it has coordinates."""
+        longest = torch.tensor([float(self._coordinates)], dtype=torch.float64).sqrt()
+        return float(self._recipe.contributions(longest, bound))
+
+    def _length(self, bound: float) -> float:
+        """Of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
+        whole = self._recipe.contributions(_LENGTHS * bound, bound) >= _WHOLE * bound
+        return float(_LENGTHS[whole].min() if whole.any() else _LENGTHS[0])
+
     def _rows(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> list[ParameterGradients]:
         row_of = np.full(len(self.member), -1)
         row_of[numbers] = np.arange(len(numbers))
         sign = np.where(self.member, 1.0, -1.0) if self._replace_one else np.ones(len(self.member))
         rows: list[ParameterGradients] = []
+        lengths = [self._length(group.max_grad_norm) for group in mechanism.plan.groups]
         for parameter, view in enumerate(mechanism.gradients):
             places = self._places.get(parameter, _Places(np.empty(0, np.int64), np.empty(0, np.int64)))
             mine = row_of[places.owner] >= 0
             owner, place = places.owner[mine], places.place[mine]
-            height = _LENGTH * mechanism.plan.parameter_bounds[parameter] / math.sqrt(self._coordinates)
+            length = lengths[self._group_of.get(parameter, 0)]
+            height = length * mechanism.plan.parameter_bounds[parameter] / math.sqrt(self._coordinates)
             arrays = row_of[owner], place, height * sign[owner]
             one, two, three = (torch.from_numpy(array).to(view.device) for array in arrays)
             rows.append(SparseGradients(one, two, three.to(view.dtype), len(numbers), view.shape))

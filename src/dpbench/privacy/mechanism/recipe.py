@@ -67,6 +67,10 @@ class Recipe:
         values = output.get("record_metrics") if isinstance(output, dict) else None
         return torch.zeros(rows, 0) if self.metrics is None else self.metrics.of_rows(values or {}, rows)
 
+    def contributions(self, norms: Tensor, bound: float) -> Tensor:
+        """Norms that records of some norms have once they are clipped at a bound."""
+        return self.weights_of(norms.square(), bound) * norms
+
     def negligible_norm(self, bound: float) -> float:
         """Norm of a record's gradient that changes may be measured against: what is smaller hardly moves the sum.
 
@@ -76,6 +80,6 @@ class Recipe:
             bound: C, smallest of the groups'.
         """
         norms = bound * torch.logspace(-2, -12, 11, dtype=torch.float64)
-        half = self.weights_of(norms.square(), bound) * norms <= 0.51 * bound
+        half = self.contributions(norms, bound) <= 0.51 * bound
         own = float(norms[half].max()) if half.any() else float(norms[-1])
         return min(own, getattr(self.transform, "negligible_norm", own))
