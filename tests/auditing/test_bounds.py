@@ -143,10 +143,35 @@ def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
     assert fixed.claimed == epsilon(fixed.events, 1e-5, "rdp") < fixed.epsilon(0.8) < math.inf
     with pytest.raises(ConfigurationError, match="no trade-off curve: .*fixed_size lots"):
         fixed.curve(1.0)
+    assert fixed.reached.claimed < fixed.claimed and fixed.reached.reached is fixed.reached
     shuffled = Family({Event(ShuffledEpochs(1000, 50), query): 10}, 1e-5)
     assert shuffled.accountant is None and shuffled.claimed == shuffled.epsilon(2.0) == math.inf
     large = Family({Event(FullParticipation(1000), query): 1000}, 1e-5)
     assert large.accountant == "rdp" and "so large" in (large.uncovered or "")
+
+
+@pytest.mark.parametrize("batch_size", [50, 900, 1000])
+@pytest.mark.parametrize("scale", [0.8, 1.0])
+def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: float) -> None:
+    """One release of the sum over a lot of which all records but one are at −C, and that one at C or replaced by −C."""
+    bound, std, rate = 1.5, 2.0, batch_size / 1000
+    family = Family({Event(FixedSizeSampling(1000, batch_size), (SumQuery("all", 2 * bound, std),)): 1}, 1e-3)
+
+    def delta(epsilon: float, there: float) -> float:  # over x − (−B·C), both orders of the pair
+        x, step = np.linspace(-40, 40, 400_001, retstep=True)
+        gone, drawn = stats.norm.pdf(x, 0, there), stats.norm.pdf(x, 2 * bound, there)
+        pair = gone, (1 - rate) * gone + rate * drawn
+        return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
+
+    reached = family.reached.epsilon(scale)
+    assert delta(reached, std * scale) == pytest.approx(1e-3, rel=0.02)
+    assert reached <= family.epsilon(scale)  # which was no lower bound
+
+
+def test_microbatches_of_fixed_lots_reach_half() -> None:
+    event = Event(FixedSizeSampling(1000, 400), (SumQuery("all", 4.0, 3.0, "microbatch"),))
+    plain = Event(FixedSizeSampling(1000, 400), (SumQuery("all", 2.0, 3.0),))
+    assert Family({event: 10}, 1e-5).reached.claimed == Family({plain: 10}, 1e-5).reached.claimed
 
 
 def test_perfect_privacy_and_none() -> None:

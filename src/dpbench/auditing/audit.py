@@ -306,7 +306,7 @@ def _of_game(name: str, assumes: str, family: Family, ratio: float | None, joint
         return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
     if family.accountant is None:
         return Bound(name, assumes, why_not="no accountant covers the lots")
-    return Bound(name, assumes, family.epsilon(1 / ratio) if ratio > 0 else 0.0, bool(joint > 1))
+    return Bound(name, assumes, family.reached.epsilon(1 / ratio) if ratio > 0 else 0.0, bool(joint > 1))
 
 
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:

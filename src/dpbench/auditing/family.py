@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.composition import composable, epsilon
 from dpbench.privacy.canaries.scores import Floats
 from dpbench.privacy.events import Event
+from dpbench.privacy.sampling import PoissonSampling
 
 LEAST_SCALE, MOST_SCALE = 1e-3, 1e3  # of noise; a mechanism beyond is broken, however far
 _STEP = 0.004  # of the logarithm of the scales that are tried
@@ -111,6 +113,22 @@ class Family:
     def claimed(self) -> float:
         """ε of the ledger itself, infinite where no accountant covers it."""
         return epsilon(self.events, self.delta, self.accountant) if self.accountant else math.inf
+
+    @cached_property
+    def reached(self) -> Family:
+        """A family of which each member's ε is reached by a pair of neighbors of this one's: itself, or Poisson lots.
+
+        Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where all other records are at −C, and
+        one at C is replaced by one at −C, a sum tells whether that one was drawn: Poisson's pair at the lots' rate,
+        with the same sensitivity (of microbatches half of it, as one of the two that may change).
+        """
+        if not any(sampling.without_replacement for sampling, _ in self.events):
+            return self
+        pairs: Counter[Event] = Counter()
+        for (sampling, queries), count in self.events.items():
+            moved = tuple(q._replace(sensitivity=q.sensitivity / (2 if q.unit else 1)) for q in queries)
+            pairs[Event(PoissonSampling.at_rate(sampling.population, sampling.rate), moved)] += count
+        return Family(pairs, self.delta)
 
     def epsilon(self, scale: float) -> float:
         """ε of the releases with all noise scaled by a factor, which is cut to [10⁻³, 10³].
