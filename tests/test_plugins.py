@@ -58,7 +58,7 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
 @pytest.mark.slow
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]
-    command = [str(int(signal.SIGTERM)), "13", *words]
+    command = [str(int(signal.SIGTERM)), "13", "1", *words]
     process = start(runs, *command, module="tests.training.signalled", PYTHONPATH=site)
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 143 and "dpbench resume" in err

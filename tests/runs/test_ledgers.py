@@ -169,8 +169,14 @@ def test_an_intact_run_says_nothing(tmp_path: Path) -> None:
     assert "damage" not in read_result(RunFolder(tmp_path))["privacy"]
     assert "ledger" not in collect([tmp_path])
     assert "not intact" not in compare(load(str(tmp_path)))
-    (tmp_path / "ledger.jsonl").unlink()  # moved elsewhere: nothing is known
-    assert "damage" not in read_result(RunFolder(tmp_path))["privacy"]
+
+
+def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
+    by_result(tmp_path)
+    (tmp_path / "ledger.jsonl").unlink()
+    damage = read_result(RunFolder(tmp_path))["privacy"]["damage"]
+    assert damage == "ledger.jsonl is missing, of which result.json tells"
+    assert collect([tmp_path])["ledger"][0] == damage and "not intact" in compare(load(str(tmp_path)))
 
 
 def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.training.signalled NUMBER STEP train …`: dpbench that gets a signal right after a step.
+"""`python -m tests.training.signalled NUMBER STEP TIMES train …`: dpbench that gets a signal right after a step.
 
 A test that watches a run from outside and sends the signal then may come too late on a busy machine.
 """
@@ -21,12 +21,13 @@ from dpbench.training import run
 class Signals(pl.Callback):
     """Sends a signal to the process that made it, from whichever process trains."""
 
-    def __init__(self, number: int, step: int) -> None:
-        self._pid, self._number, self._step = os.getpid(), number, step
+    def __init__(self, number: int, step: int, times: int = 1) -> None:
+        self._pid, self._number, self._step, self._times = os.getpid(), number, step, times
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.is_global_zero and trainer.global_step == self._step:
-            os.kill(self._pid, self._number)
+            for _ in range(self._times):
+                os.kill(self._pid, self._number)
             heard = Path(trainer.default_root_dir) / "checkpoints" / ".stop"  # what the parent tells its workers
             while self._pid != os.getpid() and not heard.exists():
                 time.sleep(0.01)
@@ -43,6 +44,6 @@ class Preempted(Signals):
 if __name__ == "__main__":
     from tests.training import signalled  # spawned processes know this module by its name only
 
-    observer = signalled.Signals(int(sys.argv[1]), int(sys.argv[2]))
+    observer = signalled.Signals(*map(int, sys.argv[1:4]))
     run.train = functools.partial(run.train, observers=[observer])
-    sys.exit(main(sys.argv[3:]))
+    sys.exit(main(sys.argv[4:]))

@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_bit_identically() -> None:
     words = [*PRIVATE, "trainer.max_steps=8", "run.checkpoint_every_n_steps=3"]
     trained("whole", *words)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    killed = [str(int(signal.SIGKILL)), "5", "train", *TINY, *words, "hydra.run.dir=part"]
+    killed = [str(int(signal.SIGKILL)), "5", "1", "train", *TINY, *words, "hydra.run.dir=part"]
     start(Path(), *killed, module="tests.training.signalled", PYTHONPATH=path).communicate(timeout=600)
     assert not Path("part/result.json").exists() and main(["resume", "part"]) == 0
     assert torch.equal(weights(Path("whole")), weights(Path("part")))

@@ -48,11 +48,17 @@ def dpbench(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str
     return out, err
 
 
-def signalled(folder: Path, number: signal.Signals, step: int, *words: str) -> tuple[int, str]:
+def signalled(folder: Path, number: signal.Signals, step: int, *words: str, times: int = 1) -> tuple[int, str]:
     """Exit status and standard error of a training that gets a signal right after a step."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     flags = [word for word in words if word.startswith("-")]
-    command = [str(int(number)), str(step), "train", *flags, *TINY, *(word for word in words if word not in flags)]
+    command = [
+        *map(str, (int(number), step, times)),
+        "train",
+        *flags,
+        *TINY,
+        *(word for word in words if word not in flags),
+    ]
     process = start(folder, *command, module="tests.training.signalled", PYTHONPATH=path)
     _, err = process.communicate(timeout=HANGS)
     return process.returncode, err
@@ -225,6 +231,17 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterru
     assert not (run / "partial_result.json").exists()
     _, err = dpbench(tmp_path, "resume", "run", status=1)
     assert "holds a finished run" in err
+
+
+@pytest.mark.slow
+def test_two_ctrl_c_stop_at_once_and_say_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
+    run = tmp_path / "run"
+    status, err = signalled(tmp_path, signal.SIGINT, 120, "hydra.run.dir=run", *LONG, times=2)
+    assert status == 130 and "Traceback" not in err
+    assert "interrupted. The last checkpoint and the ledger are kept; go on with: dpbench resume " in err
+    assert not (run / "partial_result.json").exists()
+    dpbench(tmp_path, "resume", "run")
+    same_result(run, uninterrupted)
 
 
 @pytest.mark.slow

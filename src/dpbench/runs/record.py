@@ -14,7 +14,7 @@ from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.code import code_hash, foreign_code
 from dpbench.runs.folder import Run, RunFolder
-from dpbench.runs.ledgers import doubt_about, noise_of, read_run_ledger
+from dpbench.runs.ledgers import doubt_about, lost_ledger, noise_of, read_run_ledger
 from dpbench.runs.provenance import commit, config_hash, hardware, versions
 from dpbench.runs.readers import Evaluation, Record, read_json
 
@@ -27,16 +27,17 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
 
     `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
-    the ledger was not intact in the end, or is not what it was then. Its `audit` holds nothing else than `damage` where
-    the ledger, or what the canaries saw, is not what was audited.
+    the ledger was not intact in the end, is not what it was then, or is gone. Its `audit` holds nothing else than
+    `damage` where the ledger, or what the canaries saw, is not what was audited.
 
     Raises:
         ConfigurationError: A file is damaged.
     """
     again = "delete {path}, and `dpbench %s` makes it again"
     record = read_json(folder.result, Record, again % f"resume {folder}")
-    if record["privacy"].get("delta") is not None and folder.ledger.is_file():
-        damage = record["privacy"].get("damage") or doubt_about(folder)
+    if record["privacy"].get("delta") is not None:
+        damage = doubt_about(folder) if folder.ledger.is_file() else lost_ledger(folder)
+        damage = record["privacy"].get("damage") or damage
         record["privacy"] |= {} if damage is None else {"damage": damage}
     if record["privacy"].get("audit") is not None:
         changed = record["privacy"].get("damage") or _other_scores(folder, record["privacy"]["audit"])

@@ -290,6 +290,10 @@ def _fit(
         warnings.warn(
             f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
         )
+    except SystemExit as error:  # Lightning's, in silence, after a second Ctrl-C
+        if not last.interrupted:
+            raise
+        raise Interrupted(last.interrupted, f"dpbench resume {last.folder}", at_once=True) from error
     except BudgetExhausted:
         if start is None or last.folder.finished:  # else: the interrupted run had just spent its budget
             raise
