@@ -77,3 +77,9 @@ def remove_torn(folder: Path) -> None:
     for path in folder.rglob(".*"):
         if _TORN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+def from_here(path: Path) -> str:
+    """A path as a user in the present folder would name it."""
+    here = Path.cwd()
+    return os.fspath(path.relative_to(here) if path.is_relative_to(here) else path)

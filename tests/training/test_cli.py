@@ -233,6 +233,15 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterru
     assert "holds a finished run" in err
 
 
+def test_commands_about_a_folder_with_a_blank_can_be_pasted(tmp_path: Path) -> None:
+    words = ("train", *TINY, *PRIVATE, "trainer.max_steps=2", "+trainer.enable_progress_bar=false")
+    out, _ = dpbench(tmp_path, *words, "hydra.run.dir=my run", "logger=wandb")
+    assert "dpbench report 'my run'" in out and "wandb sync 'my run/wandb/offline-run-" in out
+    (tmp_path / "my run/result.json").unlink()
+    _, err = dpbench(tmp_path, *words, "hydra.run.dir=my run", status=1)
+    assert "continue it with `dpbench resume '" in err
+
+
 @pytest.mark.slow
 def test_two_ctrl_c_stop_at_once_and_say_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"

@@ -138,7 +138,7 @@ def _no_scores(run: RunFolder) -> str:
     if not (run.begun and "GradientCanaries" in run.config.read_text(encoding="utf-8", errors="replace")):
         return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
     if not run.finished:
-        return f"{run} has not ended: what its canaries saw is written last; `dpbench resume {run}` goes on."
+        return f"{run} has not ended: what its canaries saw is written last; `{run.command('resume')}` goes on."
     return f"{run} was trained with canaries, but {run.audit} is missing: restore a copy, or train again, `{_HOW}`."
 
 

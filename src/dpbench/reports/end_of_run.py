@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import DPBenchError
+from dpbench.files import from_here
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.reports.audited import CONFIDENCE
@@ -82,7 +84,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         folder: Of the run.
         opening: How to see the run in wandb.
     """
-    privacy = record["privacy"]
+    privacy, typed = record["privacy"], shlex.quote(from_here(folder.path))
     rows = _tested(record["metrics"]) + _not_private(record["metrics"])
     if privacy["delta"] is None:
         rows.append(("epsilon", "infinite (no privacy)"))
@@ -102,14 +104,14 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         from dpbench.reports.audit import outline
 
         rows += outline(privacy)
-        rows.append(("audit", f"dpbench audit {_from_here(folder.path)}; the model learned from canaries too"))
+        rows.append(("audit", f"dpbench audit {typed}; the model learned from canaries too"))
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
-        ("run folder", _from_here(folder.path)),
-        ("report", f"dpbench report {_from_here(folder.path)}"),
-        ("pictures", ", ".join(_from_here(path) for path in sorted(folder.path.glob("*.png")))),
-        ("wandb", opening.replace(str(folder), _from_here(folder.path))),
+        ("run folder", from_here(folder.path)),
+        ("report", f"dpbench report {typed}"),
+        ("pictures", ", ".join(from_here(path) for path in sorted(folder.path.glob("*.png")))),
+        ("wandb", opening.replace(str(folder), from_here(folder.path))),
     ]
     return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"
 
@@ -120,9 +122,3 @@ def _not_computed(privacy: Mapping[str, Any], accountant: str) -> str:
     if sampling is None or ACCOUNTANTS[accountant].covers(sampling_from_dict(sampling)):
         return f"not computed (dpbench account RUN --accountant {accountant} says why)"
     return f"not computed ({accountant} does not cover {sampling['kind']} lots)"
-
-
-def _from_here(path: Path) -> str:
-    """A path as a user in the present folder would type it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError, DPBenchError
-from dpbench.files import replacing, write_atomically
+from dpbench.files import from_here, replacing, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
 from dpbench.reports.groups import Groups, Records, group, missing, unfinished_below
@@ -143,6 +142,4 @@ def _shown(epsilon: float | None) -> str:
 
 
 def _said(path: Path) -> str:
-    """A path as a user in the present folder would type it."""
-    here = Path.cwd()
-    return shlex.quote(os.fspath(path.relative_to(here) if path.is_relative_to(here) else path))
+    return shlex.quote(from_here(path))

@@ -85,7 +85,7 @@ def unfinished_below(folder: Path) -> list[RunFolder]:
 
 
 def _unfinished(run: RunFolder) -> str:
-    return f"{run} (not finished: dpbench resume {run})"
+    return f"{run} (not finished: {run.command('resume')})"
 
 
 def missing(names: Sequence[str], total: int) -> list[str]:

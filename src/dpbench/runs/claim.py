@@ -122,5 +122,5 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
         kept = "ledger and last checkpoint are kept" if folder.checkpoint.exists() else "there is no checkpoint yet"
         raise DiskFull(
             f"no space left on the disk of {place}: what should have been written now is lost, {kept}. Free some "
-            f"space, and go on with: dpbench resume {folder}"
+            f"space, and go on with: {folder.command('resume')}"
         ) from error

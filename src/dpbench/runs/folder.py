@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,14 @@ class RunFolder:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def command(self, name: str) -> str:
+        """A command on the run as it is typed in a shell, in any folder.
+
+        >>> RunFolder(Path("my runs/1")).command("resume")
+        "dpbench resume 'my runs/1'"
+        """
+        return f"dpbench {name} {shlex.quote(str(self))}"
 
     def refuse_misplaced(self) -> None:
         """Raise ConfigurationError where a folder has the name of one of the run's files, or the other way round."""

@@ -13,6 +13,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.runs.folder import RunFolder
 
 AGAIN = "delete {path} to make it again"
 _OF_A_CHECKPOINT: dict[str, type] = {"state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping}
@@ -150,9 +151,8 @@ def read_checkpoint(path: Path, resumed: bool = False) -> dict[str, Any]:
     """
     import torch
 
-    remedy = (
-        f"restore a copy of {{path}}, or delete it, and `dpbench resume {path.parents[1]}` starts from the first step"
-    )
+    again = RunFolder(path.parents[1]).command("resume")
+    remedy = f"restore a copy of {{path}}, or delete it, and `{again}` starts from the first step"
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
     except Exception as error:  # whatever a damaged archive makes of unpickling

@@ -33,8 +33,8 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     Raises:
         ConfigurationError: A file is damaged.
     """
-    again = "delete {path}, and `dpbench %s` makes it again"
-    record = read_json(folder.result, Record, again % f"resume {folder}")
+    again = "delete {path}, and `%s` makes it again"
+    record = read_json(folder.result, Record, again % folder.command("resume"))
     if record["privacy"].get("delta") is not None:
         damage = doubt_about(folder) if folder.ledger.is_file() else lost_ledger(folder)
         damage = record["privacy"].get("damage") or damage
@@ -43,7 +43,7 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
         changed = record["privacy"].get("damage") or _other_scores(folder, record["privacy"]["audit"])
         record["privacy"] |= {} if changed is None else {"audit": {"damage": changed}}
     if folder.evaluation.exists():
-        found = read_json(folder.evaluation, Evaluation, again % f"evaluate {folder}")
+        found = read_json(folder.evaluation, Evaluation, again % folder.command("evaluate"))
         if found["steps"] == record["steps"]:
             numbers = {name: value for name, value in found.items() if isinstance(value, float)}
             record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}

@@ -45,11 +45,12 @@ def label_scores(run: RunFolder) -> LabelScores:
     """
     config = read_config(run)
     if not run.finished:
-        raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `dpbench resume {run}`.")
+        raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `{run.command('resume')}`.")
     steps, state = read_result(run)["steps"], read_checkpoint(run.checkpoint)
     if state["global_step"] != steps:
         raise ConfigurationError(
-            f"{run} went on from {steps} to {state['global_step']} steps and was interrupted: `dpbench resume {run}`."
+            f"{run} went on from {steps} to {state['global_step']} steps and was interrupted: "
+            f"`{run.command('resume')}`."
         )
     if not issubclass(class_of(config["module"], "module"), ImageClassifier):
         raise ConfigurationError(f"{run} is no classifier, and only those learn labels: train one, module=classifier.")

@@ -128,7 +128,7 @@ def train(
     """
     own = RunFolder(folder)
     with ExitStack() as stack:
-        stack.enter_context(losses_explained(lambda: f"dpbench resume {own}" if own.trained else None))
+        stack.enter_context(losses_explained(lambda: own.command("resume") if own.trained else None))
         config = with_processes(config)
         of_first(lambda: stack.enter_context(held(own)))
         require_shared(own.path)
@@ -173,7 +173,7 @@ def _train(
             *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
             strategy,
             *build.build_diagnostics(config, folder),
-            RunProgress(watched() if show is None else show),
+            *_bar(config, show),
             *build.build_callbacks(config),
             *([EvaluationRow(loggers[1:])] if loggers[1:] else []),
             *([Reopened(run)] if folder.finished else []),
@@ -194,6 +194,11 @@ def _train(
     finally:
         if config["logger"].get("wandb") and is_first():
             wandb_log.finish_wandb(run, loggers, failed)
+
+
+def _bar(config: dict[str, Any], show: bool | None) -> list[RunProgress]:
+    asked = config["trainer"].get("enable_progress_bar", True)  # Lightning refuses a bar where this is false
+    return [RunProgress(watched() if show is None else show)] if asked else []
 
 
 def _select_engine(config: dict[str, Any]) -> None:
@@ -237,7 +242,8 @@ def _prepare(run: Run) -> Path | None:
         write_config(run)
     except FileExistsError:
         raise ConfigurationError(
-            f"{folder} holds an unfinished run: continue it with `dpbench resume {folder}`, or choose another folder."
+            f"{folder} holds an unfinished run: continue it with `{folder.command('resume')}`, or choose another "
+            "folder."
         ) from None
     except OSError as error:
         raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
@@ -285,7 +291,7 @@ def _fit(
         folder = last.folder
         if not folder.checkpoint.exists() or not last.ended_here(read_checkpoint(folder.checkpoint)):
             begun = folder.checkpoint.exists() or folder.ledger.exists()
-            command = f"dpbench resume {trainer.default_root_dir}" if begun else None
+            command = folder.command("resume") if begun else None
             raise WorkerDied(error.rank, error.world, error.how, command) from error
         warnings.warn(
             f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
@@ -293,7 +299,7 @@ def _fit(
     except SystemExit as error:  # Lightning's, in silence, after a second Ctrl-C
         if not last.interrupted:
             raise
-        raise Interrupted(last.interrupted, f"dpbench resume {last.folder}", at_once=True) from error
+        raise Interrupted(last.interrupted, last.folder.command("resume"), at_once=True) from error
     except BudgetExhausted:
         if start is None or last.folder.finished:  # else: the interrupted run had just spent its budget
             raise
@@ -343,7 +349,7 @@ def _finish(
     if stopped := last.stopped_by(kept):
         if is_first():
             write_result(run, metrics, steps, seconds, seconds, finished=False)
-        raise Interrupted(stopped, f"dpbench resume {folder}")
+        raise Interrupted(stopped, folder.command("resume"))
     if not leave_to_first():
         return {}
     module.load_state_dict(kept["state_dict"])  # the average, also where a resumed run had no budget left

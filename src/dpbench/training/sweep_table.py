@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpbench.files import from_here
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import JOB_TYPE
 from dpbench.training.kept_loggers import kept
@@ -45,8 +47,7 @@ def log_table(
         experiment.log({TABLE: wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)})
         if not experiment.offline:
             return str(experiment.url)
-        place, cwd = Path(experiment.dir).parent, Path.cwd()
-        return f"wandb sync {place.relative_to(cwd) if place.is_relative_to(cwd) else place}"
+        return f"wandb sync {shlex.quote(from_here(Path(experiment.dir).parent))}"
     finally:
         wandb.finish()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -271,6 +272,6 @@ def how_to_open(folder: RunFolder) -> str:
         return str(wandb.run.url)
     offline = sorted(folder.wandb.glob("offline-run-*"))
     here = kept(folder, KEPT).get("id", "")
-    return (
-        f"wandb sync {' '.join(str(path) for path in offline if path.name.endswith(here))}" if offline else "not logged"
-    )
+    if not offline:
+        return "not logged"
+    return f"wandb sync {shlex.join(str(path) for path in offline if path.name.endswith(here))}"

@@ -90,7 +90,7 @@ def doubts(run: OneRun) -> list[str]:
     """What a reader has to know before anything else."""
     privacy, found = run.privacy, []
     if not run.finished:
-        found.append(f"This run has not ended: dpbench resume {run.folder} goes on. Figures are those of now.")
+        found.append(f"This run has not ended: {run.folder.command('resume')} goes on. Figures are those of now.")
     if "damage" in privacy:
         found.append(f"The ledger is not intact, so that no ε here is proven: {privacy['damage']}.")
     if run.lost is not None:
