@@ -173,6 +173,21 @@ def test_two_point_world_of_fixed_lots() -> None:
     assert 1e-4 < true < delta_of(run, 0.5, "rdp") <= delta_of(run, 0.5, "rdp-analytical") * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("z", [0.5, 1.0, 4.0])
+def test_fixed_lots_never_cost_more_than_all_records_always(z: float) -> None:
+    """Whichever lots are drawn, replacing one record moves the sum by S at most: divergences are quasi-convex."""
+    for batch_size in (500, 900, 999):
+        assert (
+            release_curve(fixed(z, batch_size, 1000), (2.0, 3.5, 16.0)) <= np.array([2, 3.5, 16]) / z**2 / 2 + 1e-9
+        ).all()
+        pair = delta_of({poisson(z, batch_size / 1000, 1000): 10}, 3.0, "pld")  # a pair that replacement reaches
+        assert (
+            pair
+            <= delta_of({fixed(z, batch_size, 1000): 10}, 3.0, "rdp")
+            <= delta_of({poisson(z, 1.0): 10}, 3.0, "rdp")
+        )
+
+
 # ---------------------------------------------------------------------------------------------- other libraries
 
 

@@ -159,6 +159,8 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     with _without_unconverged_orders():
         accountant.compose(dp_event(event))
     curve, at = np.asarray(accountant.rdp), np.asarray(orders)
+    if event.sampling.without_replacement:  # by quasi-convexity never more than without sampling; theorem 27 exceeds it
+        curve = np.minimum(curve, at / (2 * _multiplier(event) ** 2))
     second = event.sampling.second_order_divergence(_multiplier(event))  # divergences grow with the order
     curve = np.where(at >= 2, np.maximum(curve, second), np.where(curve > 0, curve, second))
     return np.asarray(curve + _ROUNDING * (1 + special.gammaln(at + 1)) / (at - 1))
