@@ -168,12 +168,6 @@ def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: fl
     assert reached <= family.epsilon(scale)  # which was no lower bound
 
 
-def test_microbatches_of_fixed_lots_reach_half() -> None:
-    event = Event(FixedSizeSampling(1000, 400), (SumQuery("all", 4.0, 3.0, "microbatch"),))
-    plain = Event(FixedSizeSampling(1000, 400), (SumQuery("all", 2.0, 3.0),))
-    assert Family({event: 10}, 1e-5).reached.claimed == Family({plain: 10}, 1e-5).reached.claimed
-
-
 def test_perfect_privacy_and_none() -> None:
     nothing = TradeOff.from_profile(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
     assert nothing(0.0) == nothing.area == 0

@@ -118,16 +118,15 @@ class Family:
     def reached(self) -> Family:
         """A family of which each member's ε is reached by a pair of neighbors of this one's: itself, or Poisson lots.
 
-        Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where all other records are at −C, and
-        one at C is replaced by one at −C, a sum tells whether that one was drawn: Poisson's pair at the lots' rate,
-        with the same sensitivity (of microbatches half of it, as one of the two that may change).
+        Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where all other records (or their
+        microbatches) are at −C, and one at C is replaced by one at −C, a sum tells whether that one was drawn:
+        Poisson's pair at the lots' rate, with the same sensitivity.
         """
         if not any(sampling.without_replacement for sampling, _ in self.events):
             return self
         pairs: Counter[Event] = Counter()
         for (sampling, queries), count in self.events.items():
-            moved = tuple(q._replace(sensitivity=q.sensitivity / (2 if q.unit else 1)) for q in queries)
-            pairs[Event(PoissonSampling.at_rate(sampling.population, sampling.rate), moved)] += count
+            pairs[Event(PoissonSampling.at_rate(sampling.population, sampling.rate), queries)] += count
         return Family(pairs, self.delta)
 
     def epsilon(self, scale: float) -> float:
