@@ -39,17 +39,16 @@ class Interrupted(DPBenchError):
     Args:
         number: The signal, or `OUT_OF_TIME`.
         command: How to go on.
-        at_once: Whether nothing was saved, because a second Ctrl-C did not wait for the end of the step.
+        kept: What there is to go on from.
 
     Attributes:
         status: Exit status of a command that ends so: that of a shell for a signal, 75 for the end of the time.
     """
 
-    def __init__(self, number: int, command: str, at_once: bool = False) -> None:
+    def __init__(self, number: int, command: str, kept: str = "Checkpoint, ledger and partial result are kept") -> None:
         why = "its time is over" if number == OUT_OF_TIME else "interrupted"
-        kept = "The last checkpoint and the ledger are" if at_once else "Checkpoint, ledger and partial result are"
-        super().__init__(f"{why}. {kept} kept; go on with: {command}")
-        self.number, self.command, self.at_once = number, command, at_once
+        super().__init__(f"{why}. {kept}; go on with: {command}")
+        self.number, self.command, self.kept = number, command, kept
         self.status = OUT_OF_TIME_STATUS if number == OUT_OF_TIME else 128 + number
 
     @property
@@ -57,8 +56,8 @@ class Interrupted(DPBenchError):
         """Whether it is the end of one run's time, after which others of a sweep go on."""
         return self.number == OUT_OF_TIME
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str, bool]]:
-        return type(self), (self.number, self.command, self.at_once)
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str, str]]:
+        return type(self), (self.number, self.command, self.kept)
 
 
 class BudgetExhausted(DPBenchError):

@@ -26,11 +26,19 @@ from dpbench.auditing import (
     two_rates,
 )
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
+from dpbench.auditing.family import reached
 from dpbench.auditing.one_run import MOST_EPSILON, largest_refuted
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release
 from dpbench.privacy.events import Event, SumQuery
-from dpbench.privacy.sampling import FixedSizeSampling, FullParticipation, PoissonSampling, ShuffledEpochs
+from dpbench.privacy.sampling import (
+    FixedSizeSampling,
+    FullParticipation,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
 from tests.auditing.worlds import NOISE, World, ledger_of
 
 
@@ -143,11 +151,15 @@ def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
     assert fixed.claimed == epsilon(fixed.events, 1e-5, "rdp") < fixed.epsilon(0.8) < math.inf
     with pytest.raises(ConfigurationError, match="no trade-off curve: .*fixed_size lots"):
         fixed.curve(1.0)
-    assert fixed.reached.claimed < fixed.claimed and fixed.reached.reached is fixed.reached
     shuffled = Family({Event(ShuffledEpochs(1000, 50), query): 10}, 1e-5)
     assert shuffled.accountant is None and shuffled.claimed == shuffled.epsilon(2.0) == math.inf
     large = Family({Event(FullParticipation(1000), query): 1000}, 1e-5)
     assert large.accountant == "rdp" and "so large" in (large.uncovered or "")
+
+
+def book(sampling: Sampling, *queries: SumQuery, releases: int = 1) -> Ledger:
+    header = Header(sampling.unit, sampling.neighbouring_relation, sampling.population, 1e-3)
+    return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(releases)])
 
 
 @pytest.mark.parametrize("batch_size", [50, 900, 1000])
@@ -155,7 +167,8 @@ def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
 def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: float) -> None:
     """One release of the sum over a lot of which all records but one are at −C, and that one at C or replaced by −C."""
     bound, std, rate = 1.5, 2.0, batch_size / 1000
-    family = Family({Event(FixedSizeSampling(1000, batch_size), (SumQuery("all", 2 * bound, std),)): 1}, 1e-3)
+    ledger = book(FixedSizeSampling(1000, batch_size), SumQuery("all", 2 * bound, std))
+    family = Family(ledger.events, 1e-3)
 
     def delta(epsilon: float, there: float) -> float:  # over x − (−B·C), both orders of the pair
         x, step = np.linspace(-40, 40, 400_001, retstep=True)
@@ -163,9 +176,31 @@ def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: fl
         pair = gone, (1 - rate) * gone + rate * drawn
         return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
 
-    reached = family.reached.epsilon(scale)
-    assert delta(reached, std * scale) == pytest.approx(1e-3, rel=0.02)
-    assert reached <= family.epsilon(scale)  # which was no lower bound
+    least = reached(ledger, family).least_epsilon(scale)
+    assert delta(least, std * scale) == pytest.approx(1e-3, rel=0.02)
+    assert least <= family.epsilon(scale)  # which was no lower bound
+
+
+def test_statistics_of_fixed_lots_count_as_ignored() -> None:
+    """A norm lies in [0, b], so that no replacement moves it by the 2b that are declared."""
+    sampling, gradients = FixedSizeSampling(1000, 1000), SumQuery("all", 2.0, 4.0)
+    statistics = SumQuery("norm/all", 2.0, 3.0), SumQuery("metric/accuracy", 2.0, 9.0)
+    both, alone = book(sampling, gradients, *statistics, releases=9), book(sampling, gradients, releases=9)
+    families = [Family(ledger.events, 1e-3) for ledger in (both, alone)]
+    least = [reached(ledger, family).least_epsilon(1.0) for ledger, family in zip((both, alone), families, strict=True)]
+    gaussian = {Event(FullParticipation(1000), (gradients,)): 9}
+    assert least[0] == least[1] == pytest.approx(epsilon(gaussian, 1e-3, "pld"), rel=2e-3)
+    assert families[0].claimed > 1.2 * least[0]
+    poisson = book(PoissonSampling(1000, 0.5), gradients, *statistics)
+    own = Family(poisson.events, 1e-3)
+    assert reached(poisson, own) is own
+
+
+def test_lower_limits_of_a_large_epsilon_are_none_too_high() -> None:
+    ledger = book(FixedSizeSampling(1000, 1000), SumQuery("all", 1.0, 1.0), releases=100)  # ε of a Gaussian, μ = 10
+    least = reached(ledger, Family(ledger.events, 1e-5)).least_epsilon(1.0)
+    delta = stats.norm.cdf(5 - least / 10) - math.exp(least) * stats.norm.cdf(-5 - least / 10)
+    assert least > 70 and delta > 1e-5
 
 
 def test_perfect_privacy_and_none() -> None:

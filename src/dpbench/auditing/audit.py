@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
 from dpbench.auditing.declared import Checked, Measured, ReleaseGame, participation, release_game
-from dpbench.auditing.family import Family, TradeOff
+from dpbench.auditing.family import Family, TradeOff, reached
 from dpbench.auditing.independent import auc_lower, two_rates
 from dpbench.auditing.one_run import count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.errors import ConfigurationError
@@ -222,7 +222,11 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         confidence=confidence,
         declared_mu=declared,
         measured_mu=None if game is None else game.ratio.times(declared),
-        bounds=(*_one_run_bounds(scores, family, levels), *_independent_bounds(scores, family, levels)),
+        bounds=(
+            *_one_run_bounds(scores, family, levels),
+            *_independent_bounds(scores, family, levels),
+            *_game_bounds(scores, reached(ledger, family), levels),
+        ),
         checks=_checks(scores, ledger, game, levels.joint),
         not_finite=scores.not_finite,
     )
@@ -269,14 +273,20 @@ def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple
         assumes = "the family, independent canaries"
         return bound_of_family(name, assumes, family, lambda f, level: least[level] > 1 - f.area, levels)
 
-    game, joint = (release_game(scores.game, 2 * level) for level in levels)
-    by_errors = (None, None) if game is None or joint is None else (game.ratio_by_errors, joint.ratio_by_errors)
-    by_t = (None, None) if game is None or joint is None else (game.ratio.low, joint.ratio.low)
     rates, jointly = two_rates(*counts, levels.alone), two_rates(*counts, levels.joint)
     return (
         Bound("error rates", "(ε, δ)-DP, independent canaries", rates, jointly > family.claimed),
         family_auc("family", scores.llr),
         family_auc("family, centred", scores.centred),
+    )
+
+
+def _game_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
+    """Those of which it is known who was drawn."""
+    game, joint = (release_game(scores.game, 2 * level) for level in levels)
+    by_errors = (None, None) if game is None or joint is None else (game.ratio_by_errors, joint.ratio_by_errors)
+    by_t = (None, None) if game is None or joint is None else (game.ratio.low, joint.ratio.low)
+    return (
         _of_game("release game", "the family, lots as declared, independent noise", family, *by_errors),
         _of_game("release game, t", "the family, lots as declared, independent Gaussian noise", family, *by_t),
     )
@@ -306,7 +316,7 @@ def _of_game(name: str, assumes: str, family: Family, ratio: float | None, joint
         return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
     if family.accountant is None:
         return Bound(name, assumes, why_not="no accountant covers the lots")
-    return Bound(name, assumes, family.reached.epsilon(1 / ratio) if ratio > 0 else 0.0, bool(joint > 1))
+    return Bound(name, assumes, family.least_epsilon(1 / ratio) if ratio > 0 else 0.0, bool(joint > 1))
 
 
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:

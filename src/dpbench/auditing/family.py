@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.composition import composable, epsilon
+from dpbench.privacy.accounting.ledger import Ledger, counted_event
 from dpbench.privacy.canaries.scores import Floats
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import PoissonSampling
@@ -114,21 +115,6 @@ class Family:
         """ε of the ledger itself, infinite where no accountant covers it."""
         return epsilon(self.events, self.delta, self.accountant) if self.accountant else math.inf
 
-    @cached_property
-    def reached(self) -> Family:
-        """A family of which each member's ε is reached by a pair of neighbors of this one's: itself, or Poisson lots.
-
-        Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where all other records (or their
-        microbatches) are at −C, and one at C is replaced by one at −C, a sum tells whether that one was drawn:
-        Poisson's pair at the lots' rate, with the same sensitivity.
-        """
-        if not any(sampling.without_replacement for sampling, _ in self.events):
-            return self
-        pairs: Counter[Event] = Counter()
-        for (sampling, queries), count in self.events.items():
-            pairs[Event(PoissonSampling.at_rate(sampling.population, sampling.rate), queries)] += count
-        return Family(pairs, self.delta)
-
     def epsilon(self, scale: float) -> float:
         """ε of the releases with all noise scaled by a factor, which is cut to [10⁻³, 10³].
 
@@ -144,6 +130,16 @@ class Family:
             else:
                 self._epsilons[scale] = epsilon(self.scaled(scale), self.delta, "rdp")
         return self._epsilons[scale]
+
+    def least_epsilon(self, scale: float) -> float:
+        """A lower limit of the ε of the releases with all noise scaled by a factor.
+
+        Where privacy loss distributions are not computed for so little noise, the ε of the least for which they are.
+        """
+        scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
+        while not self._feasible(scale):
+            scale *= 1.02
+        return self.epsilon(scale) if self.accountant == "pld" else Family(self.scaled(scale), self.delta).claimed
 
     def curve(self, scale: float) -> TradeOff:
         """Trade-off curve of the releases with all noise scaled by a factor.
@@ -200,3 +196,26 @@ class Family:
             if accountant.epsilon(events, self.delta) <= self.claimed * (1 + _CLOSE):
                 break
         return accountant
+
+
+def reached(ledger: Ledger, family: Family) -> Family:
+    """A family of which each member's ε is reached by a pair of neighbors: a run's own or, for fixed lots, Poisson's.
+
+    Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where the gradients of all other records (or
+    microbatches) are at −C, and one at C is replaced by one at −C, a sum tells whether that one was drawn: Poisson's
+    pair at the lots' rate, with the same sensitivity. The statistics of a release beside its gradients, many of which
+    no replacement moves by all that is declared, are left out (to ignore them is post-processing).
+
+    Args:
+        ledger: Of the run.
+        family: Of its releases.
+    """
+    if not any(sampling.without_replacement for sampling, _ in family.events):
+        return family
+    pairs: Counter[Event] = Counter()
+    for _, release in ledger.releases:
+        gradients = tuple(query for query in release.queries if "/" not in query.name)  # as in count/…, metric/…
+        if gradients:
+            like = PoissonSampling.at_rate(release.sampling.population, release.sampling.rate)
+            pairs[counted_event(replace(release, sampling=like, queries=gradients))] += 1
+    return Family(pairs, family.delta)

@@ -12,7 +12,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies.priors import PublicPriors
 from dpbench.training import build
-from dpbench.training.progress import RunProgress, quiet, watched
+from dpbench.training.progress import bars, quiet
 
 
 def priors_job(cfg: DictConfig) -> None:
@@ -35,7 +35,7 @@ def priors_job(cfg: DictConfig) -> None:
         trainer = build.build_trainer(
             {**config, "trainer": {**config["trainer"], "enable_checkpointing": False}},
             logger=False,
-            callbacks=[strategy, RunProgress(watched())],
+            callbacks=[strategy, *bars(config["trainer"])],
             default_root_dir=folder,
             limit_val_batches=0,
         )

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -131,3 +132,13 @@ class RunProgress(pl.callbacks.ProgressBar):
             if bar is not None:
                 bar.close()
         self._bar = self._test_bar = None
+
+
+def bars(trainer: Mapping[str, Any], show: bool | None = None) -> list[RunProgress]:
+    """The bar of a training, if it may have one.
+
+    Args:
+        trainer: Options of Lightning's trainer, which refuses a bar where `enable_progress_bar` is false.
+        show: Whether anybody sees it; found out by default.
+    """
+    return [] if trainer.get("enable_progress_bar") is False else [RunProgress(watched() if show is None else show)]

@@ -41,7 +41,7 @@ from dpbench.training.hydra_folder import hydra_files, made_apart, output_dir, w
 from dpbench.training.loggers import build_loggers
 from dpbench.training.objective import optimizes, refuse_choice, value_of
 from dpbench.training.origin import Origin, folder_key, origin_of
-from dpbench.training.progress import RunProgress, quiet, watched
+from dpbench.training.progress import RunProgress, bars, quiet
 from dpbench.training.requeue import note_job, resuming, started_again
 from dpbench.training.saved_config import read_config, require_resumable, write_config
 from dpbench.training.started import (
@@ -173,7 +173,7 @@ def _train(
             *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
             strategy,
             *build.build_diagnostics(config, folder),
-            *_bar(config, show),
+            *bars(config["trainer"], show),
             *build.build_callbacks(config),
             *([EvaluationRow(loggers[1:])] if loggers[1:] else []),
             *([Reopened(run)] if folder.finished else []),
@@ -194,11 +194,6 @@ def _train(
     finally:
         if config["logger"].get("wandb") and is_first():
             wandb_log.finish_wandb(run, loggers, failed)
-
-
-def _bar(config: dict[str, Any], show: bool | None) -> list[RunProgress]:
-    asked = config["trainer"].get("enable_progress_bar", True)  # Lightning refuses a bar where this is false
-    return [RunProgress(watched() if show is None else show)] if asked else []
 
 
 def _select_engine(config: dict[str, Any]) -> None:
@@ -299,7 +294,10 @@ def _fit(
     except SystemExit as error:  # Lightning's, in silence, after a second Ctrl-C
         if not last.interrupted:
             raise
-        raise Interrupted(last.interrupted, last.folder.command("resume"), at_once=True) from error
+        there = (
+            "The last checkpoint and the ledger are kept" if last.folder.checkpoint.exists() else "The ledger is kept"
+        )
+        raise Interrupted(last.interrupted, last.folder.command("resume"), there) from error
     except BudgetExhausted:
         if start is None or last.folder.finished:  # else: the interrupted run had just spent its budget
             raise

@@ -91,10 +91,10 @@ def doubts(run: OneRun) -> list[str]:
     privacy, found = run.privacy, []
     if not run.finished:
         found.append(f"This run has not ended: {run.folder.command('resume')} goes on. Figures are those of now.")
-    if "damage" in privacy:
-        found.append(f"The ledger is not intact, so that no ε here is proven: {privacy['damage']}.")
     if run.lost is not None:
         found.append(f"{run.lost}: no ε can be told.")
+    elif "damage" in privacy:
+        found.append(f"The ledger is not intact, so that no ε here is proven: {privacy['damage']}.")
     verdict = (privacy.get("audit") or {}).get("verdict")
     if verdict is not None and verdict != "CONSISTENT":
         found.append(f"The audit speaks against this run: {verdict}.")
