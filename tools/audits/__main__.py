@@ -1,6 +1,7 @@
 """`python -m tools.audits [--out results/audit]`: all runs, a line of a CSV each, and the page (`make audits`).
 
-Lines that are there already, of the same code, are kept: interrupted, it goes on.
+Lines that are there already, of the same code, are kept: interrupted, it goes on. With `--only NAME` all other lines
+are kept, of whichever code.
 """
 
 from __future__ import annotations
@@ -61,17 +62,20 @@ def jobs() -> Iterator[tuple[str, str, float, Callable[[], Row]]]:
         yield "mutants", name, 4.0, lambda setting=setting, mutant=mutant: audited(setting, 4.0, broken=mutant())  # type: ignore[misc]
 
 
-def main(out: Path) -> None:
-    """Run what is missing, and write the page."""
+def main(out: Path, only: str | None = None) -> None:
+    """Run what is missing, or the lines of one name, and write the page."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "runs.csv"
     done = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else pd.DataFrame()
-    rows: list[Any] = [] if done.empty else done[done["code"] == code_hash()].to_dict("records")
+    kept = [] if done.empty else done[(done["code"] == code_hash()) if only is None else (done["name"] != only)]
+    rows: list[Any] = [] if done.empty else kept.to_dict("records")
     have = {(row["table"], row["name"], row["asked"]) for row in rows}
+    places = {(table, name, epsilon): place for place, (table, name, epsilon, _) in enumerate(jobs())}
     for table, name, epsilon, compute in tqdm([*jobs()], disable=None):
         if (table, name, epsilon) in have:
             continue
         rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
+        rows.sort(key=lambda row: places[row["table"], row["name"], row["asked"]])
         new = path.with_suffix(".new")
         pd.DataFrame(rows).to_csv(new, index=False)
         new.replace(path)
@@ -88,4 +92,5 @@ def _overheads(path: Path) -> pd.DataFrame:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--out", type=Path, default=Path("results") / "audit")
-    main(arguments.parse_args().out)
+    arguments.add_argument("--only", metavar="NAME", help="such as 'lots of a fixed size'")
+    main(**vars(arguments.parse_args()))

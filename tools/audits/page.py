@@ -83,7 +83,7 @@ def page(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
     good = runs[runs["table"] != "mutants"]
     verdicts = good["verdict"].value_counts()
     return _HEAD.format(
-        code=runs["code"].iloc[-1],
+        code=", ".join(dict.fromkeys(runs["code"])),
         strategies=_bounds(runs[runs["table"] == "strategies"]),
         sizes=_shares(runs[runs["table"] == "sizes"]),
         mutants=_mutants(runs[runs["table"] == "mutants"]),
