@@ -134,12 +134,15 @@ class Family:
     def least_epsilon(self, scale: float) -> float:
         """A lower limit of the ε of the releases with all noise scaled by a factor.
 
-        Where privacy loss distributions are not computed for so little noise, the ε of the least for which they are.
+        Where privacy loss distributions are not computed for the ledger's own noise, the ε of the least for which they
+        are. (Of one for which they are, and of far less noise than it says, `epsilon`: that it is broken is certain.)
         """
+        if self.accountant == "pld":
+            return self.epsilon(scale)
         scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
         while not self._feasible(scale):
             scale *= 1.02
-        return self.epsilon(scale) if self.accountant == "pld" else Family(self.scaled(scale), self.delta).claimed
+        return Family(self.scaled(scale), self.delta).claimed
 
     def curve(self, scale: float) -> TradeOff:
         """Trade-off curve of the releases with all noise scaled by a factor.
