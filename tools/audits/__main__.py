@@ -67,8 +67,8 @@ def main(out: Path, only: str | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "runs.csv"
     done = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else pd.DataFrame()
-    kept = [] if done.empty else done[(done["code"] == code_hash()) if only is None else (done["name"] != only)]
-    rows: list[Any] = [] if done.empty else kept.to_dict("records")
+    rows: list[Any] = done.to_dict("records")
+    rows = [row for row in rows if (row["code"] == code_hash() if only is None else row["name"] != only)]
     have = {(row["table"], row["name"], row["asked"]) for row in rows}
     places = {(table, name, epsilon): place for place, (table, name, epsilon, _) in enumerate(jobs())}
     for table, name, epsilon, compute in tqdm([*jobs()], disable=None):
