@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,3 +84,8 @@ def from_here(path: Path) -> str:
     """A path as a user in the present folder would name it."""
     here = Path.cwd()
     return os.fspath(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def typed(path: Path) -> str:
+    """The same as it is typed in a shell."""
+    return shlex.quote(from_here(path))

@@ -139,10 +139,13 @@ class Family:
         """
         if self.accountant == "pld":
             return self.epsilon(scale)
-        scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
-        while not self._feasible(scale):
-            scale *= 1.02
-        return Family(self.scaled(scale), self.delta).claimed
+        low, high = min(max(scale, LEAST_SCALE), MOST_SCALE), MOST_SCALE
+        if not self._feasible(low):
+            while high > low * 1.01:
+                middle = math.sqrt(low * high)
+                low, high = (low, middle) if self._feasible(middle) else (middle, high)
+            low = high
+        return Family(self.scaled(low), self.delta).claimed
 
     def curve(self, scale: float) -> TradeOff:
         """Trade-off curve of the releases with all noise scaled by a factor.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import DPBenchError
-from dpbench.files import from_here
+from dpbench.files import from_here, typed
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.reports.audited import CONFIDENCE
@@ -84,7 +83,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         folder: Of the run.
         opening: How to see the run in wandb.
     """
-    privacy, typed = record["privacy"], shlex.quote(from_here(folder.path))
+    privacy = record["privacy"]
     rows = _tested(record["metrics"]) + _not_private(record["metrics"])
     if privacy["delta"] is None:
         rows.append(("epsilon", "infinite (no privacy)"))
@@ -104,12 +103,12 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         from dpbench.reports.audit import outline
 
         rows += outline(privacy)
-        rows.append(("audit", f"dpbench audit {typed}; the model learned from canaries too"))
+        rows.append(("audit", f"dpbench audit {typed(folder.path)}; the model learned from canaries too"))
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),
         ("run folder", from_here(folder.path)),
-        ("report", f"dpbench report {typed}"),
+        ("report", f"dpbench report {typed(folder.path)}"),
         ("pictures", ", ".join(from_here(path) for path in sorted(folder.path.glob("*.png")))),
         ("wandb", opening.replace(str(folder), from_here(folder.path))),
     ]

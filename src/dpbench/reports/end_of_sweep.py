@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError, DPBenchError
-from dpbench.files import from_here, replacing, write_atomically
+from dpbench.files import replacing, typed, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
 from dpbench.reports.groups import Groups, Records, group, missing, unfinished_below
@@ -58,7 +57,7 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
         notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
     by = ",".join(groups.keys)
     if by:
-        notes.append(f"The same table again: dpbench table {_said(sweep.folder)} --group-by {by}")
+        notes.append(f"The same table again: dpbench table {typed(sweep.folder)} --group-by {by}")
     text = Groups(groups.keys, groups.frame, groups.rows, notes).text
     pages = _free(sweep.folder, ".md"), _free(sweep.folder, ".csv")
     write_atomically(pages[0], text + "\n")
@@ -90,7 +89,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
     """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
     begun = {words_of(run): run for run in unfinished_below(sweep.folder)}
     if not sweep.jobs:
-        names = [f"{_said(run.path)} (go on: dpbench resume {_said(run.path)})" for run in begun.values()]
+        names = [f"{typed(run.path)} (go on: dpbench resume {typed(run.path)})" for run in begun.values()]
         return missing(names, len(finished) + len(names))
     done = {words_of(run) for run in finished}
     names = []
@@ -98,7 +97,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
         if job in done:
             continue
         words = " ".join(word for word in job if key_of(word) in sweep.swept)
-        names.append(f"{words} (go on: dpbench resume {_said(begun[job].path)})" if job in begun else words)
+        names.append(f"{words} (go on: dpbench resume {typed(begun[job].path)})" if job in begun else words)
     return missing(names, len(sweep.jobs))
 
 
@@ -113,7 +112,7 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
     count = len(ledgers) + len(runs_without_privacy([folder]))
     if not ledgers or count < 2:
         return []
-    ask = f"dpbench account {_said(folder)}"
+    ask = f"dpbench account {typed(folder)}"
     try:
         facts = account([folder], AccountingRequest(selection=Selection(_GEOMETRIC, float(count)))).facts
     except DPBenchError as error:
@@ -139,7 +138,3 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
 
 def _shown(epsilon: float | None) -> str:
     return "inf" if epsilon is None else f"{epsilon:.3f}"
-
-
-def _said(path: Path) -> str:
-    return shlex.quote(from_here(path))

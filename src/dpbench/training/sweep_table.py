@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpbench.files import from_here
+from dpbench.files import typed
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import JOB_TYPE
 from dpbench.training.kept_loggers import kept
@@ -47,7 +46,7 @@ def log_table(
         experiment.log({TABLE: wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)})
         if not experiment.offline:
             return str(experiment.url)
-        return f"wandb sync {shlex.quote(from_here(Path(experiment.dir).parent))}"
+        return f"wandb sync {typed(Path(experiment.dir).parent)}"
     finally:
         wandb.finish()
 
