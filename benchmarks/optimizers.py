@@ -23,8 +23,9 @@ from benchmarks.measure import busy
 from benchmarks.ours import bare
 from benchmarks.plain import MakeOptimizer, Step, plain
 from benchmarks.workloads import WORKLOADS, Workload
+from dpbench.code import versions
 from dpbench.files import write_atomically
-from dpbench.runs.provenance import commit, hardware, versions
+from dpbench.runs.provenance import commit, hardware
 from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.search_path import conf_dir
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.methods import DRAWN, MALLOC
+from dpbench.code import versions
 from dpbench.files import write_atomically
 from dpbench.runs import provenance
 
@@ -81,7 +82,7 @@ def origin() -> Row:
     return {
         "commit": provenance.commit(),
         "date": date.today().isoformat(),
-        "versions": {**provenance.versions(), **peers},
+        "versions": {**versions(), **peers},
         "hardware": {**provenance.hardware(), "instructions": instructions(), "processor": processor()},
     }
 

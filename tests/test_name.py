@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpbench
-from dpbench.runs.provenance import versions
+from dpbench.code import versions
 from dpbench.training.search_path import installing
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +51,6 @@ def test_our_version_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
             raise metadata.PackageNotFoundError(name)
         return "9"
 
-    monkeypatch.setattr("dpbench.runs.provenance.version", version)
+    monkeypatch.setattr("dpbench.code.version", version)
     assert versions()["dpbench"] == dpbench.__version__
     assert list(versions())[:2] == ["python", "dpbench"]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
-from dpbench.runs.code import _source_hash, foreign_code
-from dpbench.runs.provenance import config_hash, run_key
+from dpbench.runs.provenance import config_hash, fingerprint
 from dpbench.training import search_path
 from tests.training.test_cli import ROOT, dpbench, start, weights
 
@@ -131,7 +131,7 @@ def test_data_of_others_in_another_folder_get_other_noise() -> None:
     """Our own data sets are the same wherever they lie; those of a plug-in may be other people's."""
     for target, same in (("dpbench.data.ImageDataModule", True), ("tests.training.test_tasks.Points", False)):
         one, two = ({"data": {"_target_": target, "root": root}, "trainer": {}, "seed": 0} for root in ("a", "b"))
-        assert (run_key(one) == run_key(two)) is same
+        assert (fingerprint(one) == fingerprint(two)) is same
         assert (config_hash(one) == config_hash(two)) is same
 
 

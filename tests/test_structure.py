@@ -39,13 +39,13 @@ def functions(node: ast.AST) -> list[ast.FunctionDef]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_classes_and_functions_stay_small(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 420
+    assert text.count("\n") <= 600
     for function in functions(ast.parse(text)):
         first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
-        assert (function.end_lineno or 0) - first.lineno < 45, function.name
+        assert (function.end_lineno or 0) - first.lineno < 60, function.name
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
-            assert (node.end_lineno or 0) - node.lineno < 200, node.name
+            assert (node.end_lineno or 0) - node.lineno < 300, node.name
             if path.parent.name not in OPTIONS_OF_USERS:
                 for constructor in (own for own in functions(node) if own.name == "__init__"):
                     arguments = constructor.args

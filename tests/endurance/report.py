@@ -44,7 +44,8 @@ def two_processes_page(folder: Path) -> str:
 
 
 def _where() -> str:
-    from dpbench.runs.provenance import commit, hardware, versions
+    from dpbench.code import versions
+    from dpbench.runs.provenance import commit, hardware
 
     machine, packages = hardware(), versions()
     return (

@@ -128,8 +128,31 @@ def test_replay_is_not_written_again(tmp_path: Path) -> None:
         writer.append(release(5))
         assert len(read_ledger(tmp_path / "l").releases) == 6
     again = LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)
-    with closing(again), pytest.raises(LedgerError, match="another sum or .*local training of records="):
+    with closing(again), pytest.raises(LedgerError, match="another sum or other parameters"):
         again.append(release(3, std=9.0))
+
+
+def test_a_replay_that_differs_goes_on_in_a_new_phase(tmp_path: Path) -> None:
+    """What was recorded and is not repeated counts; what is released on the same lots again is one release with it."""
+    write(tmp_path / "l", 5)
+    with closing(LedgerWriter(tmp_path / "l", HEADER, start=2, resume=True)) as writer:
+        writer.append(release(2))
+        assert not writer.differs(release(3)) and writer.differs(release(3, std=9.0))
+        writer.leave_replay()
+        assert (writer.phase, writer.lot_phase, writer.repeated.total()) == (1, 0, 0)
+        assert sorted(writer.joint) == [3, 4] and writer.joint[3][0].name == "earlier/all"
+        assert writer.seal == seal_of(tmp_path / "l")
+        for number in range(3, 6):
+            writer.append(release(number))
+        assert writer.seal == seal_of(tmp_path / "l")
+    ledger = read_ledger(tmp_path / "l")
+    assert [(phase, one.number) for phase, one in ledger.releases[4:]] == [(0, 4), (1, 3), (1, 4), (1, 5)]
+    resumed = LedgerWriter(tmp_path / "l", dataclasses.replace(HEADER), start=4, resume=True, place=(1, 0))
+    with closing(resumed):  # from a checkpoint of the new phase
+        assert (resumed.phase, resumed.lot_phase, sorted(resumed.joint)) == (1, 0, [0, 1, 2, 3, 4])
+    other = LedgerWriter(tmp_path / "l", dataclasses.replace(HEADER), start=2, resume=True, place=(0, 0))
+    with closing(other):  # from the one before
+        assert (other.phase, other.lot_phase, other.joint) == (2, 2, {})
 
 
 @pytest.mark.parametrize(

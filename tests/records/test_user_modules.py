@@ -32,7 +32,7 @@ def trained(folder: Path, module: Toy, **options: Any) -> Tensor:
     return weights_of(module)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
     """Weights of the plain module after the same training."""
     return trained(tmp_path_factory.mktemp("plain"), Toy(linear()))

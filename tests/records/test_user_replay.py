@@ -54,6 +54,8 @@ class Noisy(Toy):
 
 
 class Stop(pl.Callback):
+    observes_only = True
+
     def __init__(self, place: Path) -> None:
         self.place = place
 
@@ -64,6 +66,7 @@ class Stop(pl.Callback):
             raise RuntimeError("crash")
 
 
+@pytest.mark.own_key
 @pytest.mark.parametrize("name", ["dpsgd", "quantile", "corrected", "groups"])
 def test_resume_in_mid_training_is_bit_identical(tmp_path: Path, name: str) -> None:
     def run(folder: str, *more: pl.Callback, start: Path | None = None) -> Tensor:

@@ -15,13 +15,13 @@ import pytest
 
 from dpbench.auditing import Verdict
 from dpbench.cli import main
+from dpbench.code import code_hash
 from dpbench.reports.audit import audit_run
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.workflow import run as workflow
 from dpbench.reproduce.workflow.measure import Outcome, Recall, Trained, choose, upper_limit
 from dpbench.reproduce.workflow.page import chosen_text, conflicting, data_text, noise_text, power_text, write_page
 from dpbench.reproduce.workflow.plan import AUDITED, Plan, make_plan
-from dpbench.runs.code import code_hash
 from dpbench.runs.folder import RunFolder
 
 TINY = [

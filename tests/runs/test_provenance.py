@@ -1,4 +1,4 @@
-"""Where a figure comes from, and that two runs share noise only where they share all else."""
+"""Where a figure comes from, and under which settings a run may be taken up again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dpbench
-from dpbench.runs.code import COMPUTING, READING, code_hash, foreign_code
-from dpbench.runs.provenance import commit, config_hash, fingerprint, hardware, run_key, versions
+from dpbench.code import COMPUTING, READING, code_hash, foreign_code, versions
+from dpbench.runs.provenance import commit, config_hash, fingerprint, hardware
 
 PACKAGE = Path(dpbench.__file__).parent
 CONFIG = {
@@ -46,12 +46,12 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
     )
 
 
-def test_the_folder_of_peoples_own_files_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_peoples_own_files_is_part_of_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folds of equal size in two folders are other people; a data set of ours is the same wherever it lies."""
 
-    def of(name: str, root: str | None) -> tuple[int, str]:
+    def of(name: str, root: str | None) -> tuple[str, str]:
         data = {"_target_": "dpbench.data.UserDataModule", "name": name, "root": root}
-        return run_key({**CONFIG, "data": data}), config_hash({**CONFIG, "data": data})
+        return fingerprint({**CONFIG, "data": data}), config_hash({**CONFIG, "data": data})
 
     for name in ("user_table", "leaf_json", "tff_sqlite", "a_plug_ins"):
         assert not {*of(name, "/fold1")} & {*of(name, "/fold2")}
@@ -60,35 +60,34 @@ def test_the_folder_of_peoples_own_files_is_part_of_the_key(monkeypatch: pytest.
     assert of("mnist_writers", "/a") == of("mnist_writers", "/b")
 
 
-def test_run_key_differs_wherever_gradients_could() -> None:
-    base = run_key(CONFIG)
-    assert base == run_key(changed("data", root="/b")) == run_key(changed("trainer", max_steps=6))
+def test_the_fingerprint_differs_wherever_gradients_could() -> None:
+    base = fingerprint(CONFIG)
+    assert base == fingerprint(changed("data", root="/b")) == fingerprint(changed("trainer", max_steps=6))
     others = [changed("optimizer", lr=0.2), changed("strategy", noise_multiplier=2.0), changed("model", hidden=[4])]
     keys = {
         base,
-        *(run_key(c) for c in others),
-        run_key({**CONFIG, "seed": 1}),
-        run_key(changed("trainer", precision="64")),
-        run_key({**CONFIG, "schedule": {"T_max": 5}}),
-        run_key({**CONFIG, "a_group_of_the_future": {"x": 1}}),
+        *(fingerprint(c) for c in others),
+        fingerprint({**CONFIG, "seed": 1}),
+        fingerprint(changed("trainer", precision="64")),
+        fingerprint({**CONFIG, "schedule": {"T_max": 5}}),
+        fingerprint({**CONFIG, "a_group_of_the_future": {"x": 1}}),
     }
     assert len(keys) == 8
 
 
-def test_lengths_share_nothing_where_noise_is_solved_for_them() -> None:
-    """Else a sweep over max_steps at one epsilon would draw the same lots under other noise."""
+def test_lengths_differ_where_noise_is_solved_for_them() -> None:
     solved = {"noise_multiplier": None, "target_epsilon": 3.0}
     short, long = ({**changed("trainer", max_steps=n), "strategy": solved} for n in (5, 6))
-    assert run_key(short) != run_key(long) and fingerprint(short) != fingerprint(long)
+    assert fingerprint(short) != fingerprint(long)
     fixed = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
     short, long = ({**changed("trainer", max_steps=n), "strategy": fixed} for n in (5, 6))
-    assert run_key(short) == run_key(long) and fingerprint(short) == fingerprint(long)
+    assert fingerprint(short) == fingerprint(long)
 
 
-def test_run_key_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = run_key(CONFIG)
-    monkeypatch.setattr("dpbench.runs.provenance.code_hash", lambda: "other")
-    assert run_key(CONFIG) != base
+def test_the_fingerprint_does_not_cover_our_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = fingerprint(CONFIG)
+    monkeypatch.setattr("dpbench.code.code_hash", lambda: "other")
+    assert fingerprint(CONFIG) == base
 
 
 def room(path: Path) -> str:

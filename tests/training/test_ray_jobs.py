@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dpbench.cli import main
+from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.runs.code import code_hash
 from dpbench.training.ray_jobs import _checked, _Place
 from dpbench.training.requeue import RAY_TASK, job_name
 

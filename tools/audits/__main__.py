@@ -16,7 +16,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from dpbench import strategies
-from dpbench.runs.code import code_hash
+from dpbench.code import code_hash
 from tools.audits.mutants import MUTANTS
 from tools.audits.overhead import NETWORKS, overhead
 from tools.audits.page import page

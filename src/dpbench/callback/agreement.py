@@ -18,25 +18,32 @@ from dpbench.errors import ConfigurationError
 _LOOKED_AT = 64  # records, evenly over the data set
 
 
-def refuse_other_records(trainer: pl.Trainer, loader: LotLoader) -> None:
+def refuse_other_records(trainer: pl.Trainer, loader: LotLoader, contents: str | None = None) -> None:
     """Refuse processes that have other training records, or the same in another order.
 
     Each takes its share of a lot by position: a record that two of them have at different positions may enter a sum
-    twice, which moves then by twice the sensitivity. Sizes and some records are compared; records that are random
-    (augmented) cannot be.
+    twice, which moves then by twice the sensitivity. Without a hash of the whole set, sizes and some records are
+    compared; records that are random (augmented) cannot be.
+
+    Args:
+        trainer: Of this process.
+        loader: Of this process.
+        contents: Hash of the training set.
 
     Raises:
         ConfigurationError: On all processes.
     """
     if trainer.world_size == 1:
         return
-    own = [repr(loader.lots.sampling), *_digests(loader.dataset)]
+    digests: list[str | None] = _digests(loader.dataset) if contents is None else [contents]
+    own = [repr(loader.lots.sampling), *digests]
     first: list[str | None] = trainer.strategy.broadcast(own)
     same = len(own) == len(first) and all(a == b or None in (a, b) for a, b in zip(own, first, strict=True))
     if not trainer.strategy.reduce_boolean_decision(same, all=True):
         raise ConfigurationError(
             "the processes of this training have other training records, or the same in another order, so that one "
-            "record may enter a lot twice: read the same files in the same order (sorted) on every node."
+            "record may enter a lot twice: read the same files in the same order (sorted) on every node (or, where "
+            "only something else of the data set differs, name its records: LotLoader(..., data_id=...))."
         )
 
 

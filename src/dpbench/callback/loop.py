@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from dpbench.callback import guards
+from dpbench.callback import guards, run_key
 from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.loss_function import held_by, refuse_hidden_state
 from dpbench.callback.strategy import PrivateStrategy, first_groups
@@ -74,7 +74,7 @@ class PrivateLoop:
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps!r}.")
         self._strategy, self._optimizer, self._steps = strategy, optimizer, steps
-        self._module = _Module(model, loss)
+        self._module, self._loss = _Module(model, loss), loss
         self._trainer = _trainer_of(optimizer, loader)
         self._loader = guards.require_lot_loader(self._trainer)
         self._modes: dict[nn.Module, bool] = {}
@@ -129,15 +129,15 @@ class PrivateLoop:
         module.look_at_loss()
         self._modes = {part: part.training for part in module.modules()}
         source.check(self._trainer, module)
+        key = self._run_key()
         found = self._attached = source.attach(self._trainer, module, releases)
         trained = found.trained
         guards.refuse_optimizer(found.optimizer, trained.parameters, trained.names)
         guards.refuse_other_unit(source.unit, lots.sampling)
         releases.forget()
-        releases.take_part(ALONE)
+        releases.take_part(ALONE, key)
         let_canaries_in(strategy.audit, releases, lots, trained)
         sampling = lots.sampling
-        lots.start_at(0)
         source.begin(self._loader)
         guards.warn_of_delta(strategy.delta if strategy.private else 0.0, sampling.population, sampling.unit)
         horizon, groups = Horizon(self._steps), first_groups(source, releases, trained)
@@ -145,9 +145,18 @@ class PrivateLoop:
         strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(strategy.mechanism.plan)
         assert strategy.ledger_path is not None
+        lots.start_at(0, releases.lot_key)
         releases.open_ledger(strategy.ledger_path, horizon, lots.source)
-        lots.phase = releases.phase
+        lots.phase = releases.lot_phase
         self._trains = self._trainable()
+
+    def _run_key(self) -> int | None:
+        """Key of a seeded run; None without a seed."""
+        strategy = self._strategy
+        if strategy.seed is None:
+            return None
+        settings = run_key.settings_of(self._trainer, self._module, strategy, self._loss)
+        return run_key.run_key(strategy.seed, settings, run_key.weights_digest(self._module), self._loader)[0]
 
     def _trainable(self) -> list[int]:
         """What is trained, and what the optimizer moves."""

@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from dpbench.callback import choices, earlier_fits, guards
+from dpbench.callback import choices, earlier_fits, guards, run_key
 from dpbench.callback.agreement import are_alike, refuse_other_records
 from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.non_private import NonPrivate
@@ -31,7 +31,7 @@ from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, mean_norms
 from dpbench.privacy.processes import Processes
-from dpbench.privacy.randomness import Stream, fresh_key, keyed_generator, keyed_seed
+from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed
 from dpbench.privacy.releases import Observer, Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.source import Attached, RecordSource, attached
@@ -73,6 +73,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._admitted: bool | None = None
         self._loader: LotLoader | None = None
         self._attached: Attached | None = None
+        self._settings: run_key.Settings | None = None
         self._fixed = True
 
     @property
@@ -120,6 +121,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the source of records take over the training step and the backward pass."""
         attached(self._admitted)
+        self._settings = None if self.seed is None else run_key.settings_of(trainer, pl_module, self)
         found = self._attached = self._source.attach(trainer, pl_module, self._releases)
         choices.refuse_choices(trainer)  # schedules too
         guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
@@ -137,12 +139,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             if trainer.global_step:
                 guards.refuse_unknown_past(None, self.private)
             releases.forget()
-        refuse_other_records(trainer, loader)
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
-        releases.take_part(processes_of(trainer, alike))
+        key = self._run_key(trainer, pl_module, loader)
+        releases.take_part(processes_of(trainer, alike), key)
         let_canaries_in(self.audit, releases, lots, trained)
         sampling = lots.sampling
-        lots.start_at(releases.made)  # lot t belongs to release t
         self._source.begin(loader)
         guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population, sampling.unit)
         horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
@@ -150,8 +151,20 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon)
         self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(self.mechanism.plan)
+        lots.start_at(releases.made, releases.lot_key)  # lot t belongs to release t
         releases.open_ledger(ledger, horizon, lots.source)
-        lots.phase = releases.phase
+        lots.phase = releases.lot_phase
+
+    def _run_key(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: LotLoader) -> int | None:
+        """Key of a seeded run, after a check that all processes have the same records; None without a seed."""
+        if self._settings is None or self.seed is None:
+            refuse_other_records(trainer, loader)
+            return None
+        first = self._releases.first_weights or run_key.weights_digest(pl_module)
+        self._releases.first_weights = first
+        key, contents = run_key.run_key(self.seed, self._settings, first, loader)
+        refuse_other_records(trainer, loader, contents)
+        return key
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
@@ -273,7 +286,6 @@ def first_groups(source: RecordSource, releases: Releases, trained: Trained) -> 
     groups = recipe.groups(trained.names, trained.sizes)
     if recipe.bounds_from_noise is None or releases.memory.get("bounds") is not None:
         return groups
-    key = fresh_key() if releases.seed is None else releases.seed
-    piece = source.on_noise(keyed_generator((key, Stream.NOISE_BATCH)))
+    piece = source.on_noise(keyed_generator((releases.key, Stream.NOISE_BATCH)))
     means = mean_norms(piece.gradients, piece.rows, piece.merge, recipe.transform, trained.sizes, groups)
     return with_bounds(groups, releases.processes.broadcast([recipe.bounds_from_noise * mean for mean in means]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from dpbench.cli.arguments import Commands, add_command, png, text
@@ -32,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the comparison and draw the curves."""
     from dpbench.reports.compare import compare, draw
     from dpbench.reports.compared import load, over_seeds
+    from dpbench.runs.folder import finished_runs_below
+    from dpbench.runs.shared_noise import shared_noise
 
     runs = []
     for source in options.sources:
@@ -45,4 +48,7 @@ def run(options: argparse.Namespace) -> int:
     print(compare(runs))
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     print("\ncurves:", draw(runs, options.plot, options.axis) or "none of these logged any")
+    folders = [Path(source) for source in options.sources if Path(source).is_dir()]
+    for line in shared_noise(finished_runs_below(folders)):
+        print(f"dpbench: note: {line}", file=sys.stderr)
     return 0

@@ -30,28 +30,35 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
+    if options.group_by is not None and options.folder:
+        raise ConfigurationError("--folder is of single runs, and a row of --group-by holds several: leave one out.")
+    _print(options)
+    from dpbench.runs.folder import finished_runs_below
+    from dpbench.runs.shared_noise import shared_noise
+
+    for line in shared_noise(finished_runs_below(options.folders)):
+        print(f"dpbench: note: {line}", file=sys.stderr)
+    return 0
+
+
+def _print(options: argparse.Namespace) -> None:
     if options.group_by is not None:
-        if options.folder:
-            raise ConfigurationError(
-                "--folder is of single runs, and a row of --group-by holds several: leave one out."
-            )
-        return _grouped(options)
+        _print_groups(options)
+        return
     from dpbench.reports.table import collect, markdown
 
     runs = collect(options.folders, options.folder)
     print(runs.to_csv(index=False) if options.csv else markdown(runs))
-    return 0
 
 
-def _grouped(options: argparse.Namespace) -> int:
+def _print_groups(options: argparse.Namespace) -> None:
     """Print the table by groups; as CSV without its notes, which go to stderr."""
     from dpbench.reports.groups import grouped, keys_of
 
     groups = grouped(options.folders, keys_of(options.group_by))
     if not options.csv:
         print(groups.text)
-        return 0
+        return
     print(groups.frame.to_csv(index=False), end="")
     for note in groups.notes:
         print(f"dpbench: note: {note}", file=sys.stderr)
-    return 0

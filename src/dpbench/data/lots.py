@@ -1,7 +1,8 @@
 """How the records of each training step are drawn.
 
-Lot t is a function of (seed, t) alone: every rank draws the same lot and takes its share `lot[rank::world_size]`, and a
-resumed run draws what the interrupted one would have drawn. With `seed=None` the key comes from the operating
+Lot t is a function of (key, t) alone, and the key one of the seed and of the private training that the lots are for:
+every rank draws the same lot and takes its share `lot[rank::world_size]`, and a resumed run draws what the interrupted
+one would have drawn. With `seed=None` the key comes from the operating
 system's entropy, for models that will be published.
 """
 
@@ -24,7 +25,7 @@ from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.data.users import refuse_split_users
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence, source_of
+from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_sequence, source_of
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
 _OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
@@ -89,7 +90,7 @@ class Lots(TorchSampler[list[int]]):
     def source(self) -> str | None:
         """Hash by which ledgers tell lots of one seed; None without a seed, or where every lot holds everybody."""
         everybody = self.sampling.expected_batch_size >= self.sampling.population  # not so with added records
-        return None if self.seed is None or everybody else source_of((self.seed, Stream.LOTS))
+        return None if self._key is None or self.seed is None or everybody else source_of((self._key, Stream.LOTS))
 
     def __repr__(self) -> str:
         return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
@@ -119,9 +120,16 @@ class Lots(TorchSampler[list[int]]):
         """End what `take_over` began."""
         self.attended, self.added = False, 0
 
-    def start_at(self, position: int) -> None:
-        """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance."""
+    def start_at(self, position: int, run: int | None = None) -> None:
+        """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
+
+        Args:
+            position: Number of the lot.
+            run: Key of the training: another one draws other lots from the same seed. None: the seed alone is the key.
+        """
         self.position, self._key, self._drawn = position, self.seed, None
+        if run is not None and self.seed is not None:
+            self._key = int.from_bytes(digest_of((self.seed, run))[:16], "big")
         self._shares.clear()
 
     def share(self, step: int, rank: int, world: int) -> Share:
@@ -192,6 +200,9 @@ class LotLoader(DataLoader[Any]):
             ascending order; a function of the batch, or the name of the entry of a dictionary (tokenizers call it
             "overflow_to_sample_mapping"). The gradient of a record is the mean over its rows, which are clipped
             together; a record without a row contributes zero. None: each row is a record.
+        data_id: Name and version of the records, for seeded runs on a data set that reads them when they are asked
+            for. Another version needs another name: two training sets of one name share noise, which protects
+            neither. None: the records are in memory, where a run knows them by their bytes.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
 
     Attributes:
@@ -208,6 +219,7 @@ class LotLoader(DataLoader[Any]):
         lots: Lots,
         collate_fn: Callable[[Any], Any] | None = None,
         record_of_row: RecordOfRow | None = None,
+        data_id: str | None = None,
         **options: Any,
     ) -> None:
         size = count_of(dataset)
@@ -232,6 +244,8 @@ class LotLoader(DataLoader[Any]):
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
             raise ConfigurationError(f"LotLoader cannot be made: {brief(error)}") from error
         self.lots, self.record_of_row = lots, record_of_row
+        self.data_id = data_id
+        self.collation = collate_fn
         self.before_lot: Callable[[], None] | None = None
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from dpbench.privacy.accounting.composition import check_delta, epsilon, find_ac
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.events import Event, Summands, SumQuery
+from dpbench.privacy.events import Event, Summands, SumQuery, equivalent_queries
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
@@ -47,6 +47,8 @@ class Budget:
     Attributes:
         spent: How often each release was made, those of equal cost together.
         repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
+        joint: Queries that were answered on the lots of this run before, by number; see `LedgerWriter`.
+        lot_phase: Phase of the ledger whose lots are drawn.
         path: Of the ledger, once it was opened.
         remaining: Releases that may still be made, or None for no limit.
 
@@ -63,10 +65,13 @@ class Budget:
         self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
+        self.joint: dict[int, tuple[SumQuery, ...]] = {}
+        self.lot_phase = 0
         self.remaining: int | None = None
         self.path: Path | None = None
         self._writer: LedgerWriter | None = None
         self._opened = False
+        self._processes = ALONE
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -110,7 +115,15 @@ class Budget:
         z = calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
         return z * (1 + 1e-8)  # costs are counted to ten digits
 
-    def open(self, path: Path, header: Header, start: int, resumed: bool, processes: Processes = ALONE) -> int:
+    def open(
+        self,
+        path: Path,
+        header: Header,
+        start: int,
+        resumed: bool,
+        processes: Processes = ALONE,
+        place: tuple[int, int] | None = None,
+    ) -> int:
         """Open the ledger on rank 0, and tell all ranks what it holds.
 
         Args:
@@ -119,21 +132,72 @@ class Budget:
             start: Releases of the restored checkpoint.
             resumed: Whether an existing ledger may be continued.
             processes: All of this training.
+            place: (phase, phase whose lots it draws) of the checkpoint; None if it does not say.
 
         Returns:
             The phase of the ledger.
         """
-        known: tuple[Counter[Event], Counter[Event], int] = Counter(), Counter(), 0
-        self.path = path
+        self.path, self._processes = path, processes
         if processes.rank == 0:
-            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=self._seal if start else None)
-            known = self._writer.events, self._writer.repeated, self._writer.phase
-        self.spent, self.repeated, phase = processes.broadcast(known)
+            known = self._seal if start else None
+            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=known, place=place)
         self._opened = True
+        return self._share()
+
+    def _share(self) -> int:
+        """Tell all processes what the ledger of rank 0 holds; returns its phase."""
+        writer = self._writer
+        known: tuple[Any, ...] = Counter(), Counter(), {}, 0, 0
+        if writer is not None:
+            known = writer.events, writer.repeated, writer.joint, writer.lot_phase, writer.phase
+        self.spent, self.repeated, self.joint, self.lot_phase, phase = self._processes.broadcast(known)
+        if writer is not None:
+            self.spent, self.repeated = writer.events, writer.repeated  # counted there
         number: int = phase
-        if self._writer is not None:
-            self.spent, self.repeated = self._writer.events, self._writer.repeated  # counted there
         return number
+
+    def differs(self, release: Release) -> bool:
+        """Whether a replay came out otherwise than it is recorded; the same on all processes."""
+        own = self._writer is not None and self._writer.differs(release)
+        return bool(self._processes.broadcast(own))
+
+    def leave_replay(self, event: Event, number: int) -> int:
+        """Go on in a new phase from a release that came out otherwise than it is recorded.
+
+        Args:
+            event: The cost of a release on a lot of its own.
+            number: Of that release.
+
+        Returns:
+            The phase of the ledger.
+
+        Raises:
+            BudgetExhausted: The target does not allow it, beside what was recorded.
+        """
+        replays = self.repeated.total()
+        if self._writer is not None:
+            self._writer.leave_replay()
+        phase = self._share()
+        if self.target_epsilon is not None and self.remaining is not None:
+            joint = {one: queries for one, queries in self.joint.items() if one >= number}
+            again = Counter(
+                Event(event.sampling, equivalent_queries((*event.queries, *queries))) for queries in joint.values()
+            )
+            most = max(self.remaining, replays, 1)
+            self.remaining = self._allowed(again, event, most)
+            self.refuse_overdraft()
+        return phase
+
+    def _allowed(self, again: Counter[Event], event: Event, most: int) -> int:
+        """How many releases the target allows: first some on lots that were used before, then others."""
+        assert self.target_epsilon is not None
+        spent, count = Counter(self.spent), 0
+        for costly in again.elements():
+            spent[costly] += 1
+            if epsilon(spent, self.delta, self.accountant) > self.target_epsilon:
+                return count
+            count += 1
+        return count + remaining_releases(spent, event, self.target_epsilon, self.delta, self.accountant, most)
 
     def limit(self, event: Event, start: int, horizon: Horizon) -> None:
         """Find how many releases the target allows.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +30,14 @@ from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
-from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, fresh_key, noise_key, source_of
+from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
+
+_OTHER_SUM = (
+    "release {number} comes out otherwise than {path} records it: something is random beyond the seed (augmentation, a "
+    "GPU without deterministic=True), or the machine or its number of threads is another. The run goes on in a new "
+    "phase of the ledger, with new noise; the releases after its checkpoint count again."
+)
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
 """Called with (mechanism, parameter names, gradients of the records before discretization, squared norms by group)."""
@@ -74,6 +81,7 @@ class Releases:
         observers: Called with every piece of a lot: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
         canaries: That join the lots of an audited training, or None.
+        first_weights: Hash of the weights that a seeded run began with; part of its key.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Releases:
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
         self.canaries: Canaries | None = None
+        self.first_weights: str | None = None
         self.key = fresh_key() if seed is None else seed
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
@@ -119,10 +128,22 @@ class Releases:
     def forget(self) -> None:
         """Begin a run without a past."""
         self.made, self.memory, self.noise_multiplier = 0, {}, self._given_noise
+        self.first_weights = None
 
-    def take_part(self, processes: Processes) -> None:
-        """Agree with the other processes on the key of the noise."""
-        self.processes, self.key = processes, processes.broadcast(fresh_key() if self.seed is None else self.seed)
+    def take_part(self, processes: Processes, key: int | None = None) -> None:
+        """Agree with the other processes on the key of the noise.
+
+        Args:
+            processes: All of this training.
+            key: Of the run; None takes the seed, or without one the operating system's entropy.
+        """
+        own = self.seed if key is None else key
+        self.processes, self.key = processes, processes.broadcast(fresh_key() if own is None else own)
+
+    @property
+    def lot_key(self) -> int | None:
+        """What sets the lots of this run apart from those of others with their seed; None without a seed."""
+        return None if self.seed is None else int.from_bytes(digest_of((self.key, self.mechanism.digest))[:16], "big")
 
     def begin(
         self,
@@ -168,12 +189,41 @@ class Releases:
         self.phase = 0
         if not self.recipe.private:
             return
-        plan, replay = self.mechanism.plan, replay_key(self.fingerprint, self.seed, self._names, self.mechanism)
+        plan, replay = self.mechanism.plan, self._replay_key()
         noise = None if self.seed is None else source_of((self.key, self.mechanism.digest, self.processes.apart))
         header = _header(plan, self.budget.delta, replay, noise, lot_source)
         resumed = self.made > 0 or self.fingerprint is not None
-        self.phase = self.budget.open(path, header, self.made, resumed, self.processes)
-        self.budget.limit(Event(plan.sampling, equivalent_queries(plan.queries)), self.made, horizon)
+        place = self.memory.get("place") if self.made else None
+        self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
+        self.budget.limit(self._event(), self.made, horizon)
+
+    def _event(self) -> Event:
+        """The cost of a release on a lot of its own."""
+        plan = self.mechanism.plan
+        return Event(plan.sampling, equivalent_queries(plan.queries))
+
+    def _replay_key(self) -> str | None:
+        """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
+
+        None without a seed: then nothing can be repeated.
+        """
+        if self.seed is None:
+            return None
+        mechanism, rounding = self.mechanism, (torch.__version__, native.signature(), RANDOM_NUMBERS)
+        facts = [
+            self.fingerprint,
+            self.key,
+            mechanism.total.device.type,
+            list(self._names),
+            mechanism.digest,
+            *rounding,
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @property
+    def lot_phase(self) -> int:
+        """Phase of the ledger whose lots are drawn."""
+        return self.budget.lot_phase if self.recipe.private else 0
 
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
         """Key of random numbers of the coming release, for one use of them each."""
@@ -228,29 +278,50 @@ class Releases:
             watch(mechanism)
         if self.canaries is not None:
             self.canaries.insert(mechanism, self.made)
+        exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
+        self._add_noise()
+        if exact is not None and self.budget.differs(self._released()):
+            if self.processes.rank == 0:
+                warnings.warn(_OTHER_SUM.format(number=self.made, path=self.budget.path), stacklevel=2)
+            mechanism.total.copy_(exact)
+            self.phase = self.budget.leave_replay(self._event(), self.made)
+            self._add_noise()
+        if self.canaries is not None:
+            self.canaries.read(mechanism)
+        if self.recipe.private:  # on disk before anything uses the noised sum
+            self.budget.record(self._released())
+        self.made += 1
+        return mechanism.post_process()
+
+    def _add_noise(self) -> None:
+        """Add the noise of this phase, once, and the sums of the other processes."""
+        mechanism = self.mechanism
         if self.processes.rank == 0 and self.recipe.noise:
             key = noise_key(self.key, mechanism.digest, self.phase, self.made, self.processes.apart)
             mechanism.add_noise(key)
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
-        if self.canaries is not None:
-            self.canaries.read(mechanism)
-        if self.recipe.private:  # on disk before anything uses the noised sum
-            plan = mechanism.plan
-            self.budget.record(Release(self.made, plan.sampling, plan.queries, checksum(mechanism.total).hex()))
-        self.made += 1
-        return mechanism.post_process()
+
+    def _released(self) -> Release:
+        """The release as the ledger records it, with whatever was released on its lot before."""
+        plan = self.mechanism.plan
+        queries = plan.queries
+        if self.made in self.budget.joint:
+            queries = (*queries, *self.budget.joint[self.made])
+        return Release(self.made, plan.sampling, queries, checksum(self.mechanism.total).hex())
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         state = {"private": self.recipe.private, "releases": self.made, "noise_multiplier": self.noise_multiplier}
         own = {} if self._mechanism is None else self._mechanism.state_dict()
         audit = {} if self.canaries is None else {"canaries": self.canaries.state_dict()}
-        return {**state, **own, **audit, **self.budget.state_dict()}
+        place = {"place": (self.phase, self.lot_phase), "first_weights": self.first_weights}
+        return {**state, **own, **audit, **place, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the releases of a checkpoint."""
         self.made, self.memory = int(state["releases"]), state
+        self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
 
@@ -259,15 +330,3 @@ def _header(plan: ReleasePlan, delta: float, replay: str | None, noise: str | No
     sampling = plan.sampling
     facts = sampling.unit, sampling.neighbouring_relation, sampling.population, delta, replay
     return Header(*facts, microbatch_size=plan.summands.per_summand, noise_source=noise, lot_source=lots)
-
-
-def replay_key(fingerprint: str | None, seed: int | None, names: Sequence[str], mechanism: Mechanism) -> str | None:
-    """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
-
-    None where no fingerprint or seed is known: then nothing can be repeated.
-    """
-    if fingerprint is None or seed is None:
-        return None
-    rounding = torch.__version__, native.signature(), RANDOM_NUMBERS
-    facts = [fingerprint, seed, mechanism.total.device.type, list(names), mechanism.digest, *rounding]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -14,6 +14,7 @@ from dpbench.reports.audited import CONFIDENCE
 from dpbench.reports.ledgers import shown_noise
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import doubt, is_audited
+from dpbench.runs.shared_noise import shared_with_neighbors
 
 
 class EndOfRun:
@@ -99,6 +100,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
     rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
+    rows += [("shared noise", line) for line in shared_with_neighbors(folder)]
     if is_audited(record):
         from dpbench.reports.audit import outline
 

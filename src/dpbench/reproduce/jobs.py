@@ -15,11 +15,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpbench.code import code_hash, foreign_code
 from dpbench.errors import OUT_OF_TIME_STATUS, ConfigurationError, Interrupted, brief
 from dpbench.files import write_json
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.tables import Table, Variant
-from dpbench.runs.code import code_hash, foreign_code
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.readers import steps_logged

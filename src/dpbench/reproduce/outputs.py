@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.privacy.accounting.composition import ledger_epsilon
@@ -22,7 +23,6 @@ from dpbench.reproduce.logged import CURVES, Logged, write_logged
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.pictures import draw_table
 from dpbench.reproduce.tables import ONLY, Table, select_cell, short_name
-from dpbench.runs.code import code_hash
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_csv
 

@@ -8,14 +8,11 @@ import os
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dpbench import __version__
-from dpbench.runs.code import code_hash, foreign_code
+from dpbench.code import foreign_code
 
-_PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _LENGTH = ("max_steps", "max_epochs")
@@ -29,16 +26,6 @@ def config_hash(config: dict[str, Any]) -> str:
     return _digest(kept)[:16]
 
 
-def run_key(config: dict[str, Any]) -> int:
-    """Key of a seeded run's lots and noise: 128 bits from the seed and from all that decides the gradients.
-
-    Two runs with one seed must not share noise: with it the difference of their releases would be the difference of
-    their private sums. Only the identical run (configuration, code, versions, code of plug-ins) repeats it, on any
-    number of processes, and however long it is where its noise was not solved for its length.
-    """
-    return int(_digest(_deciding(config))[:32], 16)
-
-
 def _deciding(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
     kept["data"] = _data_options(config)
@@ -46,7 +33,7 @@ def _deciding(config: dict[str, Any]) -> dict[str, Any]:
     strategy = config.get("strategy") or {}
     if strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None:  # solved for the length
         kept["length"] = {name: config["trainer"].get(name) for name in _LENGTH}
-    kept["code"] = [code_hash(), versions(), foreign_code(config)]
+    kept["code"] = foreign_code(config)
     return kept
 
 
@@ -76,10 +63,9 @@ def _folder_of_own_files(options: dict[str, Any]) -> str | None:
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """All that determines the releases of a seeded run: with the same, a release may be repeated and counts once.
+    """Names the settings of a run that determine its releases: only under the same may it be taken up again.
 
     The length of a run, and the number of its processes, decide none of them, but where noise is solved for a length.
-    Sums that other processes round otherwise are refused when they are repeated.
     """
     return _digest(["fingerprint", _deciding(config)])
 
@@ -98,17 +84,6 @@ def commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def versions() -> dict[str, str]:
-    """Versions of what computes the figures."""
-    found = {"python": platform.python_version(), "dpbench": __version__}  # distributions of this name are others'
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpbench.code import code_hash, foreign_code, versions
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import seal_of
-from dpbench.runs.code import code_hash, foreign_code
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.ledgers import doubt_about, lost_ledger, noise_of, read_run_ledger
-from dpbench.runs.provenance import commit, config_hash, hardware, versions
+from dpbench.runs.provenance import commit, config_hash, hardware
 from dpbench.runs.readers import Evaluation, Record, read_json
 
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports

@@ -20,7 +20,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.provenance import fingerprint, run_key
+from dpbench.runs.provenance import fingerprint
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
 from dpbench.training import processes
 from dpbench.training.averaging import moving_average
@@ -62,7 +62,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     if issubclass(cls, PrivateStrategy):
         refuse_precision(config["trainer"].get("precision"))
         options |= {
-            "seed": None if secure else run_key(config),
+            "seed": None if secure else config["seed"],
             "ledger": str(folder.ledger),
             "fingerprint": fingerprint(config),
             "records": records,
@@ -143,7 +143,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     """
     options = _without_marks(config["data"])
     cls = class_of(config["data"], "data")
-    seed = None if config["strategy"].get("secure", False) else run_key(config)
+    seed = None if config["strategy"].get("secure", False) else config["seed"]
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
     data: pl.LightningDataModule = _call(cls, {**options, "seed": seed}, "data")

@@ -17,8 +17,8 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.runs.code import code_hash
 from dpbench.training.requeue import RAY_TASK
 from dpbench.training.search_path import installing
 

@@ -19,11 +19,11 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from dpbench.callback.audit import keep_scores
 from dpbench.callback.guards import PRIVATE_PAST
+from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
 from dpbench.privacy import native
 from dpbench.runs.claim import full_disk_explained, held
-from dpbench.runs.code import code_hash
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV, best_validation
 from dpbench.runs.provenance import commit
@@ -112,7 +112,7 @@ def train(
     Args:
         config: Resolved configuration, see `conf/config.yaml`.
         folder: The run's folder; ledger, metrics, checkpoint and result go there.
-        observers: More callbacks, after all others.
+        observers: More callbacks, after all others, that change nothing of the training.
         show: Whether to draw a progress bar; None where somebody is there to see it.
         beside: Content of files for `.hydra`: how the configuration came about.
         reporter: Shows the run in the end, when nothing is left to compute.
@@ -165,6 +165,8 @@ def _train(
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
     module = build.build_module(config, data)
+    for observer in observers:
+        observer.observes_only = True  # type: ignore[attr-defined]
     last = LastCheckpoint(folder, config["run"]["checkpoint_every_n_steps"], deadline)
     failed, loggers = True, []
     try:

@@ -144,8 +144,7 @@ def of_first(make: Callable[[], T]) -> T:
 
 
 def _refuse_differences(config: Mapping[str, Any]) -> None:
-    from dpbench.runs.code import code_hash, foreign_code
-    from dpbench.runs.provenance import versions
+    from dpbench.code import code_hash, foreign_code, versions
 
     facts: dict[str, Any] = {f"version of {name}": found for name, found in versions().items()}
     facts |= {"code of dpbench (hash)": code_hash()[:12]}

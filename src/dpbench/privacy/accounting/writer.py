@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
@@ -19,6 +20,7 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import Sampling
 
 _END = "}\n"
+_EARLIER = "earlier"  # begins the names of queries that were answered on the same lot before
 
 
 def _dump(data: dict[str, Any]) -> str:
@@ -50,10 +52,14 @@ class LedgerWriter:
         start: Releases that the restored checkpoint had made; 0 for a fresh run.
         resume: Whether an existing ledger may be continued.
         known: What the ledger was when the checkpoint was saved; None if it does not say.
+        place: (phase, phase whose lots it draws) of the checkpoint; None if it does not say.
 
     Attributes:
         phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
             other settings never adds old noise to new sums.
+        lot_phase: Phase whose lots are drawn: this one, or an earlier one where a replay came out with another sum.
+        joint: Queries that were answered on the lots of this run before, by the number of the release: what is released
+            on such a lot again is one release with them.
         events: How often each release was made, all phases together, those of equal cost counted as one.
         repeated: Those of them that this run will repeat, because it resumes from an earlier checkpoint.
 
@@ -70,8 +76,10 @@ class LedgerWriter:
         start: int = 0,
         resume: bool = False,
         known: Seal | None = None,
+        place: tuple[int, int] | None = None,
     ) -> None:
         self.path = Path(path)
+        self.joint: dict[int, tuple[SumQuery, ...]] = {}
         self._recorded: dict[int, tuple[Release, bytes]] = {}
         self._pending = ""
         self._facts: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")  # of the last release
@@ -80,7 +88,11 @@ class LedgerWriter:
         self.repeated: Counter[Event] = Counter()
         self._file = self._open()
         try:
-            self.phase = self._begin(Header(**{**asdict(header), "phase": 0}), start, resume, known)
+            self._header = self._begin(Header(**{**asdict(header), "phase": 0}), start, resume, known)
+            self.phase = self._header.phase
+            self.lot_phase = place[1] if place is not None and place[0] == self.phase else self.phase
+            if self.lot_phase < self.phase:
+                self._join(read_ledger(self.path).releases)
         except BaseException as error:
             if not os.fstat(self._file.fileno()).st_size:
                 self.path.unlink(missing_ok=True)  # nothing was recorded: leave no empty ledger behind
@@ -101,7 +113,7 @@ class LedgerWriter:
         except OSError as error:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
-    def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> int:
+    def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> Header:
         if os.fstat(self._file.fileno()).st_size and (start or not _without_release(self.path)):
             if not resume:
                 raise LedgerError(
@@ -118,9 +130,9 @@ class LedgerWriter:
             )
         os.ftruncate(self._file.fileno(), 0)  # of a run that failed before its first release, and cost nothing
         self._write(_header_line(header))
-        return header.phase
+        return header
 
-    def _continue(self, header: Header, start: int, known: Seal | None) -> int:
+    def _continue(self, header: Header, start: int, known: Seal | None) -> Header:
         ledger = read_ledger(self.path)
         whole = self.path.read_bytes()
         if ledger.damage is not None:
@@ -147,12 +159,19 @@ class LedgerWriter:
         here = min(mine, default=0) <= start <= max(mine, default=-1) + 1
         if header == last and header.replay is not None and here:
             self._repeat(ahead, whole.splitlines(keepends=True))
-            return header.phase
+            return header
         self._seal.update(whole)
         if header != last or ahead or not here:
             header = Header(**{**asdict(header), "phase": last.phase + 1})
             self._pending = _header_line(header)  # until there is a release: its budget may allow none
-        return header.phase
+        return header
+
+    def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
+        """Note what was released on the lots of this run in earlier phases."""
+        for phase, release in releases:
+            if self.lot_phase <= phase < self.phase:
+                earlier = tuple(query._replace(name=f"{_EARLIER}/{query.name}") for query in release.queries)
+                self.joint[release.number] = self.joint.get(release.number, ()) + earlier
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
         """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
@@ -166,6 +185,26 @@ class LedgerWriter:
         """Seal of the lines up to the newest release of this run, repeated or new."""
         return self._seal.seal
 
+    def differs(self, release: Release) -> bool:
+        """Whether a release is recorded with another sum or other parameters."""
+        recorded = self._recorded.get(release.number)
+        return recorded is not None and recorded[0] != release
+
+    def leave_replay(self) -> None:
+        """Go on in a new phase, with noise of its own: what was recorded and will not be repeated counts as it is.
+
+        The lots stay those of the phase before, and so does what `joint` says of them.
+        """
+        left = [release for release, _ in self._recorded.values()]
+        for _, line in self._recorded.values():
+            self._seal.update(line)
+        self._recorded.clear()
+        self.repeated.clear()
+        self.phase += 1
+        self._header = replace(self._header, phase=self.phase)
+        self._pending = _header_line(self._header)
+        self._join((self.phase - 1, release) for release in left)
+
     def append(self, release: Release) -> None:
         """Record a release; must return before the release is used.
 
@@ -173,19 +212,15 @@ class LedgerWriter:
         noise on the same sum is the same release.
 
         Raises:
-            LedgerError: The disk is full or the replay differs from what was recorded.
+            LedgerError: The disk is full, or the replay `differs` and was not left.
         """
+        if self.differs(release):
+            raise LedgerError(
+                f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
+                "it would reveal the difference."
+            )
         recorded, line = self._recorded.pop(release.number, (None, b""))
         if recorded is not None:
-            if recorded != release:
-                raise LedgerError(
-                    f"release {release.number} is in {self.path} with another sum or other parameters: repeating it "
-                    "with the same noise would reveal the difference. Something in the run is random beyond its seed "
-                    "(such as augmentation in the data set, or a GPU without Trainer(deterministic=True)), or the "
-                    "machine, its number of threads (OMP_NUM_THREADS) or a setting differs under the same fingerprint "
-                    "(data, model, optimizer, the local training of "
-                    "records=...): resume with another seed or fingerprint, or as before."
-                )
             self._seal.update(line)
             self.repeated[counted_event(release)] -= 1
             return

@@ -5,13 +5,13 @@ Without Lightning and without a model: what comes in are the per-record gradient
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dpbench.canonical import digest_of
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
@@ -208,7 +208,7 @@ def mean_norms(
 
 def plan_digest(plan: ReleasePlan) -> int:
     """A number that names what is released."""
-    return int(hashlib.sha256(repr(plan).encode()).hexdigest()[:32], 16)
+    return int(digest_of(plan)[:32], 16)
 
 
 class _Layout(NamedTuple):

@@ -13,13 +13,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.workflow.measure import POWER, Outcome, Recall
 from dpbench.reproduce.workflow.plan import Plan
-from dpbench.runs.code import code_hash
 from dpbench.runs.readers import read_csv
 
 NOISE_RUNS, DATA_RUNS = "noise.csv", "data.csv"

@@ -1,30 +1,41 @@
-"""The code that a run executes: our own, and that of others behind its configuration's `_target_` entries."""
+"""The code that a run executes: our own, that of others, and the versions of what computes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError
 
-_KNOWN = {"dpbench", "torch", "torchvision", "pytorch_lightning", "torchmetrics"}  # by code_hash() and versions()
+_PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
+_KNOWN = {  # by code_hash() and versions()
+    "builtins",
+    "dpbench",
+    "numpy",
+    "pytorch_lightning",
+    "torch",
+    "torchmetrics",
+    "torchvision",
+}
 COMPUTING = (
-    "__init__.py", "errors.py", "files.py", "locks.py", "callback", "data", "models", "modules", "privacy", "records",
-    "runs", "strategies", "training",
+    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "callback", "data", "models",
+    "modules", "privacy", "records", "runs", "strategies", "training",
 )  # fmt: skip
-"""What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed. `runs` belongs
-to it because the key of the noise comes from here, and what a resumed run starts from is read there."""
+"""What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis")
-"""What starts runs and reads them: an edit of it leaves the noise of a run as it was."""
+"""What starts runs and reads them: an edit of it changes no result."""
 
 
 @cache
-def code_hash(package: Path = Path(__file__).parents[1]) -> str:
-    """Sixteen hexadecimal digits for the source of what computes in a run."""
+def code_hash(package: Path = Path(__file__).parent) -> str:
+    """Sixteen hexadecimal digits for the source of what computes in a run: provenance, and no part of any key."""
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         name = path.relative_to(package)
@@ -61,6 +72,34 @@ def _targets(node: Any) -> Iterator[str]:
         yield from _targets(inner)
 
 
+def versions() -> dict[str, str]:
+    """Versions of what computes the figures."""
+    own = sys.modules["dpbench"].__version__  # distributions of this name are others'
+    known = {"python": platform.python_version(), "dpbench": own}
+    for name in _PACKAGES:
+        try:
+            known[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return known
+
+
+def sources_of(objects: Iterable[type | Callable[..., Any]]) -> dict[str, str]:
+    """Package → sixteen hexadecimal digits for its source, of classes and functions that are not ours.
+
+    What was typed into an interpreter or a notebook has no source file; its functions are known by their bytecode
+    (`canonical`).
+    """
+    packages = {str(getattr(one, "__module__", None) or "builtins").partition(".")[0] for one in objects} - _KNOWN
+    hashes = {}
+    for package in sorted(packages):
+        try:
+            hashes[package] = _source_hash(package)
+        except ConfigurationError:
+            continue
+    return hashes
+
+
 @cache
 def _source_hash(package: str) -> str:
     digest = hashlib.sha256()
@@ -71,6 +110,11 @@ def _source_hash(package: str) -> str:
 
 def _files_of(package: str) -> list[tuple[str, Path]]:
     """Name and place of whatever Python may execute of a package, or of a module that is one file."""
+    if package == "__main__":  # a script
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        if script is None or not Path(script).is_file():
+            raise ConfigurationError("the main module has no source file.")
+        return [(package, Path(script))]
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

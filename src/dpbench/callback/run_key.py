@@ -1,0 +1,191 @@
+"""The key of a seeded run: a function of all that decides its gradients, so that no two runs share noise or lots.
+
+With one noise under two sums, the difference of two releases is that of the private sums. So the key covers what the
+training is made of, read from its objects, whoever has made them (a command's configuration or a script):
+
+* the seed,
+* the settings of strategy, module, optimizers, schedules, callbacks and collation, without those at their defaults
+  (a callback that only looks on may say so, `observes_only = True`: then a run goes on with or without it),
+* the weights in the beginning,
+* the contents of the training set,
+* the versions of the packages, ours too, and the source of everybody else's classes,
+* `RANDOM_NUMBERS`.
+
+The plan of the releases is added where noise and lots are drawn (`Releases.lot_key`, `noise_key`). Our own source is no
+part of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from dpbench.callback.strategy_options import StrategyOptions
+from dpbench.canonical import Canonical, digest_of, is_default
+from dpbench.code import sources_of, versions
+from dpbench.data.contents import contents_of
+from dpbench.data.lots import LotLoader
+from dpbench.privacy.randomness import RANDOM_NUMBERS
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_WORDS = (enum.Enum, type, FunctionType, BuiltinFunctionType, torch.dtype, torch.Size)
+_NO_SETTING = {"training"}  # of modules
+_NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noise and bounds are in the plan
+    "seed",
+    "ledger",
+    "fingerprint",
+    "noise_multiplier",
+    "target_epsilon",
+    "delta",
+    "accountant",
+    "max_physical_batch_size",
+}
+_OBSERVERS = ("dpbench.", "pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
+_DECIDING = ("StochasticWeightAveraging", "BackboneFinetuning", "BaseFinetuning")  # callbacks that change a training
+
+
+class Settings(NamedTuple):
+    """What a training is made of, but for its seed and its data.
+
+    Attributes:
+        digest: Of all settings.
+        classes: Of which it is made, whose source is part of the key.
+    """
+
+    digest: str
+    classes: frozenset[Any]
+
+
+def settings_of(trainer: Any, module: nn.Module, strategy: StrategyOptions, loss: Any = None) -> Settings:
+    """Read the settings of a training from its objects, before anything takes them over or a checkpoint moves them on.
+
+    Args:
+        trainer: With `optimizers`, `lr_scheduler_configs`, and in Lightning `callbacks`, `datamodule`, `precision`.
+        module: To be trained.
+        strategy: What is done with its lots.
+        loss: Function of a plain loop; None where the module has a `training_step`.
+    """
+    whole = Canonical()
+    own = [callback for callback in getattr(trainer, "callbacks", ()) if _decides(callback)]
+    settings = {
+        "strategy": _options_of(strategy),
+        "module": [_attributes_of(part) for part in _parts(module)],
+        "loss": loss,
+        "hparams": dict(getattr(module, "hparams", {})),
+        "optimizers": [_optimizer(one) for one in trainer.optimizers],
+        "schedules": [_schedule(config) for config in trainer.lr_scheduler_configs],
+        "callbacks": [_attributes_of(callback) for callback in own],
+        "data module": _data_module(getattr(trainer, "datamodule", None)),
+        "precision": str(getattr(trainer, "precision", "32-true")),
+    }
+    digest = whole.digest(settings).hex()
+    optimizers = {type(one) for one in trainer.optimizers}
+    schedules = {type(config.scheduler) for config in trainer.lr_scheduler_configs}
+    parts = {type(part) for part in [*_parts(module), *own, strategy]}
+    return Settings(digest, frozenset({*whole.classes, *optimizers, *schedules, *parts}))
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Hash of a module's parameters and buffers."""
+    return digest_of(dict(module.state_dict()))
+
+
+def run_key(seed: int, settings: Settings, weights: str, loader: LotLoader) -> tuple[int, str]:
+    """Key of a seeded run.
+
+    Args:
+        seed: As it was given.
+        settings: Of the training.
+        weights: Hash of those that it began with.
+        loader: Draws the lots; its data set is read.
+
+    Returns:
+        128 bits; and the hash of the training set, for comparison with those of the other processes. It is secret as
+        the records are (it would confirm a guess of them), and goes nowhere else.
+
+    Raises:
+        ConfigurationError: The records are not in memory, and have no `data_id`.
+    """
+    contents, classes = contents_of(loader.dataset, loader.data_id)
+    collation = Canonical()
+    collated = collation.digest([loader.collation, loader.record_of_row]).hex()
+    sources = sources_of({*settings.classes, *classes, *collation.classes})
+    everything = [RANDOM_NUMBERS, seed, settings.digest, collated, weights, contents, versions(), sources]
+    return int(digest_of(everything)[:32], 16), contents
+
+
+def _decides(callback: object) -> bool:
+    """Whether a callback may change a training; ours and Lightning's look on, and those that say so."""
+    cls = type(callback)
+    if isinstance(callback, StrategyOptions) or getattr(callback, "observes_only", False) is True:
+        return False
+    return not cls.__module__.startswith(_OBSERVERS) or cls.__name__ in _DECIDING
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    return [part for _, part in module.named_modules()]
+
+
+def _options_of(options: StrategyOptions) -> dict[str, Any]:
+    """A strategy's options that are not at their defaults."""
+    given = {field.name: (getattr(options, field.name), field.default) for field in fields(options)}
+    shown = {name: value for name, (value, default) in given.items() if not is_default(value, default)}
+    kept = {name: value for name, value in shown.items() if name not in _NOT_IN_SUMS}
+    return {"class": type(options), **{name: _setting(value) for name, value in sorted(kept.items())}}
+
+
+def _setting(value: Any) -> Any:
+    """An option as it was given: of an object its public attributes."""
+    return value if _is_setting(value) or not hasattr(value, "__dict__") else _attributes_of(value)
+
+
+def _attributes_of(one: Any) -> list[Any]:
+    """Class and public attributes of an object, as far as they are plain; not what lies in files."""
+    own = {name: value for name, value in vars(one).items() if not name.startswith("_") and name not in _NO_SETTING}
+    return [type(one), {name: value for name, value in sorted(own.items()) if _is_setting(value)}]
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, str):
+        return os.sep not in value
+    if isinstance(value, PurePath):
+        return False
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_is_setting(one) for one in value)
+    if isinstance(value, Mapping):
+        return all(_is_setting(one) for one in [*value.keys(), *value.values()])
+    if isinstance(value, partial):
+        return _is_setting([value.func, *value.args, *value.keywords.values()])
+    return isinstance(value, (*_PLAIN, *_WORDS))
+
+
+def _optimizer(optimizer: Any) -> list[Any]:
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return [type(optimizer), _settings(optimizer.defaults), [_settings(group) for group in groups]]
+
+
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sorted(options.items()) if _is_setting(value) or torch.is_tensor(value)}
+
+
+def _schedule(config: Any) -> list[Any]:
+    state: Iterable[tuple[str, Any]] = vars(config.scheduler).items()
+    own = {name: value for name, value in state if name != "optimizer"}
+    return [type(config.scheduler), _settings(own), config.interval, config.frequency]
+
+
+def _data_module(module: pl.LightningDataModule | None) -> list[Any] | None:
+    """Of a module that is not ours, which may still change what its loader hands out."""
+    if module is None or type(module).__module__.startswith("dpbench."):
+        return None
+    return _attributes_of(module)

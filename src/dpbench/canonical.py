@@ -1,0 +1,262 @@
+"""One hash for what an object says: the same in every process and on every machine, and another where it differs.
+
+Settings and data sets are known by it. Names are those of classes and attributes; what equals its default is left out,
+so that an option that is new changes nothing of what was there before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import inspect
+import os
+import random
+import types
+from collections.abc import Iterator, Mapping, Set
+from functools import cache, partial
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+_OURS = "dpbench."
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_LONGEST_PATH = 1024
+_SAMPLED_NAMES = 3  # of a list of names that stands beside the name of a folder
+_WITHOUT_CONTENT = {
+    "_thread.lock",
+    "_thread.RLock",
+    "logging.Logger",
+    "numpy.random._generator.Generator",
+    "numpy.random.mtrand.RandomState",
+    "torch._C.Generator",
+}
+"""Classes whose state determines nothing: locks, logs, and random numbers, which move on."""
+
+
+class Canonical:
+    """Hashes of objects, by all that pickling would save of them.
+
+    Attributes:
+        unreadable: What the hashes do not cover: open files, connections, names of files. Empty where they cover all.
+        classes: Classes and functions that were met, whose source is not covered.
+    """
+
+    def __init__(self) -> None:
+        self.unreadable: list[str] = []
+        self.classes: set[Any] = set()
+        self._digests: dict[int, bytes] = {}
+        self._open: dict[int, int] = {}  # objects that are being read, by which circles end
+        self._alive: list[Any] = []  # so that no two objects share an id
+
+    def digest(self, value: Any) -> bytes:
+        """32 bytes for an object: plain data, a container, an array, a function, or an instance of any class."""
+        if id(value) in self._digests:
+            return self._digests[id(value)]
+        if id(value) in self._open:
+            return hashlib.sha256(b"circle %d" % self._open[id(value)]).digest()
+        self._open[id(value)] = len(self._open)
+        whole = hashlib.sha256()
+        for part in self._parts(value):
+            whole.update(part)
+        del self._open[id(value)]
+        if not isinstance(value, _PLAIN):
+            self._alive.append(value)
+            self._digests[id(value)] = whole.digest()
+        return whole.digest()
+
+    def _part(self, value: Any) -> bytes:
+        """What a container holds: itself if it is short, else its hash."""
+        if isinstance(value, _PLAIN):
+            return b"".join(self._plain(value))
+        return self.digest(value)
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, _PLAIN):
+            yield from self._plain(value)
+        elif isinstance(value, enum.Enum):
+            yield _words(_name_of(type(value)), value.name)
+        elif isinstance(value, PurePath):
+            yield _words("path", str(value))
+            self._note_file(str(value))
+        elif isinstance(value, np.ndarray | np.generic):
+            yield from self._array(np.asarray(value))
+        elif _is_of_torch(value):
+            yield from self._tensor(value)
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType | partial):
+            yield from self._callable(value)
+        elif isinstance(value, dict):
+            yield _words("mapping", len(value))
+            for key, one in value.items():
+                yield self._part(key)
+                yield self._part(one)
+        elif isinstance(value, list | tuple | range):
+            yield _words("sequence", len(value))
+            for one in value:
+                yield self._part(one)
+        elif isinstance(value, Set):
+            yield _words("set", len(value))
+            yield from sorted(self._part(one) for one in value)
+        else:
+            yield from self._object(value)
+
+    def _plain(self, value: Any) -> Iterator[bytes]:
+        if isinstance(value, str):
+            self._note_file(value)
+        yield _words(type(value).__name__, value.hex() if isinstance(value, float) else value)
+
+    def _note_file(self, name: str, folder: str = "") -> None:
+        """Note a name of a file: what it holds is not covered."""
+        path = os.path.join(folder, name)
+        if len(path) <= _LONGEST_PATH and "\n" not in path and "\0" not in path and os.path.isfile(path):
+            self.unreadable.append(f"the file {path}")
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Iterator[Any]:
+        yield _words("array", value.dtype.str, value.shape)
+        if value.dtype.hasobject:
+            for one in value.reshape(-1).tolist():
+                yield self._part(one)
+        elif value.size:
+            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+    def _tensor(self, value: Any) -> Iterator[Any]:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            yield _words("word", str(value))
+            return
+        yield _words("tensor", str(value.dtype), tuple(value.shape))
+        if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+            self.unreadable.append(f"a tensor of layout {value.layout} on {value.device.type}")
+        elif value.numel():
+            yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+    def _callable(self, value: Any) -> Iterator[bytes]:
+        if isinstance(value, partial):
+            yield _words("partial")
+            yield self.digest([value.func, *value.args, value.keywords])
+            return
+        if isinstance(value, types.MethodType):
+            yield _words("method", value.__name__)
+            yield self._part(value.__self__)
+            return
+        yield _words("callable", _name_of(value))
+        self.classes.add(value)
+        if isinstance(value, types.FunctionType):
+            if not str(value.__module__).startswith(_OURS):
+                yield from _code(value.__code__)
+            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            yield self.digest([*cells, value.__defaults__, value.__kwdefaults__])
+        elif value.__module__ == "__main__" and isinstance(value, type):  # a notebook has no source file
+            for name, one in sorted(vars(value).items()):
+                if isinstance(one, types.FunctionType):
+                    yield _words(name)
+                    yield from _code(one.__code__)
+
+    def _object(self, value: Any) -> Iterator[bytes]:
+        """What pickling would save of an object, without what equals its default."""
+        cls = type(value)
+        yield _words("object", _name_of(cls))
+        if _name_of(cls) in _WITHOUT_CONTENT or isinstance(value, random.Random | types.ModuleType):
+            return
+        self.classes.add(cls)
+        if dataclasses.is_dataclass(value) and cls.__dataclass_params__.frozen:
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            yield from self._attributes(cls, fields)  # not what it has cached
+            return
+        try:
+            function, arguments, *rest = value.__reduce_ex__(4)
+        except Exception:  # an open file, a connection, a generator
+            self.unreadable.append(f"a {_name_of(cls)}")
+            return
+        state, items, pairs = [*rest, None, None, None][:3]
+        if getattr(function, "__name__", "") != "__newobj__":
+            yield self.digest(function)
+        yield self.digest([one for one in arguments if one is not cls])
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+            state = {**(state[0] or {}), **state[1]}
+        if isinstance(state, dict):
+            yield from self._attributes(cls, state)
+        else:
+            yield self._part(state)
+        yield self.digest(list(items or ()))
+        yield self.digest([list(pair) for pair in pairs or ()])
+
+    def _attributes(self, cls: type, state: Mapping[str, Any]) -> Iterator[bytes]:
+        defaults = defaults_of(cls)
+        folders = [str(one) for one in state.values() if isinstance(one, str | PurePath) and os.path.isdir(one)]
+        for name, one in sorted(state.items(), key=lambda item: str(item[0])):
+            if is_default(one, defaults.get(name, inspect.Parameter.empty)):
+                continue
+            yield _words(name)
+            yield self._part(one)
+            names = list(one[:_SAMPLED_NAMES]) if isinstance(one, list | tuple) else []
+            for folder in folders:
+                for inner in names:
+                    if isinstance(inner, str | PurePath):
+                        self._note_file(str(inner), folder)
+
+
+def digest_of(value: Any) -> str:
+    """Sixty-four hexadecimal digits for what an object says.
+
+    >>> digest_of({"lr": 0.1}) == digest_of({"lr": 0.1}), digest_of({"lr": 0.1}) == digest_of({"lr": 0.2})
+    (True, False)
+    """
+    return Canonical().digest(value).hex()
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether a plain value is the default of its option."""
+    return isinstance(value, _PLAIN) and type(value) is type(default) and value == default
+
+
+@cache
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Defaults of the options of a class, by name."""
+    if dataclasses.is_dataclass(cls):
+        return {field.name: field.default for field in dataclasses.fields(cls)}
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+
+def _words(*parts: object) -> bytes:
+    return repr(parts).encode()
+
+
+def _name_of(one: Any) -> str:
+    """Module and name of a class or function; of ours without the file, which may move."""
+    module = str(getattr(one, "__module__", ""))
+    name = getattr(one, "__qualname__", type(one).__qualname__)
+    return f"dpbench.{name}" if module.startswith(_OURS) else f"{module}.{name}"
+
+
+def _is_of_torch(value: Any) -> bool:
+    """Whether it is a tensor, or one of torch's words for them, which pickle by name."""
+    import torch
+
+    return isinstance(value, torch.Tensor | torch.dtype | torch.device | torch.layout | torch.memory_format)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # assigned later
+        return False
+    return True
+
+
+def _code(code: types.CodeType) -> Iterator[bytes]:
+    """What a function does, without where it stands."""
+    yield _words(code.co_code, code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code(constant)
+        elif isinstance(constant, frozenset):
+            yield _words(sorted(map(repr, constant)))
+        else:
+            yield _words(constant)
