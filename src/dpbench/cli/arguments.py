@@ -56,6 +56,15 @@ def add_command(
     return parser
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option that lets a command unpickle what a run's checkpoint holds."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="the run is your own: its checkpoint may hold objects, and reading these can run any code",
+    )
+
+
 def place(word: str) -> Path:
     """A path; an empty word (of a variable that is not set, say) would be the folder that we are in."""
     if not word.strip():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.cli.arguments import Commands, add_command, add_trust, place
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add_parser(commands: Commands) -> None:
     what = "of each bound by itself, and of the verdict as a whole (default: 0.95)"
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,12 +58,12 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
     if not 0 < options.confidence < 1:
         raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
-    report, picture = _audited(_trained() if options.self else options.run, options.confidence)
+    report, picture = _audited(_trained() if options.self else options.run, options.confidence, options.trust)
     print(report.to_json() if options.json else f"{report.text}\n  {'picture':<12} {picture}")
     return 0 if report.result.verdict == Verdict.CONSISTENT else 3
 
 
-def _audited(folder: Path, confidence: float) -> tuple[AuditReport | LabelReport, Path]:
+def _audited(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport | LabelReport, Path]:
     """The audit of a run, by its canaries or, of a run on noise, by labels; and its picture."""
     from dpbench.runs.folder import RunFolder
 
@@ -74,7 +75,7 @@ def _audited(folder: Path, confidence: float) -> tuple[AuditReport | LabelReport
             from dpbench.reports.label_audit import audit_by_labels, plot_label_audit, require_private
 
             require_private(run)
-            labels = audit_by_labels(run, label_scores(run), confidence)
+            labels = audit_by_labels(run, label_scores(run, trust), confidence)
             return labels, plot_label_audit(run.audit_picture, labels)
     from dpbench.reports.audit import audit_run, refuse_unended
     from dpbench.reports.audit_plot import plot_audit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.cli.arguments import Commands, add_command, add_trust, place
 
 _EPILOG = """\
 The last checkpoint is judged, with real test data; nothing is chosen by it.
@@ -17,7 +17,8 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    add = add_command(commands, "evaluate", "what a GAN's images are good for", _EPILOG).add_argument
+    parser = add_command(commands, "evaluate", "what a GAN's images are good for", _EPILOG)
+    add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     add("--n", type=int, default=60_000, metavar="N", help="images to sample (default: 60000)")
     add("--seed", type=int, default=0, help="of the noise (default: 0)")
@@ -25,11 +26,20 @@ def add_parser(commands: Commands) -> None:
     add("--features", default="digits", metavar="NETWORK", help=networks)
     judged = "real data to judge on: test (default), or val: records that the run held out (data.val_size)"
     add("--on", choices=["test", "val"], default="test", help=judged)
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Judge the images and print the result."""
     from dpbench.synthesis.evaluate import evaluate, summary
 
-    print(summary(evaluate(options.folder, options.n, options.seed, options.features, options.on)))
+    results = evaluate(
+        options.folder,
+        options.n,
+        options.seed,
+        options.features,
+        options.on,
+        options.trust,
+    )
+    print(summary(results))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.cli.arguments import Commands, add_command, add_trust, place
 
 _EPILOG = """\
 FOLDER gets model.safetensors, config.json (class and arguments of the network), README.md (a model card with epsilon
@@ -19,16 +19,18 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    add = add_command(commands, "export", "a trained model with a card, for others", _EPILOG).add_argument
+    parser = add_command(commands, "export", "a trained model with a card, for others", _EPILOG)
+    add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run")
     add("--out", type=place, required=True, metavar="FOLDER", help="where the model and its card go")
     add("--insecure", action="store_true", help="also where the noise came from a seed (strategy.secure=false)")
     add("--force", action="store_true", help="replace the exported model in FOLDER")
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the folder and print what it guarantees."""
     from dpbench.export.folder import export
 
-    print(export(options.folder, options.out, options.insecure, options.force))
+    print(export(options.folder, options.out, options.insecure, options.force, options.trust))
     return 0

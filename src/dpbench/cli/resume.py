@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from dpbench.cli.arguments import Commands, add_command, place
+from dpbench.cli.arguments import Commands, add_command, add_trust, place
 
 _EPILOG = """\
+Nothing in the folder is imported or unpickled. Its config.yaml says which classes of installed packages are made, and
+where data lie: read it before you resume what somebody else gave you.
+
 examples:
   dpbench train trainer.max_steps=5000 hydra.run.dir=runs/long     stop it with Ctrl-C
   dpbench resume runs/long
@@ -16,12 +19,13 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    usage = "dpbench resume RUN [KEY=VALUE ...]"
+    usage = "dpbench resume RUN [KEY=VALUE ...] [--trust]"
     parser = add_command(
         commands, "resume", "continue an interrupted run, or a finished one with more steps", _EPILOG, usage=usage
     )
     parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="such as trainer.max_steps=2000")
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,4 +33,4 @@ def run(options: argparse.Namespace) -> int:
     from dpbench.cli.train import training_job
     from dpbench.training.launch import launch_again
 
-    return launch_again(options.folder, options.overrides, training_job())
+    return launch_again(options.folder, options.overrides, training_job(options.trust))

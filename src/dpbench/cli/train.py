@@ -83,9 +83,13 @@ def report_sweep(sweep: Sweep) -> None:
         print(f"  wandb           {opening}")
 
 
-def training_job() -> Callable[[DictConfig], float | None]:
-    """The job of `dpbench train` and `dpbench resume`: it trains, then draws and prints what came out."""
+def training_job(trust: bool = False) -> Callable[[DictConfig], float | None]:
+    """The job of `dpbench train` and `dpbench resume`: it trains, then draws and prints what came out.
+
+    Args:
+        trust: Whether the checkpoint of a run that is resumed may hold objects.
+    """
     from dpbench.reports.end_of_run import EndOfRun
     from dpbench.training.run import train_job
 
-    return partial(train_job, reporter=EndOfRun())
+    return partial(train_job, reporter=EndOfRun(), trust=trust)

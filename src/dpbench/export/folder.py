@@ -20,7 +20,7 @@ from dpbench.synthesis.sample import complete_ledger, guarantee
 _OWN = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
 
 
-def export(run: Path, out: Path, insecure: bool = False, force: bool = False) -> str:
+def export(run: Path, out: Path, insecure: bool = False, force: bool = False, trust: bool = False) -> str:
     """Write the weights of a run, how to build its network, its ledger and its card.
 
     Nothing else of the checkpoint is in it: no state of an optimizer, of random numbers, of metrics or of an audit.
@@ -30,17 +30,18 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False) ->
         out: Folder, which appears when it is complete.
         insecure: Export also where the noise came from a seed.
         force: Replace the exported model in `out`.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Returns:
         A summary for the terminal.
 
     Raises:
-        ConfigurationError: There is no model, its ledger is not intact, its audit speaks against it, its noise came
-            from a seed, `out` is not empty, or cannot be written.
+        ConfigurationError: There is no model, its checkpoint holds objects and is not trusted, its ledger is not
+            intact, its audit speaks against it, its noise came from a seed, `out` is not empty, or cannot be written.
     """
     out = resolve_out(out, force, FACTS, _OWN, "exported model")
     folder = RunFolder(run)
-    network = load_network(folder)
+    network = load_network(folder, trust)
     ledger = complete_ledger(folder.ledger, network.checkpoint)
     facts = facts_of(folder, network, ledger)
     _refuse(folder, facts, insecure)

@@ -45,18 +45,20 @@ class Network:
         return self.target.startswith("dpbench.")
 
 
-def load_network(run: RunFolder) -> Network:
+def load_network(run: RunFolder, trust: bool = False) -> Network:
     """The network of a run's last checkpoint (never a better one).
 
     Args:
         run: Folder.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Raises:
-        ConfigurationError: It holds no run, no checkpoint, or one of another architecture.
+        ConfigurationError: It holds no run, no checkpoint, one of another architecture, or one that holds objects and
+            is not trusted.
         DataError: The data, which say what the network's inputs are, are not there.
     """
     config = read_config(run)
-    state = last_checkpoint(run)
+    state = last_checkpoint(run, trust)
     options = dict(state[SHAPE]) if SHAPE in state else _options_of_data(config)
     module = trained_module(run, config, options, state)
     group, part, network = _chosen(config, module)

@@ -136,11 +136,13 @@ class Run:
         folder: Where its files go.
         config: Its resolved configuration.
         private: Whether its strategy is private.
+        trust: Whether its checkpoints may hold objects of any class: this command makes the run, or was told so.
     """
 
     folder: RunFolder
     config: dict[str, Any]
     private: bool = True
+    trust: bool = False
 
 
 def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any
 
 import pandas as pd
@@ -139,27 +140,47 @@ def read_metrics(path: Path) -> pd.DataFrame:
     return table.where(table.abs() < _DRAWABLE)
 
 
-def read_checkpoint(path: Path, resumed: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: Path, resumed: bool = False, trust: bool = False) -> dict[str, Any]:
     """A checkpoint that Lightning wrote, on the CPU.
 
     Args:
         path: The file.
         resumed: Whether a training is to go on from it, for which more has to be there.
+        trust: Whether to unpickle objects of any class, which runs whatever code the file names. Without it only
+            tensors and plain data are read, which is all that checkpoints of dpbench's own classes hold.
 
     Raises:
-        ConfigurationError: It cannot be read, or is something else.
+        ConfigurationError: It cannot be read, is something else, or holds objects and is not trusted.
     """
     import torch
 
     again = RunFolder(path.parents[1]).command("resume")
     remedy = f"restore a copy of {{path}}, or delete it, and `{again}` starts from the first step"
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+        state: Any = torch.load(path, map_location="cpu", weights_only=not trust, mmap=True)
     except Exception as error:  # whatever a damaged archive makes of unpickling
+        if isinstance(error, UnpicklingError) and not trust:
+            _refuse_objects(path)
         raise _damaged(path, brief(error), remedy, "cannot be read") from error
     if why := _lacking(state, resumed):
         raise _damaged(path, why, remedy, "is no checkpoint")
     return dict(state)
+
+
+def _refuse_objects(path: Path) -> None:
+    """Raise ConfigurationError for a checkpoint that names more than tensors and plain data; nothing is imported."""
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+
+    try:
+        names = sorted(get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # of a damaged file, which names nothing
+        return
+    if names:
+        raise ConfigurationError(
+            f"{path} holds objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
+            "can run any code: only tensors and plain data are read. If the run is your own, add --trust; never for "
+            "a folder that somebody else gave you."
+        )
 
 
 def _lacking(state: Any, resumed: bool) -> str:

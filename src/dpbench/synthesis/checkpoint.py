@@ -35,14 +35,16 @@ class Trained:
     checkpoint: dict[str, Any]
 
 
-def load_gan(run: RunFolder) -> Trained:
+def load_gan(run: RunFolder, trust: bool = False) -> Trained:
     """A run's generator, with where it comes from.
 
     Args:
         run: Folder.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Raises:
-        ConfigurationError: It holds no run, no generator, no checkpoint, or one of another architecture.
+        ConfigurationError: It holds no run, no generator, no checkpoint, one of another architecture, or one that holds
+            objects and is not trusted.
     """
     config = read_config(run)
     try:
@@ -51,7 +53,7 @@ def load_gan(run: RunFolder) -> Trained:
         raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
     if not issubclass(module_class, GAN):
         raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
-    state = last_checkpoint(run)
+    state = last_checkpoint(run, trust)
     if SHAPE not in state:
         raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
     module = trained_module(run, config, state[SHAPE], state)

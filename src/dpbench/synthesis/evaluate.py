@@ -33,7 +33,12 @@ _OF_DATA = (
 
 
 def evaluate(
-    run: Path, number: int = 60_000, seed: int = 0, features: str = "digits", on: str = "test"
+    run: Path,
+    number: int = 60_000,
+    seed: int = 0,
+    features: str = "digits",
+    on: str = "test",
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Judge a run's generator on real data that it did not see, and write evaluation.json into its folder.
 
@@ -47,18 +52,19 @@ def evaluate(
         seed: Of their noise.
         features: Network of the Fréchet distance, "digits" or "inception".
         on: "test", or "val" for training records that the run held out.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Returns:
         What was written.
 
     Raises:
-        ConfigurationError: There is no generator, too few images were asked for, no records were held out, or the data
-            are not those of the checkpoint.
+        ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, too few images were
+            asked for, no records were held out, or the data are not those of the checkpoint.
     """
     if number < _LEAST:
         raise ConfigurationError(f"--n must be at least {_LEAST} for an evaluation, not {number}.")
     folder = RunFolder(run)
-    trained = load_gan(folder)
+    trained = load_gan(folder, trust)
     data, real = _real_data(run, trained, on)
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     pixels, labels = make(trained.module, number, seed)

@@ -28,7 +28,15 @@ IMAGES, CARD = "images.npz", "privacy.json"
 _OWN = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
 
 
-def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz", force: bool = False) -> str:
+def sample(
+    run: Path,
+    number: int,
+    out: Path,
+    seed: int = 0,
+    form: Format = "npz",
+    force: bool = False,
+    trust: bool = False,
+) -> str:
     """Write a synthetic data set.
 
     Sampling is post-processing of what the discriminator released: it costs nothing, however often it is done.
@@ -41,17 +49,18 @@ def sample(run: Path, number: int, out: Path, seed: int = 0, form: Format = "npz
         form: "npz" (images.npz: uint8 images (N, H, W, C), labels (N,)) or "folder" (PNGs in a folder for each class,
             for `torchvision.datasets.ImageFolder`).
         force: Replace the synthetic data set in `out`.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Returns:
         A summary for the terminal.
 
     Raises:
-        ConfigurationError: There is no generator, its ledger is not intact, its audit speaks against it, `out` is not
-            empty, or cannot be written.
+        ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, its ledger is not
+            intact, its audit speaks against it, `out` is not empty, or cannot be written.
     """
     out = resolve_out(out, force, CARD, _OWN, "synthetic data set")
     folder = RunFolder(run)
-    trained = load_gan(folder)
+    trained = load_gan(folder, trust)
     card = _card(folder, trained, number, seed)
     images, labels = make(trained.module, number, seed)
     with new_contents(out) as new:

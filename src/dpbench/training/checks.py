@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.records.source import RecordSource
 from dpbench.strategies import NonPrivate, PrivateStrategy
 from dpbench.training.deadline import seconds_of
 from dpbench.training.devices import check_processes
@@ -110,7 +111,20 @@ class Kind:
     bases: tuple[type, ...]
     ours: frozenset[str] = frozenset()
     narrower: Mapping[str, Any] | None = None
-    protocol: str = ""
+    protocol: type | None = None
+
+    @property
+    def words(self) -> str:
+        """What a class has to be."""
+        if self.protocol is not None:
+            return f"{self.protocol.__module__}.{self.protocol.__name__}"
+        return " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in self.bases)
+
+    def takes(self, cls: Any) -> bool:
+        """Whether something is a class of the kind; it is asked before anything is made of the class."""
+        methods = [name for name in vars(self.protocol or object) if not name.startswith("_")]
+        methods = [name for name in methods if callable(getattr(self.protocol, name))]
+        return issubclass(cls, self.bases) and all(callable(getattr(cls, name, None)) for name in methods)
 
 
 OPTIMIZER = Kind((Optimizer,), frozenset({"params"}), {"lr": Rate})
@@ -122,7 +136,7 @@ _KINDS = {
     "model": Kind((nn.Module,)),
     "module": Kind((pl.LightningModule,), frozenset({"model", "optimizer", "monitored", "schedule"})),
     "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records", "audit"})),
-    "records": Kind((object,), protocol="dpbench.records.source.RecordSource"),
+    "records": Kind((object,), protocol=RecordSource),
     "audit": Kind((GradientCanaries,)),
     "optimizer": OPTIMIZER,
     "schedule": SCHEDULE,
@@ -219,7 +233,7 @@ def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -
         ConfigurationError: There is none, it cannot be imported, or is no class of the right kind.
     """
     kind, path = kind or _KINDS[group], options.get("_target_")
-    wanted = kind.protocol or " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in kind.bases)
+    wanted = kind.words
     if not isinstance(path, str) or not path.strip():
         raise ConfigurationError(f"{group}._target_ must name a class ({wanted}, or a subclass), not {shown(path)}.")
     try:
@@ -228,7 +242,7 @@ def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -
     except Exception as error:  # whatever a user's own file may raise
         why = brief(error.__cause__ or error)
         raise ConfigurationError(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
-    if not issubclass(cls, kind.bases):
+    if not kind.takes(cls):
         raise ConfigurationError(f"{group}._target_={path} must be {wanted}, or a subclass.")
     return cls
 

@@ -34,19 +34,20 @@ def is_on_noise(run: RunFolder) -> bool:
     return config["data"].get("name") == NOISE and not (config.get("audit") or {}).get("_target_")
 
 
-def label_scores(run: RunFolder) -> LabelScores:
+def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
     """Score the label of each training record, and of the test records, by a finished run's final weights.
 
     Args:
         run: Trained on `data=random_noise`.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Raises:
-        DPBenchError: The run has not ended, is no classifier, or its files are damaged.
+        DPBenchError: The run has not ended, is no classifier, or its files are damaged, or are not trusted.
     """
     config = read_config(run)
     if not run.finished:
         raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `{run.command('resume')}`.")
-    steps, state = read_result(run)["steps"], read_checkpoint(run.checkpoint)
+    steps, state = read_result(run)["steps"], read_checkpoint(run.checkpoint, trust=trust)
     if state["global_step"] != steps:
         raise ConfigurationError(
             f"{run} went on from {steps} to {state['global_step']} steps and was interrupted: "

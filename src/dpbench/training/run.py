@@ -75,12 +75,13 @@ class Reporter(Protocol):
         """
 
 
-def train_job(cfg: DictConfig, reporter: Reporter | None = None) -> float | None:
+def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = False) -> float | None:
     """The task of `dpbench train`: one run in the folder that Hydra made.
 
     Args:
         cfg: The composed configuration.
         reporter: Shows the run in the end.
+        trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
 
     Returns:
         The objective, for sweepers; None without one.
@@ -94,7 +95,15 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None) -> float | None
         refuse_choice(config)
     show = False if hydra.mode == RunMode.MULTIRUN and made_apart(hydra) else None  # the sweep has a bar of its own
     own, beside = origin_of(hydra), hydra_files(cfg)
-    record = train(config, output_dir(hydra), show=show, beside=beside, reporter=reporter, origin=own)
+    record = train(
+        config,
+        output_dir(hydra),
+        show=show,
+        beside=beside,
+        reporter=reporter,
+        origin=own,
+        trust=trust,
+    )
     return value_of(record, config, chosen) if record else None
 
 
@@ -106,6 +115,7 @@ def train(
     beside: Mapping[str, str] | None = None,
     reporter: Reporter | None = None,
     origin: Origin | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Train, test and record, in a folder that no other process trains in meanwhile.
 
@@ -117,6 +127,7 @@ def train(
         beside: Content of files for `.hydra`: how the configuration came about.
         reporter: Shows the run in the end, when nothing is left to compute.
         origin: Command and sweep of which the run is, by which loggers call it.
+        trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
 
     Returns:
         The content of result.json (or of partial_result.json after a Ctrl-C); of several processes that torchrun or
@@ -137,7 +148,7 @@ def train(
             if own.finished:
                 return read_result(own) if is_first() else {}
             config = resuming(config)
-        return _train(config, own, observers, show, beside or {}, reporter, origin or Origin())
+        return _train(config, own, observers, show, beside or {}, reporter, origin or Origin(), trust)
 
 
 def _train(
@@ -148,6 +159,7 @@ def _train(
     beside: Mapping[str, str],
     reporter: Reporter | None,
     origin: Origin,
+    trust: bool,
 ) -> dict[str, Any]:
     start, begun = time.perf_counter(), time.monotonic()
     with together():
@@ -158,7 +170,7 @@ def _train(
     quiet()
     _select_engine(config)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
-    run = Run(folder, config, private)
+    run = Run(folder, config, private, trust or not config["run"]["resume"])
     checkpoint = of_first(lambda: _prepare(run))
     if not config["run"]["resume"] and is_first():
         write_hydra_files(folder, beside)
@@ -187,7 +199,7 @@ def _train(
             of_first(lambda: remove_torn(folder.path))
             last.read_metrics()
         with last.on_signals():
-            _fit(trainer, module, data, checkpoint, last)
+            _fit(trainer, module, data, checkpoint, last, run.trust)
         record = _finish(trainer, module, data, run, last, start, reporter)
         failed = False
         return record
@@ -228,8 +240,11 @@ def _prepare(run: Run) -> Path | None:
         raise ConfigurationError(f"{folder} holds a private run: {PRIVATE_PAST}")
     if config["run"]["resume"]:
         return _resumed(run)
-    if folder.ledger.exists() and not folder.config.exists():
-        raise ConfigurationError(f"{folder} holds the ledger of another run: choose another folder ({folder_key()}).")
+    for name, path in (("ledger", folder.ledger), ("checkpoint", folder.checkpoint)):
+        if path.exists() and not folder.config.exists():
+            raise ConfigurationError(
+                f"{folder} holds the {name} of another run: choose another folder ({folder_key()})."
+            )
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         if folder.config.exists():
@@ -251,7 +266,10 @@ def _resumed(run: Run) -> Path | None:
     config, folder, checkpoint = run.config, run.folder, run.folder.checkpoint
     MetricsCSV(folder).check()  # a damaged file is named now, not when the training is under way
     if checkpoint.exists():
-        done, asked = int(read_checkpoint(checkpoint, True)["global_step"]), config["trainer"].get("max_steps", -1)
+        done, asked = (
+            int(read_checkpoint(checkpoint, True, run.trust)["global_step"]),
+            config["trainer"].get("max_steps", -1),
+        )
         if -1 < asked < done:
             raise ConfigurationError(
                 f"trainer.max_steps={asked} is less than the {done} steps that {folder} has made: ask for more, or "
@@ -281,12 +299,13 @@ def _fit(
     data: pl.LightningDataModule,
     start: Path | None,
     last: LastCheckpoint,
+    trust: bool,
 ) -> None:
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=False)
+        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=not trust)
     except WorkerDied as error:
         folder = last.folder
-        if not folder.checkpoint.exists() or not last.ended_here(read_checkpoint(folder.checkpoint)):
+        if not folder.checkpoint.exists() or not last.ended_here(read_checkpoint(folder.checkpoint, trust=trust)):
             begun = folder.checkpoint.exists() or folder.ledger.exists()
             command = folder.command("resume") if begun else None
             raise WorkerDied(error.rank, error.world, error.how, command) from error
@@ -341,7 +360,7 @@ def _finish(
     reporter: Reporter | None,
 ) -> dict[str, Any]:
     config, folder = run.config, run.folder
-    kept = read_checkpoint(folder.checkpoint)
+    kept = read_checkpoint(folder.checkpoint, trust=run.trust)
     steps = int(kept["global_step"])  # with spawned processes only there
     seconds = last.seconds_before + time.perf_counter() - start
     last.read_metrics()  # the same, wherever the training was interrupted

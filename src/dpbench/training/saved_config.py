@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -12,6 +16,7 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.runs.folder import Run, RunFolder
 
+_OF_HYDRA = ("hydra", "defaults")  # what Hydra itself would read, and obey, in a configuration
 SCHEMA = 1
 """Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
 else. Runs of before it was written down have none."""
@@ -47,10 +52,10 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The resolved configuration of a run.
+    """The resolved configuration of a run, which may be somebody else's.
 
     Raises:
-        ConfigurationError: The folder holds no run, or its configuration is damaged.
+        ConfigurationError: The folder holds no run, its configuration is damaged, or would run code of the folder.
     """
     path = folder.config
     if folder.path.is_file():
@@ -66,4 +71,57 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is damaged: {brief(error)} (restore it; a resume needs it)") from error
     if not isinstance(config, dict) or not {"run", "data", "strategy"} <= set(config):
         raise ConfigurationError(f"{path} is damaged: it holds no settings of a run (restore it; a resume needs it).")
+    header = "@package" in path.read_text(encoding="utf-8", errors="replace")
+    if chosen := [key for key in _OF_HYDRA if key in config] or (["@package"] if header else []):
+        raise ConfigurationError(
+            f"{path} sets {chosen[0]}, which no run keeps, and by which it could run any code: take it out."
+        )
+    _refuse_code_of(folder, config)
     return {str(key): value for key, value in config.items()}
+
+
+def _refuse_code_of(folder: RunFolder, config: Any) -> None:
+    """Raise ConfigurationError where a class would be imported from the run's own folder, whose code is a stranger's.
+
+    `python -m dpbench` looks for modules in the working directory, and in folders of it as in namespace packages.
+    """
+    own = folder.path.resolve()
+    remedy = (
+        "nothing is imported from the folder of a run: start the command elsewhere, with classes of installed packages"
+    )
+    if any(Path(entry).resolve().is_relative_to(own) for entry in sys.path):
+        raise ConfigurationError(f"Python looks for modules in {folder} (sys.path), and {remedy}.")
+    for target in _targets(config):
+        if file := _file_in(own, target):
+            raise ConfigurationError(
+                f"{folder.config} names {target}, which would come from {file}, and {remedy} or on PYTHONPATH."
+            )
+
+
+def _targets(value: Any) -> Iterator[str]:
+    """The import paths that a configuration names, wherever they stand."""
+    if isinstance(value, dict):
+        if isinstance(target := value.get("_target_"), str):
+            yield target
+        for inner in value.values():
+            yield from _targets(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _targets(inner)
+
+
+def _file_in(folder: Path, target: str) -> str | None:
+    """Where in a folder an import of some path would read a module or package; None if nowhere. Nothing is imported."""
+    places: list[str] | None = None
+    for part in target.split("."):
+        # By the last part of the name alone: of a whole name Python wants the parents to be imported.
+        spec: ModuleSpec | None = PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+        for place in (spec.origin, *places):
+            if place is not None and Path(place).resolve().is_relative_to(folder):
+                return place
+        if not places:
+            return None
+    return None

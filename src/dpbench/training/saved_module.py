@@ -14,15 +14,19 @@ from dpbench.runs.readers import read_checkpoint
 from dpbench.training.build import module_for
 
 
-def last_checkpoint(run: RunFolder) -> dict[str, Any]:
+def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
     """What a run saved last (never a better one).
 
+    Args:
+        run: Folder.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+
     Raises:
-        ConfigurationError: There is none, or it is damaged.
+        ConfigurationError: There is none, it is damaged, or holds objects and is not trusted.
     """
     if not run.checkpoint.is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
-    return read_checkpoint(run.checkpoint)
+    return read_checkpoint(run.checkpoint, trust=trust)
 
 
 def trained_module(
