@@ -84,7 +84,9 @@ def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a record is a user, and the lots draw examples"):
         trainer.fit(Empty(), loader_of(tensors(), 8))
     again = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
-    users = LotLoader(tensors(), Lots(make_sampling("poisson", 40, 8, unit="user"), 0))
+    data: Any = tensors()
+    data.unit = "user"
+    users = LotLoader(data, Lots(make_sampling("poisson", 40, 8, unit="user"), 0))
     trainer_for(tmp_path, again, 2).fit(Empty(), users)
     assert '"unit":"user"' in (tmp_path / "ledger.jsonl").read_text().splitlines()[0].replace(" ", "")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from scipy import stats
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
@@ -236,3 +236,15 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
 def test_what_lots_are_not_made_of(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make(TensorDataset(torch.zeros(N, 2)))
+
+
+@pytest.mark.parametrize("unit", ["user", "patient"])
+def test_a_unit_that_plain_examples_may_not_be_is_asked_about(unit: str) -> None:
+    with pytest.warns(UserWarning, match=f"unit='{unit}': is each item of the TensorDataset everything of one {unit}"):
+        LotLoader.poisson(dataset(), 5, unit=unit)
+    with pytest.warns(UserWarning, match="is each item of the Subset everything"):
+        LotLoader(Subset(dataset(), range(10)), Lots(make_sampling("poisson", 10, 5, unit), 0))
+    sure: Any = dataset()
+    sure.unit = unit
+    assert LotLoader.poisson(sure, 5).lots.sampling.unit == unit
+    assert LotLoader.poisson(dataset(), 5, unit="example").lots.sampling.unit == "example"

@@ -178,3 +178,98 @@ def test_lots_are_the_same_with_and_without_the_check() -> None:
 def test_training_without_privacy_may_mix() -> None:
     lots = Lots(make_sampling("shuffled", 60, 20), 0)
     assert len(lots_of(LotLoader(PICTURES, lots, mixup))) == 3
+
+
+USABLE = [position for position in range(60) if position not in (3, 17, 41)]
+
+
+class Damaged(Dataset[Any]):
+    """Some records are None, or marked by their label."""
+
+    def __init__(self, mark: bool = False) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, position: int) -> Any:
+        x, y = PICTURES[position]
+        if position in USABLE:
+            return x, y
+        return (torch.zeros_like(x), torch.tensor(-1)) if self.mark else None
+
+
+def usable(records: list[Any]) -> list[Any]:
+    return [record for record in records if record is not None and int(record[1]) >= 0]
+
+
+def filled_with_first(records: list[Any]) -> Any:
+    good = usable(records)
+    return default_collate(good + [good[0]] * (len(records) - len(good)))
+
+
+def filled_with_last(records: list[Any]) -> Any:
+    good = usable(records)
+    return default_collate(good + [good[-1]] * (len(records) - len(good)))
+
+
+def filled_at_random(records: list[Any]) -> Any:
+    good = usable(records)
+    return default_collate(good + random.choices(good, k=len(records) - len(good)))
+
+
+def filled_in_place(records: list[Any]) -> Any:
+    good = usable(records)
+    return default_collate([record if record is not None and int(record[1]) >= 0 else good[0] for record in records])
+
+
+def filled_with_neighbor(records: list[Any]) -> Any:
+    kept: list[Any] = []
+    for record in records:
+        kept.append(record if record is not None and int(record[1]) >= 0 else (kept or usable(records))[-1])
+    return default_collate(kept)
+
+
+def filled_and_sorted(records: list[Any]) -> Any:
+    x, y = filled_with_first(records)
+    order = x.sum((1, 2)).argsort()
+    return {"x": x[order], "y": y[order]}
+
+
+def with_blanks(records: list[Any]) -> Any:
+    return default_collate([(torch.zeros(3, 4), torch.tensor(0)) if record is None else record for record in records])
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        filled_with_first,
+        filled_with_last,
+        filled_at_random,
+        filled_in_place,
+        filled_with_neighbor,
+        filled_and_sorted,
+    ],
+)
+@pytest.mark.parametrize("mark", [False, True])
+def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
+    one = loader(Damaged(mark), collate)
+    with pytest.raises(ConfigurationError, match="fills the places of some records up with others|from other records"):
+        [lots_of(one) for _ in range(10)]
+
+
+class Twins(Dataset[Any]):
+    """Ten records are the same, honestly."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, position: int) -> Any:
+        return PICTURES[0] if position < 10 else PICTURES[position]
+
+
+@pytest.mark.parametrize("collate", [plain, augmented, shuffled, with_blanks])
+def test_honest_twins_and_empty_records_pass(collate: Callable[[list[Any]], Any]) -> None:
+    data = Damaged() if collate is with_blanks else Twins()
+    one = loader(data, collate)
+    assert sum(len(lots_of(one)) for _ in range(10)) == 30

@@ -185,6 +185,13 @@ def sampling_of(data: Any, unit: str) -> Lots:
     return Lots(make_sampling("poisson", len(data), 4, unit), 0)
 
 
+def called_users() -> Any:
+    """Examples of which somebody says that they are users."""
+    data: Any = examples()
+    data.unit = "user"
+    return data
+
+
 LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
     "collate_fn": (
         lambda: LotLoader(make_users(), sampling_of(make_users(), "user"), lambda items: default_collate(items)),
@@ -202,7 +209,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LotLoader.poisson(random_split(make_users(), [8, 4])[0], 4), r"use UserDataset.subset\(positions\)",
     ),
     "examples": (lambda: LotLoader(examples(), sampling_of(examples(), "example")), "a record is a user, and the lots"),
-    "called users": (lambda: LotLoader(examples(), sampling_of(examples(), "user")), "says nothing of users"),
+    "called users": (lambda: LotLoader(called_users(), sampling_of(examples(), "user")), "says nothing of users"),
     "no lots": (lambda: DataLoader(make_users(), batch_size=4), "the sampling of the training data loader"),
 }  # fmt: skip
 

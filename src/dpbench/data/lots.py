@@ -8,7 +8,9 @@ system's entropy, for models that will be published.
 
 from __future__ import annotations
 
+import copy
 import numbers
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,10 +22,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.attendance import refuse_unattended
+from dpbench.data.fetching import watched
 from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
-from dpbench.data.users import refuse_split_users
+from dpbench.data.users import UserDataset, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_sequence, source_of
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
@@ -237,6 +240,7 @@ class LotLoader(DataLoader[Any]):
             )
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
+            _ask_for_unit(dataset, lots.sampling.unit)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
         _refuse_options(options)
         try:
@@ -246,6 +250,9 @@ class LotLoader(DataLoader[Any]):
         self.lots, self.record_of_row = lots, record_of_row
         self.data_id = data_id
         self.collation = collate_fn
+        self._source = watched(dataset) if lots.sampling.record_changes else dataset
+        if lots.sampling.record_changes and isinstance(dataset, UserDataset):
+            dataset.watch()
         self.before_lot: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -268,7 +275,8 @@ class LotLoader(DataLoader[Any]):
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces the lots; None takes the operating system's entropy.
             unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy. None:
-                what the data set says in its attribute `unit` ("user"), or an example.
+                what the data set says in its attribute `unit` ("user"), or an example. A data set without that
+                attribute is asked about: all of a patient has to be one item.
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
         unit = unit or str(getattr(dataset, "unit", "example"))
@@ -306,6 +314,12 @@ class LotLoader(DataLoader[Any]):
             if self.before_lot is not None:
                 self.before_lot()
             yield batch
+
+    def _get_iterator(self) -> Any:
+        """Torch's, which reads a data set that is watched; `dataset` stays what it is."""
+        reader = copy.copy(self)
+        reader.__dict__["dataset"] = self._source
+        return DataLoader._get_iterator(reader)
 
     def require_order(self, ordered: bool) -> None:
         """Have a `collate_fn` refused that sorts, where the places of rows say what record they belong to.
@@ -350,6 +364,18 @@ def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Position
         totals[owner[place]] += work[place] + 1  # what every record costs
     share: Positions = lot[owner == rank]
     return share
+
+
+def _ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
+    """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
+    if unit != "example" and not hasattr(dataset, "unit"):
+        name = type(dataset).__name__
+        warnings.warn(
+            f"unit={unit!r}: is each item of the {name} everything of one {unit}? Then say so (dataset.unit = "
+            f"{unit!r}). Epsilon holds for an item: where a {unit} has several, group them by UserDataset(examples, "
+            "users).",
+            stacklevel=3,
+        )
 
 
 def _refuse_options(options: Mapping[str, Any]) -> None:

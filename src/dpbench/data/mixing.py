@@ -65,7 +65,7 @@ def refuse_mixing(
     replaced[others] = 0
     try:
         first, again, *changed = (
-            _collated(collate, [some[i] for i in order]) for order in (whole, whole, moved, replaced)
+            collated(collate, [some[i] for i in order]) for order in (whole, whole, moved, replaced)
         )
         own = [rows(batch, kept, len(some)) for batch in (first, again, *changed)]
         known = _same(first, again, own[0], own[1]) == _SAME  # else it is random beyond the seeds
@@ -88,13 +88,15 @@ def refuse_mixing(
         )
 
 
-def _collated(collate: Callable[[Any], Any], records: list[Any]) -> Any:
-    with _random_numbers_kept():
+def collated(collate: Callable[[Any], Any], records: list[Any]) -> Any:
+    """What a `collate_fn` makes of copies of some records, with the random numbers that come next; they come again."""
+    with random_numbers_kept():
         return collate([copy.deepcopy(record) for record in records])  # one that stands twice is two
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def random_numbers_kept() -> Iterator[None]:
+    """Inside, random numbers of torch, numpy and `random` may be drawn: afterwards they come again."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -14,9 +15,11 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, de
 
 from dpbench.data.mixing import Rows, refuse_mixing
 from dpbench.data.octaves import is_checked
+from dpbench.data.refilling import has_equal_rows, refuse_refilling
 from dpbench.errors import ConfigurationError
 
 _FEW = 2  # records that say nothing of the others
+_TWINS = 16  # lots with equal rows of which each is checked; of later ones, one of each octave
 
 
 class Collated(Sequence[Any]):
@@ -61,7 +64,7 @@ class Collation:
         self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None, rows: Rows | None = None
     ) -> None:
         self._dataset, self._collate = dataset, collate_fn or default_collate
-        self._rows, self._calls = rows, 0
+        self._rows, self._calls, self._with_twins = rows, 0, 0
 
     @property
     def given(self) -> bool:
@@ -82,10 +85,23 @@ class Collation:
             record = self._dataset[0]
             return _emptied(self._collate([record]), self._collate([record, record]))
         if self._rows is not None and self.given and len(records) > _FEW:
-            self._calls += 1
-            if is_checked(self._calls):
-                refuse_mixing(self._collate, records, self._calls, self._rows, self.ordered)
+            return self._checked(records, self._rows)
         return self._collate(records)
+
+    def _checked(self, records: Any, rows: Rows) -> Any:
+        """The batch of a collate_fn that must not mix records, nor repeat one."""
+        self._calls += 1
+        if is_checked(self._calls):
+            refuse_mixing(self._collate, records, self._calls, rows, self.ordered)
+        if not isinstance(records, list):
+            return self._collate(records)
+        before = [copy.copy(record) for record in records]  # a collate_fn may take its records apart
+        batch = self._collate(records)
+        if has_equal_rows(batch):
+            self._with_twins += 1
+            if self._with_twins <= _TWINS or is_checked(self._with_twins):
+                refuse_refilling(self._collate, before)
+        return batch
 
 
 def _emptied(one: Any, two: Any) -> Any:

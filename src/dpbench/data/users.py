@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from dpbench.data.fetching import watched
 from dpbench.data.records import Collated, Collation, count_of
 from dpbench.errors import ConfigurationError, DataError
 
@@ -75,7 +76,7 @@ class UserDataset(Dataset[Cohort]):
                 raise ConfigurationError(f"{strange[0]!r} has examples, but is not among the names of users.")
             numbers = np.array([places[name] for name in found.tolist()], dtype=np.int64)[numbers]
         self.names: list[Hashable] = found.tolist() if names is None else list(names)
-        self._examples = examples
+        self._examples = self._source = examples
         self._order = np.argsort(numbers, kind="stable")
         self._ends = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(self.names)))])
         self.collate_fn, self._collate = collate_fn, Collation(examples, collate_fn)
@@ -127,6 +128,10 @@ class UserDataset(Dataset[Cohort]):
         """Positions of the examples of some users in `examples`."""
         return np.concatenate([np.zeros(0, np.int64), *(self.rows(int(user)) for user in users)])
 
+    def watch(self) -> None:
+        """Look on while examples are read, for a private training: none may stand in for another one."""
+        self._source = watched(self._examples)
+
     def batch(self, user: int, chosen: Sequence[int] | NDArray[np.int64] | Tensor) -> Any:
         """Batch of some of a user's examples.
 
@@ -138,7 +143,7 @@ class UserDataset(Dataset[Cohort]):
             DataError: An example cannot be read.
         """
         positions = self.rows(user)[np.asarray(chosen, dtype=np.int64)].tolist()
-        examples: Any = self._examples
+        examples: Any = self._source
         try:
             several = hasattr(examples, "__getitems__")
             return self._collate(examples.__getitems__(positions) if several else [examples[i] for i in positions])

@@ -1,0 +1,419 @@
+"""Finds items of a data set that another item stands in for, by what the data set reads while one of them is fetched.
+
+A record that stands in for others has several rows in a lot, each clipped by itself, and moves the sum by more than the
+bound. Equal contents prove nothing: two people may have equal records. What the data set does while it is asked for an
+item does: it turns to another of its own positions, or it swallows a failure and returns what another position holds.
+
+By definition a record is what `dataset[position]` returns. What a data set makes of its own files and tensors without
+such a trace (one file under many positions, say) is not seen.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
+
+from dpbench.data.mixing import random_numbers_kept
+from dpbench.data.octaves import is_checked
+from dpbench.data.trees import know_as_tree
+from dpbench.errors import ConfigurationError
+
+_GETTERS = ("__getitem__", "__getitems__")
+_LIBRARIES = ("torch", "dpbench", "datasets", "builtins", "numpy", "collections", "typing", "abc", "pandas")
+_DEEP = 4  # data sets inside of data sets
+_SUSPECTS = 8  # items that are looked into; of later ones, one of each octave
+_CANDIDATES = 24  # positions that such an item is compared with
+_ENDS = (StopIteration, GeneratorExit)  # are no failures
+_REMEDY = (
+    "the record that stands in has several rows in a lot, each clipped by itself, and epsilon does not hold for it. "
+    "Leave the items that cannot be read out of the data set (torch.utils.data.Subset), or return an empty record for "
+    "them, such as zeros."
+)
+
+
+@dataclass
+class _Call:
+    """A call of the data set's own code.
+
+    Attributes:
+        code: Which function it is.
+        owner: Its first argument: the data set, of methods.
+        position: Its second argument, if that is a whole number.
+        raised: Whether an exception passed through it.
+        empty: Whether it returned None.
+    """
+
+    code: CodeType
+    owner: Any
+    position: int | None
+    raised: bool = False
+    empty: bool = False
+
+
+@dataclass
+class _Reading:
+    """What a data set did to return one item, or several at once.
+
+    Attributes:
+        dataset: Whose code was called first.
+        positions: That it was asked for.
+        several: Whether it was asked by `__getitems__`.
+        calls: Of own code, in their order.
+        numbers: Whole numbers that stood in variables of these.
+        elsewhere: A position to which it turned though it was not asked for it.
+    """
+
+    dataset: Any
+    positions: tuple[int, ...]
+    several: bool
+    calls: list[_Call] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)
+    elsewhere: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed, though an item was returned: it raised, or gave None and was called again."""
+        later: set[CodeType] = set()
+        for call in reversed(self.calls):
+            if call.raised or (call.empty and call.code in later):
+                return True
+            later.add(call.code)
+        return False
+
+    def inside(self) -> dict[int, set[int]]:
+        """Positions that were read of data sets inside of this one, by the identity of these."""
+        found: dict[int, set[int]] = {}
+        for call in self.calls:
+            if call.code.co_name in _GETTERS and call.owner is not self.dataset and call.position is not None:
+                found.setdefault(id(call.owner), set()).add(call.position)
+        return found
+
+
+class _Trace:
+    """Python's hook at calls of functions: notes what own code of data sets does.
+
+    Args:
+        getters: Code of `__getitem__` and `__getitems__`.
+    """
+
+    def __init__(self, getters: frozenset[CodeType]) -> None:
+        self._getters = getters
+        self._files = {code.co_filename for code in getters}
+        self._active: list[_Call] = []
+        self._reading: _Reading | None = None
+        self.readings: list[_Reading] = []
+
+    def read(self, fetch: Callable[[], Any]) -> Any:
+        """What a function returns that reads items."""
+        sys.settrace(self)
+        try:
+            return fetch()
+        finally:
+            sys.settrace(None)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        """Begin to look on, if the function is own code."""
+        code = frame.f_code
+        if code.co_filename not in self._files:
+            return None
+        frame.f_trace_lines = False
+        call = _call_of(frame)
+        if code in self._getters:
+            self._note(call, frame)
+        if self._reading is None:
+            return None
+        self._active.append(call)
+        self._reading.calls.append(call)
+
+        def local(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
+            if event == "exception":
+                call.raised |= not issubclass(value[0], _ENDS)
+            elif event == "return":
+                self._end(call, frame, value)
+            return local
+
+        return local
+
+    def _note(self, call: _Call, frame: FrameType) -> None:
+        """Begin a reading, or see where one that is under way turns to."""
+        if self._reading is None:
+            asked = _positions(_argument(frame, 1))
+            if asked is None:
+                return
+            self._reading = _Reading(call.owner, asked, call.code.co_name == "__getitems__")
+            self.readings.append(self._reading)
+            return
+        reading = self._reading
+        again = any(other.code is call.code and other.owner is call.owner for other in self._active)
+        several = reading.several and call.owner is reading.dataset
+        if call.position is None or not (again or several):
+            return
+        size = len(call.owner)
+        place = call.position % size if size else call.position
+        if several:
+            allowed = Counter(one % size for one in reading.positions)
+            read = [one for one in reading.calls if one.code is call.code and one.owner is call.owner]
+            before = Counter(one.position % size for one in read if one.position is not None)
+            elsewhere = before[place] >= allowed[place]
+        else:
+            active = [one for one in self._active if one.code is call.code and one.owner is call.owner]
+            elsewhere = any(one.position is not None and one.position % size != place for one in active)
+        if elsewhere:
+            reading.elsewhere = place
+
+    def _end(self, call: _Call, frame: FrameType, value: Any) -> None:
+        call.empty = value is None
+        if self._reading is not None:
+            self._reading.numbers |= {int(x) for x in frame.f_locals.values() if isinstance(x, int | np.integer)}
+        self._active = [other for other in self._active if other is not call]
+        if not self._active:
+            self._reading = None
+
+
+def _argument(frame: FrameType, number: int) -> Any:
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[number]) if code.co_argcount > number else None
+
+
+def _call_of(frame: FrameType) -> _Call:
+    second = _argument(frame, 1)
+    position = int(second) if isinstance(second, int | np.integer) else None
+    return _Call(frame.f_code, _argument(frame, 0), position)
+
+
+def _positions(asked: Any) -> tuple[int, ...] | None:
+    """Positions of an argument of `__getitem__` or `__getitems__`; None where it holds something else."""
+    several = asked if isinstance(asked, list | tuple | np.ndarray) else [asked]
+    known = all(isinstance(one, int | np.integer) for one in several)
+    return tuple(map(int, several)) if known else None
+
+
+class WatchedDataset(Dataset[Any]):
+    """A data set whose loader looks on while its items are read; for everybody else it is the data set itself.
+
+    Each item is watched when this process reads it first, and the items of one lot of each octave.
+
+    Args:
+        dataset: Map-style.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        own = self.__dict__
+        own["_dataset"] = dataset
+        own["_getters"] = getters_of(dataset)
+        own["_seen"] = np.zeros(len(dataset), dtype=bool)
+        own["_lots"] = own["_suspects"] = 0
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_dataset"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_dataset"], name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WatchedDataset, (self.__dict__["_dataset"],)
+
+    def __len__(self) -> int:
+        return len(self.__dict__["_dataset"])
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.__dict__["_dataset"][position]
+
+    def __getitems__(self, positions: Sequence[int]) -> Any:
+        """The items of a lot, as the data set returns them.
+
+        Raises:
+            ConfigurationError: One of them is another item of the data set.
+        """
+        own = self.__dict__
+        dataset: Any = own["_dataset"]
+        own["_lots"] += 1
+        watched = is_checked(own["_lots"]) or not own["_seen"][list(positions)].all()
+        if not watched or sys.gettrace() is not None:  # a debugger's
+            return _read(dataset, positions)
+        trace = _Trace(own["_getters"])
+        items = trace.read(lambda: _read(dataset, positions))
+        own["_seen"][list(positions)] = True
+        for reading in trace.readings:
+            self._check(reading)
+        return items
+
+    def _check(self, reading: _Reading) -> None:
+        """Refuse an item that is another one, or is made of others at random."""
+        own = self.__dict__
+        if reading.elsewhere is not None:
+            _refuse(reading.dataset, reading.positions, reading.elsewhere)
+        mixes = any(len(places) > 1 for places in reading.inside().values())
+        if not (reading.failed or mixes):
+            return
+        own["_suspects"] += 1
+        if own["_suspects"] > _SUSPECTS and not is_checked(own["_suspects"]):
+            return
+        for position in reading.positions:
+            if reading.failed:
+                _refuse_stand_in(reading, position, own["_getters"])
+            else:
+                _refuse_random_parts(reading, position, own["_getters"])
+
+
+def watched(dataset: Any) -> Any:
+    """A data set that is looked at while it is read, where it has code of its own that could turn to other items."""
+    return WatchedDataset(dataset) if getters_of(dataset) else dataset
+
+
+def getters_of(dataset: Any) -> frozenset[CodeType]:
+    """Code by which a data set, and those inside of it, return items; that of libraries is left out."""
+    functions = [
+        vars(kind).get(name)
+        for part in _parts(dataset, _DEEP)
+        for kind in type(part).__mro__
+        if kind.__module__.partition(".")[0] not in _LIBRARIES
+        for name in _GETTERS
+    ]
+    return frozenset(function.__code__ for function in map(_unwrapped, functions) if isinstance(function, FunctionType))
+
+
+def _parts(dataset: Any, depth: int) -> Iterator[Any]:
+    """A data set, and those that its attributes hold."""
+    yield dataset
+    if depth:
+        for value in list(getattr(dataset, "__dict__", {}).values()):
+            for inner in value if isinstance(value, list | tuple) and len(value) < 100 else [value]:
+                if isinstance(inner, Dataset) or (_has_items(type(inner)) and not isinstance(inner, Tensor)):
+                    yield from _parts(inner, depth - 1)
+
+
+def _has_items(kind: type) -> bool:
+    return all(isinstance(getattr(kind, name, None), FunctionType) for name in ("__getitem__", "__len__"))
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _read(dataset: Any, positions: Sequence[int]) -> Any:
+    """Items as torch's loaders fetch them."""
+    several = getattr(dataset, "__getitems__", None)
+    return several(positions) if several else [dataset[position] for position in positions]
+
+
+def _read_alone(reading: _Reading, position: int, getters: frozenset[CodeType], seed: int = 0) -> tuple[Any, _Reading]:
+    """One item with random numbers of a seed, and how it came about.
+
+    Raises:
+        Exception: Whatever the data set raises; LookupError where it does not return one item.
+    """
+    trace = _Trace(getters)
+    dataset = reading.dataset
+    with random_numbers_kept():
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        if reading.several:
+            items = trace.read(lambda: dataset.__getitems__([position]))
+        else:
+            items = [trace.read(lambda: dataset[position])]
+    if len(items) != 1:
+        raise LookupError
+    return items[0], trace.readings[0]
+
+
+def _refuse_stand_in(reading: _Reading, position: int, getters: frozenset[CodeType]) -> None:
+    """Compare an item with those that may stand in for it, where reading it failed."""
+    try:
+        item, again = _read_alone(reading, position, getters)
+    except Exception as error:
+        if reading.several:  # by itself there is none, and in the lot there was
+            _refuse(reading.dataset, (position,), None)
+        raise ConfigurationError(
+            f"item {position} of {type(reading.dataset).__name__} could be read once, and then not: {error}"
+        ) from error
+    if again.elsewhere is not None:
+        _refuse(reading.dataset, (position,), again.elsewhere)
+    if not again.failed:
+        return  # of several, it was another one
+    for other in _candidates(again, position):
+        try:
+            candidate, how = _read_alone(reading, other, getters)
+        except Exception:  # is none
+            continue
+        if not how.failed and _same_content(item, candidate):
+            _refuse(reading.dataset, (position,), other)
+
+
+def _candidates(reading: _Reading, position: int) -> list[int]:
+    """Positions that data sets take in the place of one that cannot be read: named, first, last, next ones."""
+    size = len(reading.dataset)
+    named = sorted(reading.numbers)
+    places = [*named, 0, size - 1, position - 1, position + 1, position - 2, position + 2]
+    inside = dict.fromkeys(place % size for place in places if -size <= place < size)
+    return [place for place in inside if place != position % size][:_CANDIDATES]
+
+
+def _refuse_random_parts(reading: _Reading, position: int, getters: frozenset[CodeType]) -> None:
+    """Refuse an item that is made of several of an inner data set, of other ones at each reading (mixup)."""
+    try:
+        first, second = (_read_alone(reading, position, getters, seed)[1].inside() for seed in (1, 2))
+    except Exception:  # the lot itself says what is wrong
+        return
+    if first != second:
+        name = type(reading.dataset).__name__
+        raise ConfigurationError(
+            f"item {position} of {name} is made of several items of a data set inside of it, of others each time it is "
+            "read (mixup, random pairs): then clipping does not bound what one record does. Make each item of one "
+            "record."
+        )
+
+
+def _refuse(dataset: Any, positions: Sequence[int], other: int | None) -> None:
+    """Raise ConfigurationError: one item is there in the place of another one."""
+    name, asked = type(dataset).__name__, ", ".join(map(str, positions[:3])) + (", ..." if len(positions) > 3 else "")
+    which = "another item" if other is None else f"item {other}"
+    raise ConfigurationError(f"{name} returns {which} in the place of item {asked}: {_REMEDY}")
+
+
+def _same_content(one: Any, other: Any) -> bool:
+    """Whether the largest part of two items is the same and no constant (as an empty record is)."""
+    mine, theirs = _content(one), _content(other)
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or len(np.unique(mine.astype(str))) < 2:
+        return False
+    return bool(np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc"))
+
+
+def _content(item: Any) -> NDArray[Any]:
+    """The largest part of an item, flat; all of its numbers, where these are single ones."""
+    know_as_tree(item)
+    arrays = [_flat(leaf) for leaf in tree_leaves(item)]
+    largest = max(arrays, key=len, default=np.zeros(0))
+    return largest if len(largest) > 1 else np.concatenate([one.astype(str) for one in arrays or [largest]])
+
+
+def _flat(leaf: Any) -> NDArray[Any]:
+    if isinstance(leaf, Tensor):
+        return (
+            leaf.detach().cpu().flatten().float().numpy() if leaf.is_floating_point() else leaf.cpu().flatten().numpy()
+        )
+    if isinstance(leaf, str | bytes):
+        return np.array(list(leaf))
+    try:
+        return np.asarray(leaf).ravel()
+    except (TypeError, ValueError):
+        return np.array([repr(leaf)])

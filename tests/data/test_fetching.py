@@ -1,0 +1,460 @@
+"""An item that another one stands in for is refused, however the data set does it; honest data sets are not."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+
+from dpbench.data import LotLoader, Lots, UserDataset, make_sampling
+from dpbench.data.fetching import WatchedDataset, watched
+from dpbench.errors import ConfigurationError
+
+SIZE = 40
+DAMAGED = (17, 23)
+X = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(SIZE) % 3
+
+
+class Files(Dataset[Any]):
+    """Some of its items cannot be read."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def read(self, position: int) -> tuple[Tensor, Tensor]:
+        if position in DAMAGED:
+            raise OSError("image file is truncated")
+        return X[position], Y[position]
+
+    def read_or_none(self, position: int) -> tuple[Tensor, Tensor] | None:
+        try:
+            return self.read(position)
+        except OSError:
+            return None
+
+    def __getitem__(self, position: int) -> Any:
+        return self.read(position)
+
+
+class First(Files):
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.read(position)
+        except OSError:
+            return self[0]
+
+
+class Next(Files):
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.read(position)
+        except OSError:
+            return self.__getitem__((position + 1) % len(self))
+
+
+class AtRandom(Files):
+    def __getitem__(self, position: int) -> Any:
+        item = self.read_or_none(position)
+        return self[random.randrange(len(self))] if item is None else item
+
+
+class InALoop(Files):
+    """Never asks itself: the position moves on."""
+
+    def __getitem__(self, position: int) -> Any:
+        while True:
+            try:
+                return self.read(position)
+            except OSError:
+                position = (position + 1) % len(self)
+
+
+class InALoopAtRandom(Files):
+    def __getitem__(self, position: int) -> Any:
+        for _ in range(100):
+            item = self.read_or_none(position)
+            if item is not None:
+                return item
+            position = int(np.random.randint(len(self)))
+        raise OSError
+
+
+class ByHelper(Files):
+    def read_safely(self, position: int) -> Any:
+        try:
+            return self.read(position)
+        except OSError:
+            return self.read(0)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.read_safely(position)
+
+
+class Features(Files):
+    """The features of another item, with the label of its own."""
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.read(position)
+        except OSError:
+            return self.read(len(self) - 1)[0], Y[position]
+
+
+class Augmented(Files):
+    def __getitem__(self, position: int) -> Any:
+        try:
+            x, y = self.read(position)
+        except OSError:
+            x, y = self.read(0)
+        return x + torch.randn(6), y
+
+
+class Safe(Dataset[Any]):
+    """A wrapper of a data set that raises."""
+
+    def __init__(self, inner: Any, other: int = 0) -> None:
+        self.inner, self.other = inner, other
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.inner[position]
+        except OSError:
+            return self.inner[self.other]
+
+
+class Batched(Files):
+    """Reads whole lots, and fills them up."""
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        items = [self.read_or_none(position) for position in positions]
+        good = [item for item in items if item is not None]
+        return good + good[: len(positions) - len(good)]
+
+
+class BatchedByItem(Files):
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        return [self[0] if position in DAMAGED else self[position] for position in positions]
+
+
+class BatchedInPlace(Files):
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        items = []
+        for position in positions:
+            try:
+                items.append(self.read(position))
+            except OSError:
+                items.append(self.read(1))
+        return items
+
+
+class Mosaic(Files):
+    """Mixes itself."""
+
+    def __getitem__(self, position: int) -> Any:
+        x, y = X[position], Y[position]
+        if random.random() < 0.5:
+            x = x + 0.1 * self[(position + 7) % len(self)][0]
+        return x, y
+
+
+class Mixup(Dataset[Any]):
+    """Mixes a data set inside of it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, position: int) -> Any:
+        (x, y), (other, _) = self.inner[position], self.inner[random.randrange(len(self.inner))]
+        return 0.9 * x + 0.1 * other, y
+
+
+class Inner(Files):
+    def __getitem__(self, position: int) -> Any:
+        return X[position], Y[position]
+
+
+def read_all(dataset: Any, kind: str = "poisson", **options: Any) -> int:
+    size = SIZE if kind == "full" else 8
+    loader = LotLoader(dataset, Lots(make_sampling(kind, len(dataset), size), 0), **options)
+    return sum(1 for _ in range(20) for _ in loader)
+
+
+STAND_INS: dict[str, Callable[[], Any]] = {
+    "first": First,
+    "next": Next,
+    "at random": AtRandom,
+    "loop": InALoop,
+    "loop at random": InALoopAtRandom,
+    "helper": ByHelper,
+    "features": Features,
+    "augmented": Augmented,
+    "wrapper": lambda: Safe(Files()),
+    "wrapper, last": lambda: Safe(Files(), -1),
+    "subset": lambda: Subset(First(), range(5, SIZE)),
+    "concatenated": lambda: ConcatDataset([Inner(), First()]),
+    "wrapper of a subset": lambda: Safe(Subset(Files(), range(SIZE)), 3),
+    "batched": Batched,
+    "batched by item": BatchedByItem,
+    "batched in place": BatchedInPlace,
+}
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+def test_an_item_in_the_place_of_another_is_refused(name: str, kind: str) -> None:
+    with pytest.raises(ConfigurationError, match="in the place of item .*epsilon does not hold for it") as caught:
+        read_all(STAND_INS[name](), kind)
+    assert "\n" not in str(caught.value)
+    assert sys.gettrace() is None
+
+
+def test_it_says_which() -> None:
+    dataset = First()
+    with pytest.raises(ConfigurationError, match="First returns item 0 in the place of item (17|23): the record"):
+        read_all(dataset)
+
+
+@pytest.mark.parametrize("name", ["first", "loop", "batched"])
+def test_workers_see_it_too(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="in the place of item"):
+        read_all(STAND_INS[name](), num_workers=1)
+
+
+@pytest.mark.parametrize("dataset", [Mosaic(), Mixup(Inner()), Mixup(Subset(Inner(), range(30)))])
+def test_items_that_are_mixed_inside_of_the_data_set(dataset: Any) -> None:
+    with pytest.raises(ConfigurationError, match="in the place of item|made of several items of a data set inside"):
+        read_all(dataset)
+
+
+def test_examples_of_users_are_watched_in_private_training() -> None:
+    users = UserDataset(First(), np.arange(SIZE) % 8)
+    users.batch(1, [0, 1, 2, 3, 4])  # as long as nothing is private
+    LotLoader.poisson(users, 4)
+    with pytest.raises(ConfigurationError, match="in the place of item"):
+        [users.batch(user, range(5)) for user in range(8)]
+
+
+def test_training_without_privacy_may_do_it() -> None:
+    assert read_all(First(), "shuffled") == 100
+
+
+class Blank(Files):
+    """What cannot be read is an empty record."""
+
+    def __getitem__(self, position: int) -> Any:
+        item = self.read_or_none(position)
+        return (torch.zeros(6), torch.tensor(0)) if item is None else item
+
+
+class Placeholder(Files):
+    """What cannot be read is a picture that is nobody's."""
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.read(position)
+        except OSError:
+            return torch.arange(6.0), torch.tensor(0)
+
+
+class Twins(Files):
+    """Ten people with the same record; a label that is optional, and some other attribute."""
+
+    def __init__(self) -> None:
+        self.names = dict.fromkeys(range(0, SIZE, 2), "name")
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            name = self.names[position]
+        except KeyError:
+            name = "nobody"
+        return X[position % 4], Y[position], name
+
+
+class Filtered(Inner):
+    """A subset of its own base class, by a list of positions."""
+
+    def __init__(self) -> None:
+        self.keep = list(range(SIZE - 1, 9, -1))
+
+    def __len__(self) -> int:
+        return len(self.keep)
+
+    def __getitem__(self, position: int) -> Any:
+        return super().__getitem__(self.keep[position])
+
+
+class Windows(Dataset[Any]):
+    """Several items of a series, of which some cannot be read and are left out."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return SIZE - 4
+
+    def __getitem__(self, position: int) -> Any:
+        frames = []
+        for frame in range(position, position + 4):
+            try:
+                frames.append(self.inner[frame][0])
+            except OSError:
+                frames.append(torch.zeros(6))
+        return torch.stack(frames)
+
+
+class Retry(Files):
+    """The same item, at the second attempt."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def __getitem__(self, position: int) -> Any:
+        for attempt in range(3):
+            try:
+                return self.over_a_bad_network(position, attempt)
+            except TimeoutError:
+                continue
+        raise OSError
+
+    def over_a_bad_network(self, position: int, attempt: int) -> Any:
+        if position % 2 and not attempt:
+            raise TimeoutError
+        return X[position], Y[position]
+
+
+class Negative(Files):
+    def __getitem__(self, position: int) -> Any:
+        return self[position - len(self)] if position >= 0 else (X[position], Y[position])
+
+
+class Mapped(Files):
+    """As those of Hugging Face: many by one."""
+
+    def __getitem__(self, position: Any) -> Any:
+        return {"x": X[position], "y": Y[position]}
+
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        batch = self.__getitem__(positions)
+        return [{"x": x, "y": y} for x, y in zip(batch["x"], batch["y"], strict=True)]
+
+
+class ByItem(Inner):
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        return [self[position] for position in reversed(positions)][::-1]
+
+
+class Stream(Files):
+    """Reads by iterators, which end by exceptions."""
+
+    def pieces(self, position: int) -> Iterator[Tensor]:
+        yield from X[position].split(2)
+
+    def __getitem__(self, position: int) -> Any:
+        pieces, parts = self.pieces(position), []
+        while True:
+            try:
+                parts.append(next(pieces))
+            except StopIteration:
+                return torch.cat(parts), Y[position]
+
+
+class InWorkers(Files):
+    """Opens a file in each worker."""
+
+    handle: str = ""
+
+    def __getitem__(self, position: int) -> Any:
+        info = get_worker_info()
+        assert info is None or (isinstance(info.dataset, InWorkers) and self.handle == "open")
+        return X[position], Y[position]
+
+
+def open_handle(_: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.handle = "open"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Blank(),
+        Placeholder(),
+        Twins(),
+        Filtered(),
+        Windows(Files()),
+        Windows(Inner()),
+        Retry(),
+        Negative(),
+        Mapped(),
+        ByItem(),
+        Stream(),
+        Subset(Inner(), range(5, 35)),
+        ConcatDataset([Inner(), Blank()]),
+        Subset(ConcatDataset([Inner(), Filtered()]), range(3, 60)),
+        TensorDataset(X, Y),
+        TensorDataset(X[:1].expand(SIZE, -1), Y),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_honest_data_sets_are_read_as_they_are(dataset: Any) -> None:
+    assert read_all(dataset) > 50
+    if hasattr(dataset, "__len__"):
+        assert read_all(dataset, "fixed_size") > 50
+
+
+def test_a_data_set_stays_what_it_is_in_workers() -> None:
+    assert read_all(InWorkers(), num_workers=1, worker_init_fn=open_handle) > 50
+    dataset = watched(Inner())
+    assert type(dataset) is WatchedDataset and isinstance(dataset, Inner)
+    assert type(pickle.loads(pickle.dumps(dataset))) is WatchedDataset
+    assert LotLoader.poisson(Inner(), 8).dataset.__class__ is Inner
+    assert type(LotLoader.poisson(Inner(), 8).dataset) is Inner
+
+
+def test_nothing_is_drawn_and_batches_are_the_same() -> None:
+    def batches(private: bool) -> list[Tensor]:
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        loader = LotLoader.poisson(_Noisy(), 8, seed=1)
+        if not private:
+            loader._source = loader.dataset
+        return [x for x, _ in loader]
+
+    assert all(torch.equal(a, b) for a, b in zip(batches(True), batches(False), strict=True))
+
+
+class _Noisy(Files):
+    """Random, and suspicious: some items swallow a failure, and look into a second item."""
+
+    def __getitem__(self, position: int) -> Any:
+        item = self.read_or_none(position)
+        x = torch.zeros(6) if item is None else item[0]
+        return x + torch.randn(6) + float(np.random.rand()) + random.random(), Y[position]
+
+
+def test_a_debugger_is_left_alone() -> None:
+    def hook(*_: Any) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(hook)
+    try:
+        list(LotLoader.poisson(Inner(), 8))
+        assert sys.gettrace() is hook
+    finally:
+        sys.settrace(before)
