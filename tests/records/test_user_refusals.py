@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
     "many losses": (lambda: ManyLosses(linear()), "one number"),
     "manual": (lambda: Manual(linear()), "manual optimization"),
     "gan": (lambda: Adversarial(linear()), "manual optimization, or a private_module"),
-    "closure": (lambda: Closure(linear()), "two optimizer steps were made on one lot"),
+    "closure": (lambda: Closure(linear()), "LBFGS and line searches"),
     "skips": (lambda: Skips(linear()), "a lot was drawn, and never released"),
 }
 

@@ -73,6 +73,27 @@ def refuse_precision(precision: str | int | None) -> None:
         )
 
 
+def refuse_half_parameters(parameters: Sequence[Tensor]) -> None:
+    """Raise ConfigurationError for trained parameters in float16, however they came to be so."""
+    if any(parameter.dtype == torch.float16 for parameter in parameters):
+        raise ConfigurationError(
+            "trained parameters are in float16, where gradients and their squares overflow or vanish, so that clipping "
+            f"is wrong: leave out half() and use precision={' or '.join(_PRECISIONS)} (frozen parameters may be in "
+            "float16)."
+        )
+
+
+def clear_gradients(parameters: Sequence[Tensor]) -> None:
+    """Begin a lot, of which hooks see nothing before its release.
+
+    Raises:
+        ConfigurationError: A hook has converted the parameters to float16.
+    """
+    refuse_half_parameters(parameters)
+    for parameter in parameters:
+        parameter.grad = None
+
+
 def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
     """Raise ConfigurationError for an optimizer that misses a trainable parameter, or has one that is not released."""
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}

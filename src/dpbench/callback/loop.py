@@ -6,6 +6,7 @@ source's (`records.examples`), which sees a module with a `training_step` here a
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -178,12 +179,11 @@ class PrivateLoop:
         """One lot, one release, one update."""
         releases, source, module = self._strategy._releases, self._strategy._source, self._module
         trained = attached(self._attached).trained
-        _refuse_scaled_losses(trained.parameters)
+        _refuse_scaled_losses(trained.parameters[0].device.type)
         for part, mode in self._modes.items():
             part.training = mode  # whatever an evaluation has left
         batch = module.transfer_batch_to_device(batch, module.device, 0)
-        for parameter in trained.parameters:
-            parameter.grad = None
+        guards.clear_gradients(trained.parameters)
         releases.open_lot()
         source.open_lot(batch)
         guards.seed_device(keyed_seed(releases.key_of(Stream.MODEL, 0)), module.device)
@@ -263,6 +263,13 @@ def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> N
         raise ConfigurationError(SECOND_RELEASE)
     if not isinstance(optimizer, Optimizer):
         raise ConfigurationError(f"the optimizer must be one of torch.optim's kind, not a {type(optimizer).__name__}.")
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise ConfigurationError(
+            f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step asks for: give it a "
+            "default (closure=None). An optimizer that reads the loss of a lot cannot train privately."
+        ) from None
 
 
 def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
@@ -282,9 +289,7 @@ def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
         raise ConfigurationError(f"PrivateLoop does without {asked[0]}: train in a Lightning Trainer.")
 
 
-def _refuse_scaled_losses(parameters: Any) -> None:
-    """Raise ConfigurationError for float16, whose losses are scaled, so that clipping would be wrong."""
-    device = parameters[0].device.type
-    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-    if half or any(parameter.dtype == torch.float16 for parameter in parameters):
+def _refuse_scaled_losses(device: str) -> None:
+    """Raise ConfigurationError for autocast to float16, whose losses are scaled, so that clipping would be wrong."""
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
         guards.refuse_precision("float16")

@@ -124,6 +124,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._settings = None if self.seed is None else run_key.settings_of(trainer, pl_module, self)
         found = self._attached = self._source.attach(trainer, pl_module, self._releases)
         choices.refuse_choices(trainer)  # schedules too
+        guards.refuse_half_parameters(found.trained.parameters)
         guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -190,8 +191,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         guards.stop_gradient_averaging(trainer)
         guards.require_same_loader(trainer, self._loader, self.releases)
         self._released, self._stopping = False, trainer.should_stop
-        for parameter in attached(self._attached).trained.parameters:
-            parameter.grad = None  # what hooks see of a lot before its release is nothing
+        guards.clear_gradients(attached(self._attached).trained.parameters)
         self._releases.open_lot()
         self._source.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.

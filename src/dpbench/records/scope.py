@@ -10,13 +10,15 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.records.hidden_records import LotRecords
 from dpbench.records.module_writes import Writes
+from dpbench.records.optimizer_steps import OptimizerSteps
+from dpbench.records.packages import overrides
+from dpbench.records.withheld_loss import without_loss
 
 State = dict[str, tuple[Tensor, int]]
 """Name of a tensor → the tensor, and how often it was written to."""
@@ -73,14 +75,19 @@ class _WrappedHooks:
         """Call `before` and `after` around a hook."""
         hook = getattr(self._module, name)
 
-        @functools.wraps(hook)
         def wrapped(*args: Any, **kwargs: Any) -> None:
             before()
             hook(*args, **kwargs)
             after()
 
-        self._own[name] = self._module.__dict__.get(name)
-        self._module.__dict__[name] = wrapped
+        self.replace(name, wrapped)
+
+    def replace(self, name: str, other: Callable[..., None]) -> None:
+        """Put another function in the place of a hook."""
+        own = self._module.__dict__
+        hook = getattr(self._module, name)
+        self._own[name] = own.get(name)
+        own[name] = functools.wraps(hook)(other)
 
     def unwrap(self) -> None:
         """Give the hooks back as they were."""
@@ -115,10 +122,9 @@ class Scope:
     def __init__(self, pl_module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         self._whole, self._optimizers = pl_module, optimizers
         self._unchecked, self._unreleased = True, False
-        self._due = False
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
-        self._private: Optimizer | None = None
+        self._steps: OptimizerSteps | None = None
         self._loader: LotLoader | None = None
         self._wrapped = _WrappedHooks(pl_module)
         self._writes = Writes(pl_module)
@@ -137,26 +143,21 @@ class Scope:
         """Find the optimizer that updates the private part.
 
         Raises:
-            ConfigurationError: The private part belongs to no or to several optimizers, or shares one.
+            ConfigurationError: See `OptimizerSteps`.
         """
-        private = {id(p) for p in parameters}
-        updated = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in self._optimizers]
-        own = [(o, ids) for o, ids in updated if ids & private]
-        if len(own) != 1 or (self.prefix and own[0][1] - private):
-            raise ConfigurationError(
-                f"{self.prefix.rstrip('.') or 'the module'} needs exactly one optimizer, which updates nothing else."
-            )
-        self._private = own[0][0]
-        return own[0][0]
+        self._steps = OptimizerSteps(self._optimizers, parameters, self.prefix.rstrip("."))
+        return self._steps.private
 
     def watch(self) -> None:
         """Attach hooks that notice an optimizer that steps too early, records in a public network, and writes."""
-        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
+        self._hooks = self._optimizer_steps.watch(self._after_update)
         public = self._public() if self.prefix else []
         self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
         self._wrapped.wrap("on_train_batch_end", _nothing, self._writes.end_lot)
         if self._whole.automatic_optimization:  # in manual optimization no such hook is called
             self._wrapped.wrap("on_before_zero_grad", _nothing, self._writes.remember)
+            if overrides(self._whole, "optimizer_step"):
+                self._wrapped.replace("optimizer_step", _with_withheld_loss(self._whole.optimizer_step))
 
     def follow(self, loader: LotLoader) -> None:
         """Learn from the loader when a lot is drawn: before any hook has seen it."""
@@ -180,6 +181,7 @@ class Scope:
         """Begin a lot: private records come in sight of the module."""
         self.refuse_skipped_lot()
         self._unreleased = True
+        self._optimizer_steps.open_lot()
         self._gradients = public_gradients(self._whole, self.part)
         self._writes.open_lot()
         if self.prefix:
@@ -200,7 +202,8 @@ class Scope:
         Raises:
             UnsupportedModuleError: A tensor, or a gradient of another network, has changed since the lot was drawn.
         """
-        self._unreleased, self._due = False, True
+        self._unreleased = False
+        self._optimizer_steps.release_lot()
         self._writes.refuse_before_release()
         _refuse_early_gradients(self._gradients, public_gradients(self._whole, self.part))
         if self._lot is not None:
@@ -213,6 +216,8 @@ class Scope:
             self._lot = None
             self._writes.update()
         self._unreleased = False
+        if self._steps is not None:
+            self._steps.close_lot()
 
     def forward(self, training_step: Any) -> Any:
         """Wrap a training step that may write nothing; the hooks before its backward pass, which see no lot, may."""
@@ -244,23 +249,14 @@ class Scope:
             self._lot.refuse_dependence(loss)
             self._unchecked = False
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._unreleased:
-            raise ConfigurationError(
-                "an optimizer has stepped before the release of the lot: the first manual_backward of a lot is that of "
-                "the private network and the first step its optimizer's, self.optimizers()….step() (past Lightning, as "
-                "in optimizer.optimizer.step(), nothing is made private); update other networks after it. A subclass "
-                "of the strategy that overrides a hook must call super()'s."
-            )
-        if optimizer is self._private:
-            if not self._due:
-                raise ConfigurationError(
-                    "the private optimizer has stepped twice on one release, or without one: each release is good for "
-                    "one step (and a subclass of the strategy that overrides a hook must call super()'s)."
-                )
-            self._due = False
-            if not self.prefix:  # else other networks follow, which see no record
-                self._writes.update()
+    @property
+    def _optimizer_steps(self) -> OptimizerSteps:
+        assert self._steps is not None
+        return self._steps
+
+    def _after_update(self) -> None:
+        if not self.prefix:  # else other networks follow, which see no record
+            self._writes.update()
 
     def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._unreleased and self._lot is not None:
@@ -284,6 +280,16 @@ class Scope:
 
 
 def _nothing() -> None: ...
+
+
+def _with_withheld_loss(optimizer_step: Callable[..., None]) -> Callable[..., None]:
+    """A module's own `optimizer_step`, in whose sight the lot's loss is not either."""
+
+    def step(epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        closure = optimizer_closure and without_loss(optimizer_closure)
+        optimizer_step(epoch, batch_idx, optimizer, closure)
+
+    return step
 
 
 def public_gradients(whole: nn.Module, part: nn.Module) -> State:

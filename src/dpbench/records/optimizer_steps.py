@@ -1,0 +1,106 @@
+"""Steps of a training's optimizers: the private one makes one step on each release, and sees nothing else of a lot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.records.withheld_loss import require_watched, step_arguments
+
+
+class OptimizerSteps:
+    """Watches the steps of all optimizers while a training runs.
+
+    Args:
+        optimizers: Of the training.
+        parameters: To which gradients are released.
+        part: Name of the private part, for messages; empty where all of the module is private.
+
+    Attributes:
+        private: The optimizer that updates the private part.
+
+    Raises:
+        ConfigurationError: The private part belongs to no or to several optimizers, or shares one; or the steps of its
+            optimizer cannot be watched.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], part: str) -> None:
+        released = self._released = {id(p) for p in parameters}
+        updated = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in optimizers]
+        own = [(o, ids) for o, ids in updated if ids & released]
+        if len(own) != 1 or (part and own[0][1] - released):
+            raise ConfigurationError(f"{part or 'the module'} needs exactly one optimizer, which updates nothing else.")
+        self.private = own[0][0]
+        require_watched(self.private)
+        self._unreleased = self._due = False
+        self._depth = 0
+
+    def watch(self, on_update: Callable[[], None]) -> list[RemovableHandle]:
+        """Attach the hooks.
+
+        Args:
+            on_update: Called after each step of the private optimizer.
+        """
+        self._on_update = on_update
+        return [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def open_lot(self) -> None:
+        """Begin a lot: no optimizer may step before its release."""
+        self._unreleased, self._depth = True, 0
+
+    def release_lot(self) -> None:
+        """Allow one step of the private optimizer, on what is about to be released.
+
+        Raises:
+            UnsupportedModuleError: It would also move parameters to which nothing is released.
+        """
+        parameters = [p for group in self.private.param_groups for p in group["params"]]
+        others = [p for p in parameters if p.grad is not None and id(p) not in self._released]
+        if others:
+            raise UnsupportedModuleError(
+                f"a frozen parameter of shape {tuple(others[0].shape)} has a gradient, by which the optimizer would "
+                "move it without noise: leave frozen parameters out of the optimizer, and their p.grad None."
+            )
+        self._unreleased, self._due = False, True
+
+    def close_lot(self) -> None:
+        """End a lot, whose records are out of sight."""
+        self._unreleased = False
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Hand no loss of private records to an optimizer; the losses of other networks are theirs."""
+        if optimizer is self.private:
+            self._depth += 1
+        elif not self._unreleased:
+            return None
+        return step_arguments(args, kwargs)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._unreleased:
+            raise ConfigurationError(
+                "an optimizer has stepped before the release of the lot: the first manual_backward of a lot is that of "
+                "the private network and the first step its optimizer's, self.optimizers()….step() (past Lightning, as "
+                "in optimizer.optimizer.step(), nothing is made private); update other networks after it. A subclass "
+                "of the strategy that overrides a hook must call super()'s."
+            )
+        if optimizer is not self.private:
+            return
+        self._depth -= 1
+        if self._depth > 0:  # the step of a base class, within its own
+            return
+        if not self._due:
+            raise ConfigurationError(
+                "the private optimizer has stepped twice on one release, or without one: each release is good for "
+                "one step (and a subclass of the strategy that overrides a hook must call super()'s)."
+            )
+        self._due = False
+        self._on_update()

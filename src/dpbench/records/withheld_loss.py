@@ -1,0 +1,93 @@
+"""What an optimizer is given in the place of a lot's loss, which is exact: it updates by released gradients alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dpbench.errors import ConfigurationError
+
+READS_LOSS = (
+    "the optimizer reads the loss of a lot, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
+    "searches would carry it into the weights without noise. Take an optimizer that reads p.grad alone (SGD, Adam, "
+    "Prodigy, schedule-free ones), and log the loss in training_step, not from what optimizer.step returns."
+)
+_HARMLESS = (bool, int, str, type(None))
+
+
+class _WithheldLoss(Tensor):
+    """A tensor that may be handed on and returned, as optimizers do with `loss = closure()`; any other use is refused.
+
+    Without data (on the meta device), so that nothing can be read around `__torch_function__` either.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        raise ConfigurationError(READS_LOSS)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # for tracebacks and debuggers
+        return "<withheld loss>"
+
+    def __round__(self, digits: int | None = None) -> NoReturn:
+        raise ConfigurationError(READS_LOSS)
+
+
+WITHHELD_LOSS: Tensor = torch.empty((), device="meta").as_subclass(_WithheldLoss)
+
+
+def without_loss(closure: Callable[..., Any]) -> Callable[..., Any]:
+    """The same closure, which hands out no loss; None stays None."""
+
+    def withheld(*args: Any, **kwargs: Any) -> Tensor | None:
+        return None if closure(*args, **kwargs) is None else WITHHELD_LOSS
+
+    return withheld
+
+
+def step_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `Optimizer.step` from which nothing of a lot can be read.
+
+    Args:
+        args: The optimizer, then perhaps the closure, and more.
+        kwargs: Perhaps the closure, and more.
+
+    Raises:
+        ConfigurationError: Beside the closure there is a value that could be computed from records; flags, whole
+            numbers and strings are let through.
+    """
+    optimizer, *positional = args
+    options = dict(kwargs)
+    named = {f"argument {place}": value for place, value in enumerate(positional, 1)} | options
+    for place, (name, value) in enumerate(named.items()):
+        closure = callable(value) and (name == "closure" or place == 0)
+        if not closure and not isinstance(value, _HARMLESS):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__}.step is given {name} ({type(value).__name__}) beside a closure: whatever "
+                "training_step computes of a lot is exact, and would get into the weights without noise. Optimizers "
+                "of private training see the released p.grad alone."
+            )
+    if positional and callable(positional[0]):
+        positional[0] = without_loss(positional[0])
+    if callable(options.get("closure")):
+        options["closure"] = without_loss(options["closure"])
+    return (optimizer, *positional), options
+
+
+def require_watched(optimizer: Any) -> None:
+    """Make sure that the hooks of an optimizer's step are called, also where its `__init__` has not seen to it.
+
+    Raises:
+        ConfigurationError: It is none of torch's kind, whose steps nobody can watch.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} is no subclass of torch.optim.Optimizer, so that nobody can see what its step "
+            "reads: derive it from torch.optim.Optimizer."
+        )
+    Optimizer.__setstate__(optimizer, {})
