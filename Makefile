@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a m
 
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
 	$(BIN)/python -m tools.audits
+
+golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
+	$(BIN)/python -m tools.golden compare
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)

@@ -1,0 +1,173 @@
+"""Golden runs: what they cover, that they come to the committed values, and that a change of the source is seen."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpbench import strategies
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.sampling import schemes
+from tools.golden import base, compare
+from tools.golden.launch import train, with_twins
+from tools.golden.ledgers import LEDGERS, facts_of
+from tools.golden.numbers import numbers, verdict
+from tools.golden.pairs import pairs_of, valid_rows
+from tools.golden.runs import quiet
+from tools.golden.scenarios import AXES, STRATEGIES, Scenario, is_valid, scenarios
+from tools.golden.values import values_of, wrong_twins, wrong_values, wrong_weights
+from tools.golden.worlds import SAMPLINGS
+
+ROOT = Path(__file__).parents[2]
+FLAT = Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "straight", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _tier_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPBENCH_NATIVE", "auto")  # which golden runs set
+
+
+def test_every_pair_that_goes_together_is_trained() -> None:
+    possible = set().union(*map(pairs_of, valid_rows(AXES, is_valid)))
+    trained = set().union(*(pairs_of(tuple(one.name.split("/"))) for one in scenarios()))
+    assert trained == possible
+    assert 60 <= len(scenarios()) <= 80
+
+
+def test_every_strategy_and_scheme_has_golden_runs() -> None:
+    """A new one fails here until it has them: add it to `tools/golden/scenarios.py`, and write the values."""
+    made = {getattr(make, "func", make) for make in STRATEGIES.values()}
+    assert made == {getattr(strategies, name) for name in strategies.__all__} - {strategies.PrivateStrategy}
+    configured = [yaml.safe_load(path.read_text())["_target_"] for path in (ROOT / "conf/strategy").glob("*.yaml")]
+    assert {name.rpartition(".")[2] for name in configured} <= {one.__name__ for one in made}
+    drawn = {type(make(40, "example")) for make in SAMPLINGS.values()}
+    assert drawn == {
+        scheme for scheme in schemes() if scheme.record_changes and scheme.__module__.startswith("dpbench")
+    }
+
+
+# ------------------------------------------------------------------------------------- numbers of a key
+
+
+def test_a_key_gives_the_committed_numbers() -> None:
+    quiet()
+    now, committed = numbers(), compare.read("numbers.json")
+    assert verdict(now, committed) is None
+    assert all(len(set(map(str, committed[name]))) > 2 for name in committed if name.startswith("noise"))
+
+
+def test_changed_numbers_ask_for_random_numbers_to_be_raised() -> None:
+    committed = compare.read("numbers.json")
+    now = copy.deepcopy(committed)
+    now["noise of the small key by torch"][1][2] += 1e-4
+    said = verdict(now, committed)
+    assert said is not None and "\n" not in said
+    assert "noise of the small key by torch" in said and "raise RANDOM_NUMBERS" in said
+    assert "`python -m tools.golden write`" in said
+    now["RANDOM_NUMBERS"] += 1
+    said = verdict(now, committed)
+    assert said is not None and "raise RANDOM" not in said and "is older" in said
+    lots = copy.deepcopy(committed)
+    lots["lots of the large key"][0][2].pop()
+    assert "lots of the large key" in str(verdict(lots, committed))
+    assert verdict(committed, committed) is None
+
+
+# ------------------------------------------------------------------------------------- ledgers of this schema
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_a_committed_ledger_costs_the_same_for_ever(name: str) -> None:
+    path = compare.FOLDER / "ledgers" / f"{name}.jsonl"
+    then, now = compare.read("ledgers/facts.json")[name], facts_of(path)
+    assert {accountant: now["epsilon"][accountant] for accountant in then["epsilon"]} == then["epsilon"]
+    assert {**now, "epsilon": {}} == {**then, "epsilon": {}}
+
+
+def test_one_release_more_costs_more_than_the_committed_epsilon(tmp_path: Path) -> None:
+    whole = (compare.FOLDER / "ledgers/poisson.jsonl").read_text()
+    last = whole.splitlines()[-1]
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(whole + last.replace('"number":19', '"number":20') + "\n")
+    assert read_ledger(path).damage is None
+    then = compare.read("ledgers/facts.json")["poisson"]["epsilon"]
+    assert all(facts_of(path)["epsilon"][name] > value for name, value in then.items())
+
+
+# ------------------------------------------------------------------------------------- what differs is said
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Any]:
+    """A resumed run and its twin, as a process of its own trains them."""
+    return train(with_twins([Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "sigkill", "torch")]))
+
+
+@pytest.mark.slow
+def test_other_epsilons_events_and_weights_are_said(outcomes: dict[str, Any]) -> None:
+    killed, straight = with_twins([Scenario.named(next(iter(outcomes)))])
+    chosen = [killed, straight]
+    assert outcomes[killed.name]["resumed"] and not outcomes[straight.name]["resumed"]
+    committed = {name: values_of(outcome) for name, outcome in outcomes.items()}
+    assert not [*wrong_values(chosen, outcomes, committed), *wrong_twins(chosen, outcomes)]
+    assert not list(wrong_weights(chosen, outcomes, outcomes))
+
+    other = copy.deepcopy(committed)
+    other[killed.name]["epsilon"]["pld"] *= 1 + 1e-9
+    other[straight.name]["events"][0]["count"] = 19
+    said = list(wrong_values(chosen, outcomes, other))
+    assert [line.partition(" is ")[0] for line in said] == [f"{killed.name}: epsilon", f"{straight.name}: events"]
+    assert "are of other runs" in next(wrong_values([straight], outcomes, committed))
+
+    broken = copy.deepcopy(outcomes)
+    broken[killed.name]["weights"][0] += 1e-7
+    broken[killed.name]["ledger"] += broken[killed.name]["ledger"].splitlines()[-1] + "\n"
+    assert len(list(wrong_twins(chosen, broken))) == 2
+    moved = copy.deepcopy(outcomes)
+    moved[straight.name]["steps"][12] = "0" * 16
+    assert list(wrong_weights(chosen, outcomes, moved)) == [
+        f"{straight.name}: other weights than before from step 12 on"
+    ]
+
+
+MUTANTS = {
+    "a comment": ("privacy/randomness.py", "import hashlib", "import hashlib  # changes no number", False),
+    "another stream of noise": ("privacy/randomness.py", "NOISE = 2", "NOISE = 12", True),
+    "another stream of lots": ("privacy/randomness.py", "LOTS = 1", "LOTS = 11", True),
+    "another divisor": ("privacy/mechanism/mechanism.py", "div_(plan.denominator)", "div_(plan.denominator + 1)", True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a comment", "another stream of noise", "another stream of lots", "another divisor"])
+def test_a_change_of_the_source_is_seen(name: str, outcomes: dict[str, Any], tmp_path: Path) -> None:
+    file, old, new, differs = MUTANTS[name]
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    path = tmp_path / "src/dpbench" / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    straight = Scenario.named(next(reversed(outcomes)))
+    before = train([straight], source=tmp_path / "src")
+    assert bool(list(wrong_weights([straight], outcomes, before))) == differs
+
+
+def test_the_revision_that_raised_random_numbers_is_known() -> None:
+    revision = base.last_raise()
+    if revision is None:
+        pytest.skip("needs the history of a git checkout")
+    assert base.random_numbers(revision) is not None
+    parent = base.git("rev-parse", f"{revision}~1").decode().strip()
+    assert base.random_numbers(parent) != base.random_numbers(revision)
+
+
+@pytest.mark.slow
+def test_golden_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them: against the committed values, one another, and the revision that raised `RANDOM_NUMBERS` last."""
+    assert list(compare.problems()) == []

@@ -1,0 +1,27 @@
+"""`python -m tools.golden.part NAMES FOLDER`: one process that trains golden runs, or one of two by `torchrun`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tools.golden.runs import quiet, run
+from tools.golden.scenarios import Scenario
+
+
+def main(names: Path, folder: Path) -> None:
+    """Train the scenarios whose names are in a file, and write what they left to `FOLDER/outcomes.json`."""
+    quiet()
+    chosen = [Scenario.named(name) for name in json.loads(names.read_text(encoding="utf-8"))]
+    # First those that are killed in forks of this process: it has trained nothing yet.
+    order = sorted(range(len(chosen)), key=lambda place: chosen[place].end != "sigkill")
+    outcomes = {chosen[place].name: run(chosen[place], folder / str(place)).to_dict() for place in order}
+    if os.environ.get("RANK", "0") == "0":
+        text = json.dumps({one.name: outcomes[one.name] for one in chosen})
+        (folder / "outcomes.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""What golden runs must come to on every machine: epsilons, events, and runs that must agree with one another."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.privacy.events import Event, SumQuery
+from tools.golden.launch import Outcomes
+from tools.golden.runs import CHECKPOINT
+from tools.golden.scenarios import DELTA, STEPS, Scenario
+
+Values = dict[str, Any]
+_ROUNDING = 1e-5
+"""Relative distance of the weights that one process and two may end with; seen: 4e-7."""
+
+
+def significant(value: float, digits: int) -> float:
+    """A number with so many significant digits; those of a committed value are the same on all machines."""
+    return float(f"{value:.{digits - 1}e}")
+
+
+def values_of(outcome: dict[str, Any]) -> Values:
+    """What is committed of a run: epsilons to ten digits, and what its releases were; {} for a reference."""
+    if not outcome["ledger"]:
+        return {}
+    ledger = ledger_of(outcome["ledger"])
+    header = ledger.header
+    _, first = ledger.releases[0]
+    events = [
+        {"count": count, "sampling": event.sampling.to_dict(), "queries": _queries(event.queries, 10)}
+        for event, count in ledger.events.items()
+    ]
+    return {
+        "unit": header.unit,
+        "neighbouring_relation": header.neighbouring_relation,
+        "microbatch_size": header.microbatch_size,
+        "phases": len(ledger.headers),
+        "releases": [release.number for _, release in ledger.releases] == list(range(STEPS)) and STEPS,
+        "events": events,
+        "first_queries": _queries(first.queries, 6),
+        "epsilon": epsilons(ledger, DELTA, ("rdp", "pld")),
+    }
+
+
+def epsilons(ledger: Ledger, delta: float, accountants: Iterable[str]) -> dict[str, float]:
+    """Epsilons to ten digits, by those of the accountants that give one."""
+    events = frozenset(ledger.events.items())
+    by_name = {name: _epsilon(events, delta, name) for name in accountants}
+    return {name: value for name, value in by_name.items() if value is not None}
+
+
+@cache
+def _epsilon(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float | None:
+    """Epsilon to ten digits; None where the accountant does not cover the lots, or would take too long."""
+    try:
+        return significant(epsilon(dict(events), delta, accountant), 10)
+    except ConfigurationError:
+        return None
+
+
+def _queries(queries: Iterable[SumQuery], digits: int) -> list[list[Any]]:
+    return [
+        [query.name, significant(query.sensitivity, digits), significant(query.noise_std, digits), query.unit]
+        for query in queries
+    ]
+
+
+def ledger_of(text: str) -> Ledger:
+    """The ledger that a file with this text is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        path.write_text(text, encoding="utf-8")
+        return read_ledger(path)
+
+
+def wrong_values(chosen: Iterable[Scenario], outcomes: Outcomes, committed: dict[str, Values]) -> Iterator[str]:
+    """Say which runs have other epsilons or events than the committed ones."""
+    names = [scenario.name for scenario in chosen]
+    if sorted(names) != sorted(committed):
+        yield "the committed values are of other runs: python -m tools.golden write"
+        return
+    for name in names:
+        now = values_of(outcomes[name])
+        for part in sorted({*now, *committed[name]}):
+            if now.get(part) != committed[name].get(part):
+                yield f"{name}: {part} is {now.get(part)}, and was {committed[name].get(part)}"
+
+
+def wrong_twins(chosen: Iterable[Scenario], outcomes: Outcomes) -> Iterator[str]:
+    """Say which runs differ from the one that they must come to the same as.
+
+    A run that died and was resumed: to the bit, ledger included. Two processes: up to rounding, with the same events.
+    """
+    for scenario in chosen:
+        twin = scenario.twin
+        if twin is None:
+            continue
+        one, other = outcomes[scenario.name], outcomes[twin.name]
+        if scenario.end != "straight":
+            if one["steps"] != other["steps"][CHECKPOINT:] or one["weights"] != other["weights"]:
+                yield f"{scenario.name}: the resumed run ends with other weights than the uninterrupted one"
+            if one["ledger"] != other["ledger"]:
+                yield f"{scenario.name}: the resumed run leaves another ledger than the uninterrupted one"
+        else:
+            if values_of(one) != values_of(other):
+                yield f"{scenario.name}: the releases of two processes are others than those of one"
+            if _sums_alike(scenario) and not _close(one["weights"], other["weights"]):
+                yield f"{scenario.name}: two processes end with other weights than one"
+
+
+def _sums_alike(scenario: Scenario) -> bool:
+    """Whether two processes sum up what one does: not where each draws masks for its share, in another order."""
+    return scenario.network != "dropout" or scenario.records == "users"
+
+
+def _close(one: list[float], other: list[float]) -> bool:
+    return math.dist(one, other) <= _ROUNDING * math.hypot(*other)
+
+
+def wrong_weights(chosen: Iterable[Scenario], outcomes: Outcomes, before: Outcomes) -> Iterator[str]:
+    """Say from which step on runs have other weights than with the source before, to the bit."""
+    for scenario in chosen:
+        now, then = outcomes[scenario.name], before.get(scenario.name)
+        if then is None or now["steps"] == then["steps"]:
+            continue
+        pairs = zip(now["steps"], then["steps"], strict=False)
+        step = next((number for number, (a, b) in enumerate(pairs) if a != b), "the end")
+        yield f"{scenario.name}: other weights than before from step {step} on"
+
+
+def lines_of(values: dict[str, Any]) -> str:
+    """JSON with a line for each entry, so that a diff shows which ones change."""
+    rows = (f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return "{\n" + ",\n".join(rows) + "\n}\n"
