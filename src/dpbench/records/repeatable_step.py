@@ -1,59 +1,55 @@
-"""Training steps run again with the random numbers that no state holds: functional dropout, fresh generators."""
+"""Training steps that are run again outside of training: what would make two runs differ is switched off."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# Position and name of the argument that switches a function's dropout off, and its value then.
-_OFF: dict[Callable[..., Any], tuple[int, str, Any]] = {
-    F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
-    **dict.fromkeys(
-        (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-        (2, "training", False),
-    ),
-    torch.dropout: (2, "train", False),
-}
+_DROPOUT_OF_ATTENTION = 4  # position of dropout_p
 
 
-class _NoDropout(TorchFunctionMode):
-    """Masks come in another order for another number of rows; without them, the gradients can be compared."""
-
+class _NoDropoutOfAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _OFF:
-            place, name, value = _OFF[func]
-            if len(args) > place:
-                args = (*args[:place], value, *args[place + 1 :])
+        if func is F.scaled_dot_product_attention:
+            if len(args) > _DROPOUT_OF_ATTENTION:
+                args = (*args[:_DROPOUT_OF_ATTENTION], 0.0, *args[_DROPOUT_OF_ATTENTION + 1 :])
             else:
-                kwargs[name] = value
+                kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def repeatable(seed: int | None) -> Iterator[None]:
-    """Functional dropout is off, and `numpy.random.default_rng()` without a seed takes one from `seed`.
-
-    Args:
-        seed: Another one gives other random numbers.
-    """
-    fresh, calls = np.random.default_rng, itertools.count()
-
-    def seeded(given: Any = None) -> np.random.Generator:
-        return fresh([0 if seed is None else seed, next(calls)] if given is None else given)
-
-    np.random.default_rng = seeded  # type: ignore[assignment]
+@contextmanager
+def without_fused_dropout(module: nn.Module, device: str) -> Iterator[None]:
+    """Switch off dropout inside of kernels of a GPU (recurrent layers, attention), whose masks follow no row."""
+    if device == "cpu":
+        yield
+        return
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase) and layer.dropout]
+    rates = [layer.dropout for layer in layers]
+    for layer in layers:
+        layer.dropout = 0.0
     try:
-        with _NoDropout():
+        with _NoDropoutOfAttention():
             yield
     finally:
-        np.random.default_rng = fresh
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.dropout = rate
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled functions as they were written: nothing is compiled for lots of other sizes."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -49,9 +50,13 @@ class StepState:
         self._undo: list[Callable[[], object]] = []
         self._numbers: list[Callable[[], object]] = []  # puts random numbers back
         self._same: list[Callable[[], bool]] = []
-        self._seeds: list[Callable[[int], object]] = []
+        self._states: list[Callable[[], Any]] = []  # of random generators
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._kept: list[object] = []  # so that no number names two objects
+        self.holders: list[tuple[dict[Any, Any], Any]] = []
+        """Dictionaries and keys by which generators of NumPy can be reached."""
+        self.sources: list[random.Random] = []
+        """Generators of `random`, beside the global one."""
         self._seen: set[int] = set()
         self._keep_global_generators(module.device)
         stop = trainer.should_stop
@@ -69,14 +74,11 @@ class StepState:
         for parameter, _ in self._gradients:
             parameter.grad = None  # a step that zeroes them in place must not reach them
 
-    def restore(self, seed: int | None = None) -> None:
-        """Put everything back but gradients, which are cleared; with `seed`, every random generator is seeded anew."""
+    def restore(self) -> None:
+        """Put everything back but gradients, which are cleared."""
         for undo in self._undo:
             undo()
         self.rewind()
-        if seed is not None:
-            for reseed in self._seeds:
-                reseed(seed)
 
     def rewind(self) -> None:
         """Put random numbers back and clear gradients; whatever else a step has left behind stays."""
@@ -89,6 +91,11 @@ class StepState:
         """Whether a step has left anything behind but random numbers, gradients, and counts (whole numbers, flags)."""
         return not all(same() for same in self._same)
 
+    def drawn(self) -> bytes:
+        """States of all random generators: how much was drawn."""
+        states = [get() for get in self._states]
+        return pickle.dumps([x.cpu().numpy() if isinstance(x, Tensor) else x for x in states])
+
     def finish(self) -> None:
         """Put everything back, gradients included."""
         self.restore()
@@ -96,18 +103,19 @@ class StepState:
             parameter.grad = gradient
 
     def _keep_global_generators(self, device: torch.device) -> None:
-        self._generator(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed)
+        self._generator(torch.get_rng_state, torch.set_rng_state)
         if device.type == "cuda":
-            state = torch.cuda.get_rng_state(device)
-            self._numbers.append(lambda: torch.cuda.set_rng_state(state, device))
-            self._seeds.append(torch.cuda.manual_seed_all)
-        self._generator(np.random.get_state, np.random.set_state, np.random.seed)
-        self._generator(random.getstate, random.setstate, random.seed)
+            self._generator(
+                lambda: torch.cuda.get_rng_state(device),
+                lambda state: torch.cuda.set_rng_state(state, device),
+            )
+        self._generator(np.random.get_state, np.random.set_state)
+        self._generator(random.getstate, random.setstate)
 
-    def _generator(self, get: Callable[[], Any], put: Callable[[Any], object], seed: Callable[[int], object]) -> None:
+    def _generator(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         state = copy.deepcopy(get())
         self._numbers.append(lambda: put(state))
-        self._seeds.append(seed)
+        self._states.append(get)
 
     def _keep(self, x: Any) -> Iterable[Any]:
         """Remember one object; what it holds is returned."""
@@ -119,23 +127,25 @@ class StepState:
                 self._undo.append(lambda: np.copyto(x, before))
                 self._same.append(lambda: np.array_equal(x, before, equal_nan=x.dtype.kind in "fc"))
         elif isinstance(x, torch.Generator):
-            self._generator(x.get_state, x.set_state, x.manual_seed)
-        elif isinstance(x, random.Random):
-            self._generator(x.getstate, x.setstate, x.seed)
+            self._generator(x.get_state, x.set_state)
+        elif isinstance(x, random.Random) and not isinstance(x, random.SystemRandom):
+            self._generator(x.getstate, x.setstate)
+            self.sources.append(x)
         elif isinstance(x, np.random.RandomState):
-            self._generator(x.get_state, x.set_state, x.seed)
+            self._generator(x.get_state, x.set_state)
         elif isinstance(x, np.random.Generator):
             bits = x.bit_generator
 
             def put(state: Any) -> None:
                 bits.state = copy.deepcopy(state)
 
-            self._generator(lambda: bits.state, put, lambda seed: put(type(bits)(seed).state))
+            self._generator(lambda: bits.state, put)
         elif isinstance(x, dict | list | set | deque | tuple):
             return self._keep_container(x)
         elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not _opaque(x)):
             attributes = x.__dict__
             saved = dict(attributes)
+            self._remember_holders(attributes)
             self._undo.append(lambda: _refill(attributes, saved))
             self._same.append(lambda: _alike(attributes, saved))
             return [value for name, value in saved.items() if not name.endswith(_HOOKS)]
@@ -152,9 +162,14 @@ class StepState:
         self._undo.append(lambda: torch.equal(data, before) or data.copy_(before))
         self._same.append(lambda: torch.equal(data, before))
 
+    def _remember_holders(self, x: dict[Any, Any]) -> None:
+        kinds = np.random.Generator | np.random.RandomState
+        self.holders += [(x, key) for key, value in x.items() if isinstance(value, kinds)]
+
     def _keep_container(self, x: Any) -> Iterable[Any]:
         if isinstance(x, dict):
             saved = dict(x)
+            self._remember_holders(x)
             self._undo.append(lambda: _refill(x, saved))
             self._same.append(lambda: _alike(x, saved))
             return saved.values() if len(saved) <= _MANY else ()

@@ -1,0 +1,139 @@
+"""Lots made of one lot, on which a record's gradient must be the same: parts of it, other orders, other records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dpbench.records.physical_batches import select
+
+Rows = NDArray[np.int64]
+_EXTREME = 1e6
+
+
+class AlteredLot(NamedTuple):
+    """A lot for one run.
+
+    Attributes:
+        batch: Its tensors.
+        places: For each row the row of the whole lot whose place it has: its number and its random numbers.
+    """
+
+    batch: Any
+    places: Rows
+
+    def positions(self, rows: Rows) -> Rows:
+        """Where some rows of the whole lot are."""
+        where = np.full(max(int(self.places.max()), int(rows.max())) + 1, -1)
+        where[self.places] = np.arange(len(self.places))
+        return where[rows]
+
+
+class LotRows:
+    """The rows of one lot, or of the piece of it that is run at once.
+
+    Args:
+        batch: Holds them.
+        rows: Number of its rows.
+        chosen: Those of the piece, ascending.
+        record_of: Record (or microbatch) of each of these.
+        numbered: Whether the batch itself may hold `record_of`.
+    """
+
+    def __init__(self, batch: Any, rows: int, chosen: Rows, record_of: Rows, numbered: bool) -> None:
+        self._batch, self._rows, self._chosen, self._numbered = batch, rows, chosen, numbered
+        self.record_of = record_of
+        self.everything = np.arange(len(chosen))
+
+    def whole(self) -> AlteredLot:
+        """As it is."""
+        return self._lot(self.everything)
+
+    def of(self, names: Rows) -> Rows:
+        """Rows of some records, ascending."""
+        return np.flatnonzero(np.isin(self.record_of, names))
+
+    def part(self, names: Rows) -> AlteredLot:
+        """Some records alone, in the order of `names`; the rows of a record stay together, as they were."""
+        return self._lot(np.concatenate([np.flatnonzero(self.record_of == name) for name in names]))
+
+    def replaced(self, kept: Rows) -> AlteredLot:
+        """The lot with one kept record in the place of all that are not kept."""
+        one = np.flatnonzero(self.record_of == kept[0])
+        contents = self.everything.copy()
+        for name in np.setdiff1d(self.record_of, kept):
+            gone = np.flatnonzero(self.record_of == name)
+            contents[gone] = one[np.arange(len(gone)) % len(one)]
+        return self._lot(contents, self.everything)
+
+    def extreme(self, lot: AlteredLot, name: int) -> AlteredLot:
+        """A lot of the same places, with a record a million times as large."""
+        return self._changed(lot, name, lambda x: torch.where((x == 0).all(), _EXTREME, x * _EXTREME).to(x.dtype))
+
+    def without_numbers(self, name: int) -> AlteredLot:
+        """The lot with a record of NaN, whose whole numbers are another record's."""
+        other = int(np.flatnonzero(self.record_of != name)[0])
+        return self._changed(self.whole(), name, lambda x: torch.full_like(x, math.nan), other)
+
+    def has_floats(self) -> bool:
+        """Whether there is anything that can be NaN."""
+        return any(_is_float(x) and x.dim() and len(x) == self._rows for x in self._tensors())
+
+    def longest(self) -> Rows:
+        """Records that hold the largest of whole numbers that each row has one of, such as the lengths of texts."""
+        columns = [x for x in self._tensors() if x.shape == (self._rows,) and not x.is_floating_point()]
+        own = torch.from_numpy(self._chosen)
+        return np.unique([self.record_of[int(x.cpu()[own].int().argmax())] for x in columns if not x.is_complex()])
+
+    def _tensors(self) -> list[Tensor]:
+        return [x for x in tree_leaves(self._batch) if isinstance(x, Tensor)]
+
+    def _lot(self, contents: Rows, places: Rows | None = None) -> AlteredLot:
+        places = contents if places is None else places
+        batch = select(self._batch, self._rows, self._chosen[contents])
+        if self._numbered:
+            batch = self._renumbered(batch, self.record_of[contents], self.record_of[places])
+        return AlteredLot(batch, places)
+
+    def _renumbered(self, batch: Any, old: Rows, names: Rows) -> Any:
+        """The batch with its entry of each row's record counted from 0 again, in the order of the rows."""
+        before = torch.from_numpy(old)
+        first, inverse = np.unique(names, return_index=True, return_inverse=True)[1:]
+        now = torch.from_numpy(first.argsort().argsort()[inverse])
+
+        def renumbered(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.shape != before.shape or x.is_floating_point():
+                return x
+            return now.to(x) if torch.equal(x.cpu().long(), before) else x
+
+        return tree_map(renumbered, batch)
+
+    def _changed(
+        self, lot: AlteredLot, name: int, change: Callable[[Tensor], Tensor], other: int | None = None
+    ) -> AlteredLot:
+        """A lot in which the floating-point numbers of a record are changed, and whole ones taken from another row."""
+        rows = torch.from_numpy(np.flatnonzero(self.record_of[lot.places] == name))
+        numbers = torch.from_numpy(self.record_of)
+
+        def changed(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not x.dim() or len(x) != len(lot.places):
+                return x
+            places = rows.to(x.device)
+            if _is_float(x):
+                return x.index_copy(0, places, change(x[places]))
+            if other is None or (self._numbered and x.shape == numbers.shape and torch.equal(x.cpu().long(), numbers)):
+                return x
+            return x.index_copy(0, places, x[other].expand(len(rows), *x.shape[1:]))
+
+        return AlteredLot(tree_map(changed, lot.batch), lot.places)
+
+
+def _is_float(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()

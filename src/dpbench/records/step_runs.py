@@ -1,0 +1,258 @@
+"""One training step run several times from one state, and what each run says of the gradients of its rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning.loggers.logger import DummyLogger
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from dpbench.privacy.gradients import tf32
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.records.altered_lots import AlteredLot
+from dpbench.records.host_draws import FreshGenerators, following_host
+from dpbench.records.repeatable_step import uncompiled, without_fused_dropout
+from dpbench.records.row_draws import RowDraws, following
+from dpbench.records.step_state import StepState
+
+Rows = NDArray[np.int64]
+
+
+class StepRun(NamedTuple):
+    """Gradients of the rows of one run.
+
+    Attributes:
+        gradients: One for each parameter.
+        norms: Of each row's gradient, shape (R,).
+        metrics: Of each row, over their bounds, shape (R, number of values).
+        dtype: Of norms, as they are computed.
+    """
+
+    gradients: Sequence[ParameterGradients]
+    norms: Tensor
+    metrics: Tensor
+    dtype: torch.dtype
+
+    def signed_sums(self, rows: Tensor, weights: Tensor) -> list[Tensor]:
+        """Σ of some rows' gradients with weights; with random signs, its square is on average that of the rows."""
+        device = self.norms.device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            if bool(self.norms.isfinite().all()):
+                every = torch.zeros_like(self.norms).index_copy_(0, rows, weights).to(self.dtype)
+                return [gradients.weighted_sum(every).double() for gradients in self.gradients]
+            some = weights.to(self.dtype)
+            return [gradients.select(rows).weighted_sum(some).double() for gradients in self.gradients]
+
+
+class Gap(NamedTuple):
+    """Change of a record's gradient between runs.
+
+    Attributes:
+        size: Relative to its norm; infinite where a run failed.
+        subject: Whether it is the gradient or a metric that changes.
+    """
+
+    size: float
+    subject: str = "gradient"
+
+
+class ComparedRows:
+    """Some rows of one run, to be compared with the same rows of others; their gradients need not be kept.
+
+    Args:
+        run: Has them.
+        rows: Which.
+        random: Draws signs.
+        floor: Norms below it count as it.
+    """
+
+    def __init__(self, run: StepRun, rows: Rows, random: np.random.Generator, floor: float) -> None:
+        self.rows = rows
+        device = run.norms.device
+        positions = torch.from_numpy(rows).to(device)
+        self._norms, self._metrics = run.norms[positions], run.metrics[positions]
+        self._scales = 1 / self._norms.clamp(min=floor)
+        self._weights = self._scales * torch.from_numpy(random.choice([-1.0, 1.0], len(rows))).to(device)
+        self._sums = run.signed_sums(positions, self._weights)
+
+    def gap(self, other: StepRun | None, positions: Rows) -> Gap:
+        """Root mean square over rows of the change of a gradient, relative to its norm; or of its metrics, if larger.
+
+        Args:
+            other: Another run.
+            positions: Of the same rows there.
+        """
+        if other is None:
+            return Gap(math.inf)
+        theirs = torch.from_numpy(positions).to(self._norms.device)
+        change = ((self._norms - other.norms[theirs]) * self._scales).square().sum()
+        sums = other.signed_sums(theirs, self._weights)
+        difference = sum(((a - b).square().sum() for a, b in zip(self._sums, sums, strict=True)), change * 0)
+        change, subject = torch.maximum(change, difference), "gradient"
+        if self._metrics.shape[1]:
+            one, two = self._metrics, other.metrics[theirs]
+            changes = torch.linalg.vector_norm(one - two, dim=1) / torch.linalg.vector_norm(one, dim=1).clamp(min=1e-2)
+            if changes.square().sum() > change or not changes.isfinite().all():
+                change, subject = changes.square().sum(), "metric"
+        size = float((change / len(positions)).sqrt())
+        return Gap(size if math.isfinite(size) else 1.0, subject)  # of what was finite
+
+
+class _Reached(BaseException):
+    """The step has come to its backward pass."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.output = loss
+
+
+class StepRunner:
+    """Runs a training step without training: afterwards everything is as it was.
+
+    Args:
+        trainer: Trains.
+        module: Its step is run.
+        engine: Attached to the module or its private part.
+
+    Attributes:
+        rows: That went through the model so far: what the runs cost.
+        follows: Whether random numbers follow the rows. Off until the step has drawn any: it costs time.
+        irregular: Whether the last run drew other numbers than the whole lot.
+        drawn: States of all random generators after the last run.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, engine: PerRecordEngine) -> None:
+        self._trainer, self._module, self._engine = trainer, module, engine
+        self.rows = 0
+        self.follows = self.irregular = False
+        self.drawn = b""
+        self._fresh = FreshGenerators()
+        self._state: StepState | None = None
+
+    @contextmanager
+    def session(self, step: Callable[[Any], Any], recipe: Recipe, rows: int) -> Iterator[None]:
+        """Run `step` on a lot of `rows` rows and on lots made of it; then put everything back."""
+        loggers = self._trainer.loggers
+        self._trainer.loggers = [DummyLogger() for _ in loggers]
+        self._state = StepState(self._trainer, self._module)
+        self._step, self._recipe, self._draws = step, recipe, RowDraws(rows)
+        self._before = self._drawn_by_whole = self._state.drawn()
+        try:
+            yield
+        finally:
+            self._state.finish()
+            self._state = None  # copies of all that the module holds
+            self._trainer.loggers = loggers
+            del self._step
+
+    def run(
+        self, lot: AlteredLot, whole: bool = False, shared: bool = False, after: bool = False, quiet: bool = False
+    ) -> StepRun | None:
+        """Per-row gradients and metrics, from the same state as each other run; None if there was no loss, or an error.
+
+        Args:
+            lot: Run.
+            whole: Whether it is the whole lot, whose random numbers others follow.
+            shared: Whether all rows get the same random numbers.
+            after: Whether the state is what the last run has left behind; the random numbers are still the same.
+            quiet: Whether warnings of the step are to be ignored.
+        """
+        assert self._state is not None
+        if after:
+            self._state.rewind()
+        else:
+            self._state.restore()
+        rows = len(lot.places)
+        self.rows += rows
+        self._draws.begin(lot.places, whole, shared)
+        before = self._engine.records
+        self._engine.expect(rows)
+        torch.clear_autocast_cache()
+        try:
+            return self._gradients(lot.batch, rows, quiet)
+        except Exception:  # if the lot itself is to blame, its own step will say so
+            return None
+        finally:
+            self._engine.discard()
+            self._engine.records = before
+            torch.clear_autocast_cache()
+            self._draws.finish()
+            self.drawn = self._state.drawn()
+            if whole:
+                self._drawn_by_whole = self.drawn
+            self.irregular = self._draws.irregular or self.drawn != self._drawn_by_whole
+
+    def has_drawn(self) -> bool:
+        """Whether the last run drew random numbers, as far as generators tell."""
+        return self.drawn != self._before or self._fresh.count > 0
+
+    def changed(self) -> bool:
+        """Whether the last run left anything behind that a later lot could see."""
+        assert self._state is not None
+        return self._state.changed()
+
+    def _gradients(self, batch: Any, rows: int, quiet: bool) -> StepRun | None:
+        device = self._module.device.type
+        own = self._module.__dict__
+        own |= {"log": _nothing, "log_dict": _nothing, "manual_backward": _stop}
+        if self._trainer.world_size > 1:
+            own["all_gather"] = self._gathered
+        with self._repeatable(device, quiet):
+            output = _output(self._step, batch)
+            loss = output["loss"] if isinstance(output, dict) else output
+            if loss is None:
+                return None
+            with torch.no_grad(), torch.autocast(device, enabled=False):
+                gradients = self._engine.backward(loss, rows)
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            squared = torch.stack([parameter.squared_norms() for parameter in gradients])
+            metrics = self._recipe.metrics_of(output, rows).to(squared.device)
+        return StepRun(gradients, squared.double().sum(0).sqrt(), metrics, squared.dtype)
+
+    @contextmanager
+    def _repeatable(self, device: str, quiet: bool) -> Iterator[None]:
+        assert self._state is not None
+        draws = self._draws if self.follows else None
+        with ExitStack() as stack:
+            if quiet:
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            stack.enter_context(uncompiled())
+            stack.enter_context(tf32.refused(device))
+            stack.enter_context(self._fresh.repeated(draws))
+            stack.enter_context(without_fused_dropout(self._module, device))
+            if draws is not None:
+                stack.enter_context(following_host(draws, self._state.holders, self._state.sources))
+                stack.enter_context(following(draws))
+            yield
+
+    def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:
+        """Stand in for `all_gather`: no process waits for another one's probe."""
+        world = self._trainer.world_size
+        return tree_map(lambda x: x.expand(world, *x.shape) if isinstance(x, Tensor) else x, data)
+
+
+def _output(step: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        return step(batch)
+    except _Reached as reached:
+        return reached.output
+
+
+def _stop(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Stand in for `manual_backward`: the loss is all that a probe wants."""
+    raise _Reached(loss)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for `log`: a probe logs nothing."""
