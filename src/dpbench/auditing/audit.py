@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
 from dpbench.auditing.declared import Checked, Measured, ReleaseGame, participation, release_game
 from dpbench.auditing.family import Family, TradeOff, reached
+from dpbench.auditing.fresh import fresh_noise
 from dpbench.auditing.independent import auc_lower, two_rates
 from dpbench.auditing.one_run import count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.errors import ConfigurationError
@@ -183,7 +184,7 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-TESTS = 13  # 7 bounds and 6 checks share the probability of an error
+TESTS = 18  # 7 bounds and 11 checks share the probability of an error
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
@@ -321,6 +322,7 @@ def _of_game(name: str, assumes: str, family: Family, ratio: float | None, joint
 
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:
     lots = participation(scores, all(sampling.lots_per_draw == 1 for sampling, _ in ledger.events))
+    noise = fresh_noise(scores)
     return (
         _interval("noise over declared", game.noise if game else None),
         _interval("sensitivity over declared", game.move if game else None),
@@ -328,6 +330,11 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         _tested("dispersion", lots.dispersion, level, 1.0),
         _tested("correlation, lag 1", lots.lag, level, 0.0),
         _tested("shared noise", lots.shared, level, 1.0),
+        _tested("accumulated noise", noise.accumulated, level, 1.0),
+        _tested("spectrum of the noise", noise.spectrum, level, 1.0),
+        _tested("closest releases", noise.releases, level, 1.0),
+        _tested("closest canaries", noise.canaries, level, 1.0),
+        _tested("kurtosis of the noise", noise.shape, level, 3.0),
     )
 
 

@@ -187,7 +187,7 @@ def _dispersion(scores: Scores) -> Checked | None:
     # Variance of the index over that of a χ², by the delta method: 1 for Poisson numbers, 1 − 1/T for binomial ones.
     spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
     tail = stats.chi2(free / spread)
-    return Checked(index / free, 1.0, _two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
+    return Checked(index / free, 1.0, two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
 
 
 def _lag(sums: CorrelationSums) -> Checked | None:
@@ -195,7 +195,7 @@ def _lag(sums: CorrelationSums) -> Checked | None:
     if not sums.pairs or squares == 0:
         return None
     value = sums.product / squares
-    return Checked(value, 0.0, _two_sided(*(stats.norm.sf(sign * value * math.sqrt(sums.pairs)) for sign in (-1, 1))))
+    return Checked(value, 0.0, two_sided(*(stats.norm.sf(sign * value * math.sqrt(sums.pairs)) for sign in (-1, 1))))
 
 
 def _shared(scores: Scores) -> Checked | None:
@@ -204,8 +204,9 @@ def _shared(scores: Scores) -> Checked | None:
         return None
     index = scores.correlation.across / squares
     tail = stats.chi2(releases)
-    return Checked(index, 1.0, _two_sided(tail.cdf(index * releases), tail.sf(index * releases)))
+    return Checked(index, 1.0, two_sided(tail.cdf(index * releases), tail.sf(index * releases)))
 
 
-def _two_sided(below: float, above: float) -> float:
+def two_sided(below: float, above: float) -> float:
+    """The p-value of a test by both of its tails."""
     return min(1.0, 2 * float(min(below, above)))

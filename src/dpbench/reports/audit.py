@@ -14,7 +14,7 @@ from dpbench.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
-from dpbench.privacy.canaries.file import SCHEMA
+from dpbench.privacy.canaries.file import READABLE, SCHEMA
 from dpbench.privacy.canaries.scores import Scores
 from dpbench.reports.audited import MOST, audited_epsilon, limit, verdict_of
 from dpbench.runs.folder import RunFolder
@@ -112,10 +112,10 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
         raise ConfigurationError(_no_scores(run))
     again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
     data = read_json(run.audit, dict[str, Any], again)
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") not in READABLE:
         raise ConfigurationError(
-            f"{run.audit} has schema {data.get('schema')!r}, and this version of dpbench reads schema {SCHEMA}: use "
-            "the version that wrote it."
+            f"{run.audit} has schema {data.get('schema')!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
+            "use the version that wrote it."
         )
     seal = Seal.read(data.get("ledger"))
     try:

@@ -93,7 +93,10 @@ def test_continuation_from_a_checkpoint_is_bit_identical(replace_one: bool) -> N
 def test_json_round_trip_is_exact() -> None:
     scores = SMALL.scores()
     again = Scores.from_json(json.loads(json.dumps(scores.to_json(), allow_nan=False)))
+    assert same(again, scores)
     for field in fields(Scores):
+        if field.name == "residuals":  # arrays of its own
+            continue
         np.testing.assert_array_equal(getattr(again, field.name), getattr(scores, field.name))
     assert again.member.dtype == np.bool_ and again.drawn.dtype == np.int64 and again.canaries == 30
 

@@ -10,7 +10,8 @@ from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.canaries.scores import Scores
 
 FILE_NAME = "audit.json"  # beside the ledger
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, SCHEMA)  # files of schema 1 hold no residuals
 
 
 def write_scores(path: Path, scores: Scores, ledger: Seal, left_out: Mapping[str, int] | None = None) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbench.privacy.canaries.residuals import Residuals, ResidualSums
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -125,6 +127,7 @@ class Scores:
         reach: By how much of the declared sensitivity a canary moves the sum.
         not_finite: Observations that were no finite numbers.
         lots, game, correlation: Sums.
+        residuals: What is kept of the noise; None in files of earlier versions, and in runs that began with one.
     """
 
     member: Flags
@@ -138,6 +141,7 @@ class Scores:
     lots: LotSums
     game: GameSums
     correlation: CorrelationSums
+    residuals: Residuals | None = None
 
     @property
     def canaries(self) -> int:
@@ -149,7 +153,8 @@ class Scores:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         lists = {name: value.tolist() for name, value in data.items() if isinstance(value, np.ndarray)}
         sums = {name: asdict(data[name]) for name in _GROUPS}
-        return data | lists | sums
+        noise = {"residuals": None if self.residuals is None else self.residuals.to_json()}
+        return data | lists | sums | noise
 
     @classmethod
     def from_json(cls, data: object) -> Scores:
@@ -158,13 +163,15 @@ class Scores:
         Raises:
             ValueError: It is something else; one line says what.
         """
-        whole = _with_keys(data, {field.name for field in fields(cls)}, "scores")
+        known = {field.name for field in fields(cls)}
+        whole = _with_keys(_with_later_keys(data), known, "scores")
         drawn = _column(whole["drawn"], int, "drawn")
         member, llr, centred = (_column(whole[name], kind, name) for name, kind in _COLUMNS)
         if len({len(column) for column in (member, drawn, llr, centred)}) != 1 or not len(member):
             raise ValueError("member, llr, centred and drawn differ in length, or are empty")
         if type(whole["replace_one"]) is not bool:
             raise ValueError("replace_one is neither true nor false")
+        residuals = whole["residuals"]
         return cls(
             member=member,
             llr=llr,
@@ -177,12 +184,18 @@ class Scores:
             lots=_sums_from(LotSums, whole["lots"], "lots"),
             game=_sums_from(GameSums, whole["game"], "game"),
             correlation=_sums_from(CorrelationSums, whole["correlation"], "correlation"),
+            residuals=None if residuals is None else Residuals.from_json(residuals, len(member)),
         )
 
 
 _GROUPS = ("lots", "game", "correlation")
 _COLUMNS: tuple[tuple[str, type], ...] = (("member", bool), ("llr", float), ("centred", float))
 _KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
+
+
+def _with_later_keys(data: object) -> object:
+    """Scores with what the files of earlier versions do not have."""
+    return {"residuals": None, **data} if isinstance(data, Mapping) else data
 
 
 def _with_keys(data: object, keys: set[str], name: str) -> Mapping[str, Any]:
@@ -241,6 +254,7 @@ class ScoreSums:
         self._drawn = np.zeros(len(self.member), dtype=np.int64)
         self._expected = 0.0  # mean over the releases of what is expected of a canary of unknown membership
         self._lots, self._game, self._correlation = LotSums(), GameSums(), CorrelationSums()
+        self._residuals: ResidualSums | None = ResidualSums(len(self.member))
 
     def add(self, observed: Floats, drawn: Flags, noise_multiplier: float, sample_rate: float) -> None:
         """Add one release.
@@ -314,6 +328,8 @@ class ScoreSums:
         )
         self._correlation = _plus(self._correlation, one)
         self._arrays["residual"] = residual
+        if self._residuals is not None:
+            self._residuals.add(residual, self.releases)
 
     def _moves(self, drawn: Flags) -> Floats:
         """What each canary should have added to this sum, in declared sensitivities."""
@@ -335,6 +351,7 @@ class ScoreSums:
             lots=self._lots,
             game=self._game,
             correlation=self._correlation,
+            residuals=None if self._residuals is None else self._residuals.residuals(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -343,7 +360,15 @@ class ScoreSums:
         numbers = {"releases": self.releases, "not_finite": self.not_finite, "expected": self._expected}
         kind = {"member": self.member.tolist(), "replace_one": self.replace_one, "reach": self.reach}
         groups = {name: asdict(getattr(self, f"_{name}")) for name in _GROUPS}
-        return {**kind, "drawn": self._drawn.tolist(), "per_canary": per_canary, **numbers, **groups}
+        noise = None if self._residuals is None else self._residuals.residuals().to_json()
+        return {
+            **kind,
+            "drawn": self._drawn.tolist(),
+            "per_canary": per_canary,
+            **numbers,
+            **groups,
+            "residuals": noise,
+        }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ScoreSums:
@@ -367,6 +392,9 @@ class ScoreSums:
         self._expected = float(state["expected"])
         self._lots, self._game = LotSums(**state["lots"]), GameSums(**state["game"])
         self._correlation = CorrelationSums(**state["correlation"])
+        noise = state.get("residuals")  # none in checkpoints of earlier versions
+        of = None if noise is None else Residuals.from_json(noise, len(self.member))
+        self._residuals = None if of is None else ResidualSums.of(of)
 
 
 def _plus(one: Any, other: Any) -> Any:
