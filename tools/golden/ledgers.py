@@ -17,7 +17,7 @@ from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import ShuffledEpochs
 from tools.golden import worlds
 from tools.golden.runs import trainer_for
-from tools.golden.scenarios import Scenario
+from tools.golden.scenarios import Scenario, fixed_keys
 from tools.golden.values import epsilons, lines_of, significant
 
 _FLAT = Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "straight", "torch")
@@ -53,7 +53,8 @@ def write_missing(folder: Path) -> list[str]:
     for name in new:
         with tempfile.TemporaryDirectory() as place:
             ledger = Path(place) / "ledger.jsonl"
-            LEDGERS[name](ledger)
+            with fixed_keys():
+                LEDGERS[name](ledger)
             (folder / f"{name}.jsonl").write_bytes(ledger.read_bytes())
         facts[name] = facts_of(folder / f"{name}.jsonl")
     facts_path.write_text(lines_of(facts), encoding="utf-8")

@@ -21,7 +21,7 @@ from torch import nn
 from dpbench import PrivateLoop
 from dpbench.privacy import native
 from tools.golden import worlds
-from tools.golden.scenarios import SEED, STEPS, Scenario
+from tools.golden.scenarios import SEED, STEPS, Scenario, fixed_keys
 
 CHECKPOINT = 10
 """Steps after which a checkpoint is saved."""
@@ -102,12 +102,13 @@ def run(scenario: Scenario, folder: Path) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     with_kernels = scenario.tier == "kernels" and kernels_are_there()
     native.select("on" if with_kernels else "off")
-    if scenario.way == "loop":
-        outcome = _loop(scenario, folder)
-    elif scenario.end == "straight":
-        outcome = _fit(scenario, folder)
-    else:
-        outcome = _die_and_resume(scenario, folder)
+    with fixed_keys():
+        if scenario.way == "loop":
+            outcome = _loop(scenario, folder)
+        elif scenario.end == "straight":
+            outcome = _fit(scenario, folder)
+        else:
+            outcome = _die_and_resume(scenario, folder)
     ledger = folder / "ledger.jsonl"
     outcome.ledger = ledger.read_text(encoding="utf-8") if ledger.exists() else ""
     return outcome

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from dpbench import strategies
 from dpbench.records import LocalTraining, Users
@@ -126,12 +129,20 @@ class Scenario:
             return STRATEGIES["none"]()
         of_records = RECORDS[self.records]()
         common = {"delta": DELTA, "ledger": str(ledger), "fingerprint": FINGERPRINT}
-        return STRATEGIES[self.strategy](**{**common, **fixed_root(root), **of_records, **options})
+        return STRATEGIES[self.strategy](**{**common, "seed": root, **of_records, **options})
 
 
-def fixed_root(root: int | None) -> dict[str, Any]:
-    """The options of a strategy by which the root key of its run is a number that only these runs have."""
-    return {"seed": root}
+@contextmanager
+def fixed_keys() -> Iterator[None]:
+    """Have the seed of a run, a number that only these runs have, be its root key, whatever else the run is made of."""
+    if find_spec("dpbench.callback.run_key") is None:  # a revision whose key in Python was the seed
+        yield
+        return
+    with (
+        patch("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, "")),
+        patch("dpbench.privacy.releases.Releases.lot_key", None),
+    ):
+        yield
 
 
 def is_valid(
