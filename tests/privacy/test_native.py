@@ -30,6 +30,8 @@ from dpbench.privacy.native import choices, kernels, loader
 from tests.reference import relative_error
 
 KEY = bytes(range(32))
+FINE = 2.0**-30
+"""Spacing of a grid that hides nothing of a number."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +109,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
             torch.set_num_threads(threads)
             gradients = ConvolutionGradients(layer, a, g, (0, 0))
             noise = torch.zeros(3000)
-            kernels.add_noise(noise, 0, 1.0, KEY)
+            kernels.add_noise(noise, 0, 1.0, FINE, KEY)
             results.append((gradients.squared_norms(), gradients.weighted_sum(torch.ones(16)), noise))
     finally:
         torch.set_num_threads(before)
@@ -275,20 +277,57 @@ def test_the_oracle_is_chacha20() -> None:
     assert words[12:] == [0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2]
 
 
+def pairs_of_blocks(blocks: NDArray[np.uint64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Radius and angle of each pair, (8, blocks) each, in float64: words i and 8 + i of a block are a pair."""
+    first, second = np.split(chacha20(KEY, blocks), 2)
+    part = first + 0.5
+    word, block = np.nonzero(first < 2**20)
+    group, lane = np.divmod(blocks[block], np.uint64(16))
+    more = chacha20(KEY, group * np.uint64(128) + word.astype(np.uint64) * np.uint64(16) + lane, (1, 0))
+    part[word, block] = first[word, block] + (more[0] * 2.0**32 + more[1] + 0.5) / 2.0**64
+    return np.sqrt(-2 * np.log(part / 2**32)), 2 * np.pi * second / 2.0**32
+
+
 def test_noise_is_box_muller_of_chacha20() -> None:
-    size = 5000
-    counters = np.arange((size + 255) // 256 * 16, dtype=np.uint64)
-    words = chacha20(KEY, counters).reshape(16, -1, 16).transpose(1, 0, 2).astype(np.float64)  # group, word, lane
-    low = words[:, 8:] % 256
-    radius = np.sqrt(-2 * np.log((words[:, :8] * 256 + low + 1) / 2**40))
-    angle = 2 * np.pi * (words[:, 8:] - low) / 2**32
+    size = 1_000_000
+    groups = (size + 255) // 256
+    blocks = np.arange(16 * groups, dtype=np.uint64)
+    radius, angle = (x.reshape(8, groups, 16).transpose(1, 0, 2) for x in pairs_of_blocks(blocks))
+    assert (radius > 4.08).sum() > 100
     want = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:size]
     got = torch.zeros(size)
-    kernels.add_noise(got, 0, 1.0, KEY)
-    assert np.abs(got.numpy() - want).max() < 1e-5
+    kernels.add_noise(got, 0, 1.0, FINE, KEY)
+    assert np.abs(got.numpy() - want).max() < 3e-6
     later = torch.ones(size - 777)
-    kernels.add_noise(later, 777, 2.0, KEY)
-    assert torch.allclose(later, 1 + 2 * got[777:], atol=1e-6)
+    kernels.add_noise(later, 777, 2.0, FINE, KEY)
+    assert torch.allclose(later, 1 + 2 * got[777:], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("block", "word"),
+    [(223_802_713, 5), (469_722_992, 2), (227_722_228, 4), (491_723_419, 1), (538_558_765, 2), (591_728_823, 5)],
+)
+def test_pairs_where_words_of_24_bits_end(block: int, word: int) -> None:
+    """Places of the stream where the word of the radius is 0 to 4 of 2^32: √(48 log 2) is 5.77."""
+    radius, angle = (float(x[word, 0]) for x in pairs_of_blocks(np.array([block], np.uint64)))
+    assert radius > 6.4
+    place = block // 16 * 256 + word * 16 + block % 16
+    got = [torch.zeros(1), torch.zeros(1)]
+    for number, at in zip(got, (place, place + 128), strict=True):
+        kernels.add_noise(number, at, 1.0, FINE, KEY)
+    assert float(torch.cat(got).double().norm()) == pytest.approx(radius, abs=2e-6)
+    assert float(got[0]) == pytest.approx(radius * np.cos(angle), abs=3e-6)
+
+
+def test_small_radii_have_all_bits() -> None:
+    """Of words that were read as float32 the squares of the smallest radii would be multiples of 2^-23."""
+    noise = torch.zeros(20_000_000 // 256 * 256)
+    kernels.add_noise(noise, 0, 1.0, FINE, KEY)
+    squares = noise.view(-1, 2, 128).double().square().sum(1).flatten()
+    small = squares[squares < 1.6e-5].numpy()
+    assert len(small) > 50
+    assert stats.kstest(small / 1.6e-5, "uniform").pvalue > 1e-4
+    assert stats.kstest(small * 2**23 % 1, "uniform").pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("scale", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])

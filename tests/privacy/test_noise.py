@@ -10,8 +10,9 @@ import pytest
 import torch
 from scipy import stats
 
+from dpbench.privacy.events import NOISE_END
 from dpbench.privacy.mechanism.groups import flat_groups, per_layer_groups
-from dpbench.privacy.mechanism.noise import add_gaussian_noise, checksum
+from dpbench.privacy.mechanism.noise import add_gaussian_noise, checksum, grid_spacing, normal_numbers
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.native import kernels
 from dpbench.privacy.randomness import fresh_key, keyed_generator, keyed_seed
@@ -90,6 +91,140 @@ def test_the_whole_state_is_filled() -> None:
 def test_seeds_of_keys() -> None:
     seeds = {keyed_seed((release, rank)) for release in range(1000) for rank in range(2)}
     assert len(seeds) == 2000 and max(seeds) < 2**62 and keyed_seed((0, 0)) in seeds
+
+
+# ------------------------------------------------------------------------------------------------- tails
+
+
+def in_the_tail(bits: int, least: int = 32) -> tuple[np.ndarray, int]:
+    """Radii of pairs whose first `least` random bits are zero, as parts of what is left of (0, 1): uniform if exact.
+
+    Args:
+        bits: Random bits that a radius takes; a mutant takes fewer.
+        least: That are zero.
+
+    Returns:
+        exp(-radius²/2) 2^least, shape (pairs,), and how many of them are different.
+    """
+    rng = np.random.default_rng(bits)
+    pairs = 20_000
+
+    def draw(size: int) -> torch.Tensor:
+        words = rng.integers(-(2**63), 2**63, size, dtype=np.int64)
+        if size == pairs:  # of a radius, read from the least number on, and an angle
+            first = rng.integers(0, 2 ** (32 - least), size) if least < 32 else np.zeros(size, np.int64)
+            words.view(np.int32)[::2] = first - 2**31
+        return torch.from_numpy(words)
+
+    cosine, sine = normal_numbers(2 * pairs, draw).view(2, -1).numpy()
+    part = np.exp(-(cosine**2 + sine**2) / 2)
+    if bits < 32:
+        part = np.ceil(part * 2**bits) / 2**bits
+    return part * 2.0**least, len(np.unique(part))
+
+
+@pytest.mark.parametrize("least", [12, 20, 32])
+def test_beyond_four_radii_are_exact(least: int) -> None:
+    """At 4.08, 5.27 and 6.66 standard deviations and everywhere beyond, which a sampler of 24 bits fails."""
+    right, different = in_the_tail(64, least)
+    assert stats.kstest(right, "uniform").pvalue > 1e-4
+    assert different > 19_000
+    assert 0 < right.min() < 1e-3
+    wrong, different = in_the_tail(24, least)
+    assert different <= 2 ** max(0, 24 - least)
+    assert stats.kstest(wrong, "uniform").pvalue < 1e-4 or least == 12
+
+
+def test_numbers_beyond_four_are_as_many_as_they_should_be() -> None:
+    size, rounds = 2_000_000, 10
+    total = np.zeros(3)
+    for release in range(rounds):
+        noise = add_gaussian_noise(torch.zeros(size), [(size, 1.0)], (11, release)).double()
+        assert float(noise.abs().max()) < NOISE_END
+        total += [int((noise.abs() > limit - grid_spacing(1.0) / 2).sum()) for limit in (3.0, 4.0, 5.0)]
+    expected = [2 * stats.norm.sf(limit - grid_spacing(1.0) / 2) * size * rounds for limit in (3.0, 4.0, 5.0)]
+    for count, mean in zip(total, expected, strict=True):
+        assert stats.poisson.sf(count - 1, mean) > 1e-5 and stats.poisson.cdf(count, mean) > 1e-5
+
+
+# ------------------------------------------------------------------------------------------------- grid
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("std", [1.0, 1.3, 0.0037, 512.7])
+def test_what_is_released_lies_on_a_grid_wherever_the_sum_is(std: float, dtype: torch.dtype) -> None:
+    size = 100_000
+    spacing = grid_spacing(std)
+    assert std / 512 < spacing <= std / 256 and np.log2(spacing) % 1 == 0
+    sums = torch.linspace(-3, 3, size, dtype=dtype) * std
+    released = add_gaussian_noise(sums.clone(), [(size, std)], (5,)).double()
+    cells = released / spacing
+    assert torch.equal(cells, cells.round())
+    noise = (released - sums.double()).numpy()
+    assert accepts_scale(noise, std)
+    assert not accepts_scale(noise, std * 2 / 3)
+    assert not accepts_scale(noise, std * 3 / 2)
+    low = np.bincount((cells.long() % 16).numpy(), minlength=16)  # in every cell, near every sum
+    assert stats.chisquare(low).pvalue > 1e-5
+
+
+def test_cells_have_gaussian_probabilities_around_any_sum() -> None:
+    size, std = 4_000_000, 1.3
+    spacing = grid_spacing(std)
+    edges = (np.arange(-200, 201) - 0.5) * spacing
+    for place in (0.0, 0.3 * spacing, 0.123456789):
+        released = add_gaussian_noise(torch.full((size,), place), [(size, std)], (6,)).double().numpy()
+        counts, _ = np.histogram(released, edges)
+        center = float(torch.tensor(place))
+        wanted = size * np.diff(stats.norm.cdf((edges - center) / std))
+        assert stats.chi2.sf(((counts - wanted) ** 2 / wanted).sum(), len(counts)) > 1e-5
+
+
+def reachable(released: torch.Tensor, std: float) -> torch.Tensor:
+    """Whether numbers are `std` times a float32, rounded to float32: what noise drawn in float32 makes of a zero."""
+    scale = torch.tensor(std)
+    unit = (released.double() / float(scale)).float()
+    possible = torch.zeros(len(released), dtype=torch.bool)
+    for step in range(-2, 3):
+        near = (unit.view(torch.int32) + step).view(torch.float32)
+        possible |= scale * near == released
+    return possible
+
+
+def test_low_bits_do_not_tell_a_sum_from_zero() -> None:
+    """Mironov's attack: on noise in float32 it finds the sum in 20 of 20 pairs, with certainty."""
+    std, size = 1.3, 200
+    sums = torch.rand(size, generator=torch.Generator().manual_seed(1)) / size**0.5
+    counts = np.array(
+        [
+            [
+                int((~reachable(add_gaussian_noise(start.clone(), [(size, std)], (run, 8)), std)).sum())
+                for start in (sums, torch.zeros(size))
+            ]
+            for run in range(20)
+        ]
+    )
+    apart = counts[:, 0] - counts[:, 1]
+    assert (apart > 0).sum() < 17 and (apart < 0).sum() < 17
+    unit = torch.randn(20 * size, generator=torch.Generator().manual_seed(2))  # the attack itself works
+    assert reachable(torch.tensor(std) * unit, std).all()
+    assert not reachable(sums.repeat(20) + torch.tensor(std) * unit, std).all()
+
+
+def test_segments_that_end_within_a_piece_have_their_own_grid() -> None:
+    stds = [0.3, 5.0, 0.3, 40.0]
+    lengths = [100_001, 70_000, 1, 130_000]
+    released = add_gaussian_noise(torch.zeros(sum(lengths)), list(zip(lengths, stds, strict=True)), (1,))
+    for part, std in zip(released.split(lengths), stds, strict=True):
+        cells = part.double() / grid_spacing(std)
+        assert torch.equal(cells, cells.round())
+        assert len(part) == 1 or accepts_scale(part.numpy(), std)
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
+def test_noise_without_a_scale_is_refused(std: float) -> None:
+    with pytest.raises(ValueError, match="positive standard deviation"):
+        add_gaussian_noise(torch.zeros(4), [(4, std)], (1,))
 
 
 def test_the_sum_by_which_a_release_is_known() -> None:

@@ -19,6 +19,7 @@ from dpbench.privacy.budget import Budget, Horizon
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import unclipped_weights
+from dpbench.privacy.mechanism.noise import checksum, grid_spacing
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.releases import Releases, Trained
@@ -123,6 +124,31 @@ def test_two_processes_release_what_one_does(tmp_path: Path) -> None:
     first = made(tmp_path / "two", processes=Processes(0, 2, add_up=lambda t: t.add_(second.mechanism.total)))
     assert not (tmp_path / "none/ledger.jsonl").exists()
     torch.testing.assert_close(release(first, rows(2)[:4]), alone)
+
+
+def test_the_sum_of_all_processes_is_on_the_grid_and_all_have_the_same(tmp_path: Path) -> None:
+    """A share without noise that joined after it would show its low bits."""
+    sent: list[Tensor] = []
+
+    def broadcast(value: object) -> object:
+        if isinstance(value, Tensor):
+            sent.append(value.clone())
+        return value
+
+    other = rows(2)[4:].sum(0)
+    first = made(tmp_path / "two", processes=Processes(0, 2, broadcast, lambda total: total.add_(other)))
+    given = release(first, rows(2)[:4])
+    (line,) = [line for _, line in read_ledger(tmp_path / "two" / "ledger.jsonl").releases]
+    assert line.checksum is not None
+    cells = float.fromhex(line.checksum) / grid_spacing(line.queries[0].noise_std)
+    assert cells == round(cells)
+    assert checksum(sent[-1]) == float.fromhex(line.checksum)
+
+    def receive(value: object) -> object:
+        return sent[-1] if isinstance(value, Tensor) else value
+
+    second = made(tmp_path / "one", processes=Processes(1, 2, receive, lambda total: None))
+    assert torch.equal(release(second, rows(2)[4:]), given)
 
 
 def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> None:

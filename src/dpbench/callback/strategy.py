@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.callback import choices, earlier_fits, guards, run_key
@@ -266,7 +267,14 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
 
 def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
     """Those of a training, as releases see them."""
-    return Processes(trainer.global_rank, trainer.world_size, trainer.strategy.broadcast, dist.all_reduce, alike)
+
+    def broadcast(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return trainer.strategy.broadcast(value)  # pickled
+        dist.broadcast(value, src=0)
+        return value
+
+    return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
 
 
 def _log(trainer: pl.Trainer, releases: Releases) -> None:

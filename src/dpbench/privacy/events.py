@@ -13,6 +13,8 @@ METRIC = "metric/"
 """Begins the names of private metrics."""
 MICROBATCH = "microbatch"
 """Unit of queries that sum over microbatches."""
+NOISE_END = 11.5
+"""Standard deviations that the noise of this version ends beyond, in every tier: a radius takes 96 bits or more."""
 
 
 def record_changes(sampling: Sampling, microbatch_size: int = 1) -> int:

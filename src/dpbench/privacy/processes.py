@@ -24,7 +24,7 @@ class Processes:
     Attributes:
         rank: Of this process; rank 0 adds the noise and writes the ledger.
         world: Number of processes.
-        broadcast: Gives every process the value that rank 0 has.
+        broadcast: Gives every process the value that rank 0 has; tensors in place.
         add_up: Replaces a tensor by the sum of all processes' tensors, in place.
         alike: Whether the sum is that of one process, but for rounding; else another number of them gets other noise.
     """
@@ -39,6 +39,11 @@ class Processes:
     def apart(self) -> int:
         """Number of processes where the sum depends on it, otherwise 1: part of the key of the noise."""
         return 1 if self.alike else self.world
+
+    def share(self, tensor: Tensor) -> None:
+        """Replace a tensor by that of rank 0, in place, to the last bit."""
+        if self.world > 1:
+            tensor.copy_(self.broadcast(tensor))
 
 
 ALONE = Processes()

@@ -278,6 +278,8 @@ class Releases:
             watch(mechanism)
         if self.canaries is not None:
             self.canaries.insert(mechanism, self.made)
+        if self.processes.world > 1:
+            self.processes.add_up(mechanism.total)
         exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
         self._add_noise()
         if exact is not None and self.budget.differs(self._released()):
@@ -294,13 +296,14 @@ class Releases:
         return mechanism.post_process()
 
     def _add_noise(self) -> None:
-        """Add the noise of this phase, once, and the sums of the other processes."""
+        """Add the noise of this phase to the sum of all: whatever were added after it would not be on its grid."""
+        if not self.recipe.noise:
+            return
         mechanism = self.mechanism
-        if self.processes.rank == 0 and self.recipe.noise:
+        if self.processes.rank == 0:
             key = noise_key(self.key, mechanism.digest, self.phase, self.made, self.processes.apart)
             mechanism.add_noise(key)
-        if self.processes.world > 1:
-            self.processes.add_up(mechanism.total)
+        self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
         """The release as the ledger records it, with whatever was released on its lot before."""

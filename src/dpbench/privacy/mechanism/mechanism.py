@@ -140,7 +140,7 @@ class Mechanism:
         return exact, norms
 
     def add_noise(self, key: Sequence[int]) -> None:
-        """Make the sums private, once for all processes; the noise is a function of `key`."""
+        """Make the sums of all processes private, once; the noise is a function of `key`."""
         self.plan.privatize(self.total, key)
 
     def post_process(self) -> list[Tensor]:

@@ -154,15 +154,17 @@ def float64_sum(x: Tensor) -> float:
     return total.item()
 
 
-def add_noise(total: Tensor, start: int, std: float, key: bytes) -> None:
-    """Add `std` times the numbers `start`, `start` + 1, ... of a stream of standard normal numbers, in place.
+def add_noise(total: Tensor, start: int, std: float, spacing: float, key: bytes) -> None:
+    """Add `std` times the numbers `start`, `start` + 1, ... of a stream of standard normal numbers; round to a grid.
 
     Args:
-        total: Consecutive part of a flat sum, float32 on the CPU.
+        total: Consecutive part of a flat sum, float32 on the CPU; in place.
         start: Its first coordinate's place in the stream.
         std: Standard deviation.
+        spacing: Of the grid, a power of two. Numbers are drawn as float32 multiples of it.
         key: 32 bytes of ChaCha20, which yields the stream.
     """
     words = (ctypes.c_uint32 * 8).from_buffer_copy(key)
     sizes = ctypes.c_int64(start), ctypes.c_int64(total.numel())
-    _kernel("dpbench_add_noise")(_at(total), *sizes, ctypes.c_float(std), words, _threads())
+    scale = ctypes.c_float(std / spacing), ctypes.c_double(spacing)
+    _kernel("dpbench_add_noise")(_at(total), *sizes, *scale, words, _threads())

@@ -384,6 +384,9 @@ typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 
+enum Nonce : uint32_t { BULK = 0, TAIL = 1 };  // blocks of one key for two uses
+static const uint32_t BEYOND = 1 << 20;        // words below give radii beyond sqrt(24 log 2) = 4.08
+
 static inline Words rotate(Words x, int n) { return (x << n) | (x >> (32 - n)); }
 
 static inline void quarter(Words& a, Words& b, Words& c, Words& d) {
@@ -392,16 +395,18 @@ static inline void quarter(Words& a, Words& b, Words& c, Words& d) {
 }
 
 // Blocks of ChaCha20 (RFC 8439), one in each lane, numbers `first`, `first` + 1, ... of a 64-bit counter.
-static inline void chacha(const uint32_t* key, uint64_t first, Words* x) {
+static inline void chacha(const uint32_t* key, uint64_t first, Nonce nonce, Words* x) {
   static const uint32_t constants[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
   Words start[16];
   for (int i = 0; i < 4; i++) start[i] = constants[i] + (Words){};
   for (int i = 0; i < 8; i++) start[4 + i] = key[i] + (Words){};
+  start[12] = start[13] = (Words){};
   for (int lane = 0; lane < LANES; lane++) {
     start[12][lane] = (uint32_t)(first + lane);
     start[13][lane] = (uint32_t)((first + lane) >> 32);
   }
-  start[14] = start[15] = (Words){};
+  start[14] = (uint32_t)nonce + (Words){};
+  start[15] = (Words){};
   for (int i = 0; i < 16; i++) x[i] = start[i];
   for (int round = 0; round < 10; round++) {
 #pragma GCC unroll 4
@@ -412,20 +417,21 @@ static inline void chacha(const uint32_t* key, uint64_t first, Words* x) {
   for (int i = 0; i < 16; i++) x[i] += start[i];
 }
 
-// Rounded once, as a conversion of the whole word is, for which AVX2 has no instruction.
-static inline Floats to_float(Words x) {
-  const Floats high = __builtin_convertvector((Ints)(x >> 16), Floats) * 65536.0f;
-  return high + __builtin_convertvector((Ints)(x & 0xffff), Floats);
-}
-
-// Natural logarithm of u in [2^-40, 1]: exponent, and a polynomial in the mantissa's distance from 1 (Cephes' logf).
-static inline Floats logarithm(Floats u) {
-  const Ints bits = (Ints)u;
+// Natural logarithm of (1 + 2 * word) / 2^33, the middle of one of 2^32 parts of (0, 1), from a word read as a signed
+// number: exponent, and a polynomial in the mantissa's distance from 1 (Cephes' logf). Above a half the distance is taken
+// from the word itself, or the smallest radii would be multiples of 2^-11.5.
+static inline Floats logarithm(Ints word) {
+  const Floats distance = (__builtin_convertvector(word, Floats) + 0.5f) * 0x1p-32f;  // from 0, or from 1 where negative
+  const Ints above = word >> 31, bits = (Ints)distance;
+  const Ints small_above = distance < -0.292893219f;
   Ints exponent = (bits >> 23) - 126;
   Floats m = (Floats)((bits & 0x007fffff) | 0x3f000000);  // in [1/2, 1)
   const Ints small = m < 0.707106781f;
   exponent += small;
   m = m - 1.0f + (Floats)((Ints)m & small);
+  const Floats near = distance + (Floats)((Ints)(distance + 1.0f) & small_above);
+  m = (Floats)(((Ints)m & ~above) | ((Ints)near & above));
+  exponent = (exponent & ~above) | (small_above & above);
   Floats p = m * 7.0376836292e-2f - 1.1514610310e-1f;
   p = p * m + 1.1676998740e-1f;
   p = p * m - 1.2420140846e-1f;
@@ -443,13 +449,10 @@ static inline Floats root(Floats x) {
   return x;
 }
 
-// Two independent standard normal numbers from two independent words (Box-Muller). The radius takes 40 bits, or the
-// tails would end at 6.7 standard deviations instead of 7.4; the angle takes the other 24, all that a float32 holds.
-static inline void box_muller(Words first, Words second, Floats& one, Floats& two) {
-  const Floats high = to_float(first) * 256.0f;
-  const Floats low = __builtin_convertvector((Ints)(second & 255), Floats) + 1.0f;
-  const Floats radius = root(-2.0f * logarithm((high + low) * 0x1p-40f));
-  second &= ~255u;
+// Two independent normal numbers from two independent words (Box-Muller), one of which gives the radius, the other the
+// angle: `scale` is their standard deviation.
+static inline void box_muller(Words first, Words second, float scale, Floats& one, Floats& two) {
+  const Floats radius = scale * root(-2.0f * logarithm((Ints)first));
   const Words quadrant = (second + 0x20000000u) >> 30;  // the angle in turns, exactly: a quarter, and the rest of it
   const Floats t = __builtin_convertvector((Ints)(second - (quadrant << 30)), Floats) * 1.46291807926716e-9f;
   const Floats z = t * t;
@@ -463,25 +466,58 @@ static inline void box_muller(Words first, Words second, Floats& one, Floats& tw
   two = radius * (Floats)(s ^ sign_s);
 }
 
-// total[j] += std * normal number j of the key's stream, `start` <= j < `start` + n; total points to number `start`.
-extern "C" void dpbench_add_noise(float* total, int64_t start, int64_t n, float std, const uint32_t* key,
-                                  int64_t threads) {
-  const int64_t end = start + n;
-#pragma omp parallel for schedule(static) num_threads((int)threads)
-  for (int64_t group = start / 256; group < (end + 255) / 256; group++) {
-    Words x[16];
-    Floats one, two;
-    float values[256];
-    for (int lane = 0; lane < 16; lane += LANES) {
-      chacha(key, (uint64_t)group * 16 + lane, x);
+// A pair once more whose radius is beyond 4: 32 bits end at 6.8 standard deviations and are coarse before, so the part of
+// (0, 1) that they name is divided by 64 bits more, from a block that gives nothing else. The end is then 11.6.
+__attribute__((noinline)) static void refine(const uint32_t* key, uint64_t pair, uint32_t first, uint32_t second,
+                                             float scale, float& one, float& two) {
+  Words x[16];
+  chacha(key, pair, TAIL, x);
+  const double more = (double)((uint64_t)x[0][0] << 32 | x[1][0]) + 0.5;
+  const double radius = scale * std::sqrt(-2 * std::log((first + more * 0x1p-64) * 0x1p-32));
+  const double angle = (int32_t)second * 1.4629180792671596e-9;
+  one = (float)(radius * std::cos(angle));
+  two = (float)(radius * std::sin(angle));
+}
+
+// Numbers 256 group, ..., 256 group + 255 of the key's stream, times `scale`. Numbers j and 128 + j are a pair, j = 16 i + l:
+// of words i and 8 + i of block 16 group + l.
+static inline void normal_numbers(const uint32_t* key, uint64_t group, float scale, float* values) {
+  Words x[16];
+  Floats one, two;
+  for (int lane = 0; lane < 16; lane += LANES) {
+    chacha(key, group * 16 + lane, BULK, x);
+    Ints beyond = {};
+    for (int i = 0; i < 8; i++) {
+      beyond |= x[i] < BEYOND;
+      box_muller(x[i], x[8 + i], scale, one, two);
+      std::memcpy(values + 16 * i + lane, &one, sizeof one);
+      std::memcpy(values + 16 * (8 + i) + lane, &two, sizeof two);
+    }
+    for (int l = 0; l < LANES; l++) {
+      if (!beyond[l]) continue;
       for (int i = 0; i < 8; i++) {
-        box_muller(x[i], x[8 + i], one, two);
-        std::memcpy(values + 16 * i + lane, &one, sizeof one);
-        std::memcpy(values + 16 * (8 + i) + lane, &two, sizeof two);
+        const int j = 16 * i + lane + l;
+        if (x[i][l] < BEYOND) refine(key, group * 128 + j, x[i][l], x[8 + i][l], scale, values[j], values[128 + j]);
       }
     }
+  }
+}
+
+// total[j] becomes the multiple of `spacing`, a power of two, nearest to total[j] + spacing * scale * number j of the key's
+// stream, `start` <= j < `start` + n; total points to number `start`.
+extern "C" void dpbench_add_noise(float* total, int64_t start, int64_t n, float scale, double spacing,
+                                  const uint32_t* key, int64_t threads) {
+  const int64_t end = start + n;
+  const double inverse = 1 / spacing;
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t group = start / 256; group < (end + 255) / 256; group++) {
+    float values[256];
+    normal_numbers(key, (uint64_t)group, scale, values);
     const int64_t from = group * 256 < start ? start : group * 256, to = group * 256 + 256 < end ? group * 256 + 256 : end;
-    for (int64_t j = from; j < to; j++) total[j - start] += std * values[j - group * 256];
+    float* sums = total + (from - start);
+    const float* numbers = values + (from - group * 256);
+    for (int64_t j = 0; j < to - from; j++)
+      sums[j] = (float)(std::rint(sums[j] * inverse + numbers[j]) * spacing);
   }
 }
 
