@@ -160,7 +160,8 @@ def test_from_dataloader_keeps_its_parts() -> None:
         LotLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
     workers = DataLoader(dataset(), 5, num_workers=1, prefetch_factor=3, timeout=60, worker_init_fn=print)
     kept = LotLoader.from_dataloader(workers)
-    assert (kept.num_workers, kept.prefetch_factor, kept.timeout, kept.worker_init_fn) == (1, 3, 60, print)
+    own: Any = kept.worker_init_fn  # seeds, and calls it
+    assert (kept.num_workers, kept.prefetch_factor, kept.timeout, own.worker_init_fn) == (1, 3, 60, print)
 
 
 @pytest.mark.parametrize(

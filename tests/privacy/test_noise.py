@@ -90,7 +90,7 @@ def test_the_whole_state_is_filled() -> None:
 
 def test_seeds_of_keys() -> None:
     seeds = {keyed_seed((release, rank)) for release in range(1000) for rank in range(2)}
-    assert len(seeds) == 2000 and max(seeds) < 2**62 and keyed_seed((0, 0)) in seeds
+    assert len(seeds) == 2000 and 2**250 < max(seeds) < 2**256 and keyed_seed((0, 0)) in seeds
 
 
 # ------------------------------------------------------------------------------------------------- tails

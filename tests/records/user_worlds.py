@@ -95,9 +95,9 @@ def fit(
 
 
 def batches_of(users: UserDataset, user: int, local: LocalTraining, release: int) -> Iterator[Any]:
-    """What a user trains on in a round: one number is drawn for the model's seed, then the order of its examples."""
+    """What a user trains on in a round: the order of its examples, and the model's own numbers, have a key each."""
     generator = keyed_generator((SEED, Stream.LOCAL_TRAINING, release, user))
-    torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    torch.set_rng_state(keyed_generator((SEED, Stream.MODEL, release, 0, user)).get_state())
     for positions in local.steps(len(users.rows(user)), generator):
         yield users.batch(user, positions)
 

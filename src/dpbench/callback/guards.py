@@ -15,6 +15,7 @@ from dpbench.data.records import count_of
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import doubt_about_delta
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.randomness import seed_global_generators
 from dpbench.privacy.sampling import Sampling
 from dpbench.records.packages import classes, ddp_strategies, overrides
 from dpbench.records.source import attached
@@ -212,16 +213,8 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
 
 
 def seed_device(seed: int, device: torch.device) -> None:
-    """`torch.manual_seed` for the CPU and the device of the model only.
-
-    On machines without a GPU it would note a stack trace for the day that one is initialized: a millisecond a step, and
-    a list that grows for ever.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    elif device.type != "cpu":
-        torch.manual_seed(seed)
+    """Put all random numbers that a step may take into states of one seed, of which all 256 bits count."""
+    seed_global_generators((seed,), device)
 
 
 def stop_gradient_averaging(trainer: pl.Trainer) -> None:

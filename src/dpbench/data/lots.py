@@ -23,6 +23,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.attendance import refuse_unattended
 from dpbench.data.fetching import watched
+from dpbench.data.item_randomness import ItemRandomness, draws_nothing
 from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
@@ -32,6 +33,7 @@ from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_seque
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
 _OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
+_OVER = object()  # the epoch
 _REMEMBERED = 64  # more than worker processes draw ahead
 
 RecordOfRow = str | Callable[[Any], Any]
@@ -178,13 +180,17 @@ class Lots(TorchSampler[list[int]]):
             self._drawn = key, sampling.draw(self._rng(number))
         return self._drawn[1][place]
 
-    def _rng(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:
+    def key_of(self, stream: Stream, number: int) -> tuple[int, ...]:
+        """Key of random numbers of lot or epoch `number`, for one use of them; the same on all ranks."""
         if self._key is None:
             key = [fresh_key()]
             if dist.is_initialized():
                 dist.broadcast_object_list(key, src=0)
             self._key = key[0]
-        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence((self._key, stream, self.phase, number))))
+        return self._key, stream, self.phase, number
+
+    def _rng(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64DXSM(keyed_sequence(self.key_of(stream, number))))
 
 
 class LotLoader(DataLoader[Any]):
@@ -243,6 +249,8 @@ class LotLoader(DataLoader[Any]):
             _ask_for_unit(dataset, lots.sampling.unit)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
         _refuse_options(options)
+        self._items = ItemRandomness(options.pop("worker_init_fn", None))
+        options["worker_init_fn"] = self._items
         try:
             super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
@@ -308,7 +316,14 @@ class LotLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
         refuse_unattended(self.lots.attended)
-        for batch in super().__iter__():
+        self._begin_items()  # of workers, which start now
+        batches = super().__iter__()
+        while True:
+            if not (self.num_workers or draws_nothing(self.dataset)):
+                self._begin_items()
+            batch = next(batches, _OVER)
+            if batch is _OVER:
+                return
             self.lots.position += 1
             know_as_tree(batch)
             if self.before_lot is not None:
@@ -320,6 +335,11 @@ class LotLoader(DataLoader[Any]):
         reader = copy.copy(self)
         reader.__dict__["dataset"] = self._source
         return DataLoader._get_iterator(reader)
+
+    def _begin_items(self) -> None:
+        """Make the random numbers of the coming items a function of a key, where a private strategy watches."""
+        private = self.before_lot is not None
+        self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if private else None)
 
     def require_order(self, ordered: bool) -> None:
         """Have a `collate_fn` refused that sorts, where the places of rows say what record they belong to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import secrets
 from collections.abc import Sequence
 from enum import IntEnum
@@ -16,7 +17,9 @@ RANDOM_NUMBERS = 3
 """Counts the changes by which the same key came to give other numbers. Part of the key of the noise: with the dropout
 masks of another version, a sum is another one. Part of the replay key: no release of before is repeated after."""
 _MT_WORDS = 624
+_MT_BYTES = 4 * _MT_WORDS
 _MT_OFFSET = 24  # bytes of seed, counters and position before the words in torch's CPU generator state
+_SEED_BYTES = 32
 
 
 class Stream(IntEnum):
@@ -36,6 +39,8 @@ class Stream(IntEnum):
     """The local training of a user: order of its examples, dropout and the like."""
     CANARIES = 7
     """Coins and coordinates of an audit."""
+    ITEMS = 8
+    """What a data set, its `collate_fn` and the hooks before a step draw, such as augmentation."""
 
 
 def fresh_key() -> int:
@@ -68,8 +73,8 @@ def digest_of(key: Sequence[int]) -> bytes:
 
 
 def keyed_seed(key: Sequence[int]) -> int:
-    """A seed of 62 bits for `torch.manual_seed` that is a function of `key`."""
-    return int.from_bytes(digest_of(key)[:8], "big") >> 2
+    """A number of 256 bits that is a function of `key`, for those who hand on one number; itself a part of a key."""
+    return int.from_bytes(digest_of(key), "big")
 
 
 def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
@@ -89,16 +94,53 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
 
     Args:
         key: Non-negative integers of any size, such as (root key, phase, release).
-        device: Where the numbers will be drawn. CUDA generators take 64 bits of the key.
+        device: Where the numbers will be drawn. CUDA generators (Philox) take 64 bits of the key as their seed, and 61
+            as the place in its sequence where they begin; others 64.
     """
-    digest = hashlib.shake_256(repr([int(part) for part in key]).encode())
     generator = torch.Generator(device)
-    if generator.device.type != "cpu":
-        return generator.manual_seed(int.from_bytes(digest.digest(8), "big") >> 1)
-    words = np.frombuffer(digest.digest(4 * _MT_WORDS), np.uint32).astype(np.uint64)
-    state = _fresh_state().clone()
-    state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS] = torch.from_numpy(words.view(np.uint8))
-    return generator.set_state(state)
+    _set_state(generator, _expanded(key, _MT_BYTES))
+    return generator
+
+
+def seed_global_generators(key: Sequence[int], device: torch.device) -> None:
+    """Put the global generators of torch (of the CPU and of `device`), numpy and `random` into states of a key.
+
+    Nowhere by a seed of 32 bits, all of which could be tried: masks of dropout that somebody else knows would tell of
+    a record, since one more in a lot moves everybody's.
+
+    (Not by `torch.manual_seed`: on machines without a GPU it would note a stack trace for the day that one is
+    initialized, a millisecond a step, and a list that grows for ever.)
+
+    Args:
+        key: Non-negative integers of any size, of which all numbers drawn from here on are a function.
+        device: Of the model.
+    """
+    stream = _expanded(key, _MT_BYTES + 2 * _SEED_BYTES)
+    if device.type == "cuda":
+        for generator in torch.cuda.default_generators:
+            _set_state(generator, stream)
+    elif device.type != "cpu":
+        torch.manual_seed(int.from_bytes(stream[:8], "big"))
+    _set_state(torch.default_generator, stream)
+    np.random.seed(np.frombuffer(stream, np.uint32, _SEED_BYTES // 4, _MT_BYTES))  # by the whole array
+    random.seed(int.from_bytes(stream[-_SEED_BYTES:], "big"))
+
+
+def _expanded(key: Sequence[int], size: int) -> bytes:
+    return hashlib.shake_256(repr([int(part) for part in key]).encode()).digest(size)
+
+
+def _set_state(generator: torch.Generator, stream: bytes) -> None:
+    """Fill a generator from the beginning of a stream of random bytes."""
+    if generator.device.type == "cpu":
+        state = _fresh_state().clone()
+        words = state.numpy()[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)
+        words[:] = np.frombuffer(stream, np.uint32, _MT_WORDS)
+        generator.set_state(state)
+        return
+    generator.manual_seed(int.from_bytes(stream[:8], "big"))
+    if generator.device.type == "cuda":
+        generator.set_offset((int.from_bytes(stream[8:16], "big") >> 3) << 2)  # a multiple of four, far from the end
 
 
 @cache

@@ -74,16 +74,6 @@ def _mean(value: Any) -> Tensor:
     return mean
 
 
-def seed_randomness(generator: torch.Generator, device: torch.device) -> None:
-    """Seed whatever random numbers a module, or the data set of its examples, may take."""
-    seed = int(torch.randint(2**62, (), generator=generator))
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
 @contextmanager
 def kept_randomness(device: torch.device) -> Iterator[None]:
     """Leave nothing of the random numbers within: how many were drawn says something of the users."""

@@ -19,12 +19,12 @@ from dpbench.data.users import USER, Cohort, UserDataset
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
-from dpbench.privacy.randomness import Stream, keyed_generator
+from dpbench.privacy.randomness import Stream, keyed_generator, seed_global_generators
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.examples import SECOND_RELEASE
 from dpbench.records.local_batches import LocalBatches
 from dpbench.records.local_logs import LocalLogs
-from dpbench.records.local_step import LocalStep, kept_randomness, seed_randomness
+from dpbench.records.local_step import LocalStep, kept_randomness
 from dpbench.records.local_training import Client, LocalTraining
 from dpbench.records.noise_step import noise_batch
 from dpbench.records.scope import Scope
@@ -136,7 +136,7 @@ class Users:
         with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
                 batch = self._batches.on_device(noise_batch(self._trainer, self._module, size, generator))
-                seed_randomness(torch.Generator().manual_seed(number), device)
+                seed_global_generators((Stream.NOISE_BATCH, number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
                 with precision.train_step_context(), self._client.weights():
                     rows.append(self._client.update(local_step, (batch for _ in steps)))
@@ -228,7 +228,7 @@ class Users:
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
-        seed_randomness(generator, self._module.device)
+        seed_global_generators(self._releases.key_of(Stream.MODEL, 0, user), self._module.device)
         local_step.begin()
         return self._client.update(local_step, self._steps(user, generator))
 
