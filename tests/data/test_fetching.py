@@ -458,3 +458,21 @@ def test_a_debugger_is_left_alone() -> None:
         assert sys.gettrace() is hook
     finally:
         sys.settrace(before)
+
+
+class Repeats(Inner):
+    """Turns to an item of the same lot, which it was asked for."""
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        return [self[positions[0]] if position in DAMAGED else self[position] for position in positions]
+
+
+class TwoViews(Inner):
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        return [(self[position][0], self[position][1]) for position in positions]
+
+
+def test_a_lot_filled_up_with_an_item_of_its_own() -> None:
+    with pytest.raises(ConfigurationError, match="in the place of item"):
+        read_all(Repeats())
+    assert read_all(TwoViews()) > 50

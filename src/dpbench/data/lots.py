@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import numbers
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from dpbench.data.item_randomness import ItemRandomness, draws_nothing
 from dpbench.data.mixing import rows_of
 from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
-from dpbench.data.users import UserDataset, refuse_split_users
+from dpbench.data.users import UserDataset, ask_for_unit, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_sequence, source_of
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
@@ -246,7 +245,7 @@ class LotLoader(DataLoader[Any]):
             )
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
-            _ask_for_unit(dataset, lots.sampling.unit)
+            ask_for_unit(dataset, lots.sampling.unit)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
         _refuse_options(options)
         self._items = ItemRandomness(options.pop("worker_init_fn", None))
@@ -384,18 +383,6 @@ def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Position
         totals[owner[place]] += work[place] + 1  # what every record costs
     share: Positions = lot[owner == rank]
     return share
-
-
-def _ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
-    """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
-    if unit != "example" and not hasattr(dataset, "unit"):
-        name = type(dataset).__name__
-        warnings.warn(
-            f"unit={unit!r}: is each item of the {name} everything of one {unit}? Then say so (dataset.unit = "
-            f"{unit!r}). Epsilon holds for an item: where a {unit} has several, group them by UserDataset(examples, "
-            "users).",
-            stacklevel=3,
-        )
 
 
 def _refuse_options(options: Mapping[str, Any]) -> None:

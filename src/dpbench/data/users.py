@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -191,6 +192,18 @@ def refuse_split_users(dataset: Any) -> None:
         raise ConfigurationError(
             "a Subset of users (as random_split makes) has lost their examples: use UserDataset.subset(positions), "
             "which takes the positions that the Subset has in its indices."
+        )
+
+
+def ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
+    """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
+    if unit != "example" and not hasattr(dataset, "unit"):
+        name = type(dataset).__name__
+        warnings.warn(
+            f"unit={unit!r}: is each item of the {name} everything of one {unit}? Then say so (dataset.unit = "
+            f"{unit!r}). Epsilon holds for an item: where a {unit} has several, group them by UserDataset(examples, "
+            "users).",
+            stacklevel=4,
         )
 
 
