@@ -29,9 +29,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             noise_multiplier, training stops before the step that would exceed it.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
-        seed: Key of noise (and of the model's own randomness), for runs that can be repeated; whoever knows it
-            can subtract the noise. Two different runs on the same data need different seeds: noise that two releases
-            share protects neither. None takes the operating system's entropy: use that for models to be published.
+        seed: Makes a run repeatable: the key of noise, lots and the model's own randomness comes from it and from all
+            else that decides the sums (`callback.run_key`), so that two runs that differ share nothing. Whoever knows
+            it can subtract the noise. None takes the operating system's entropy: use that for models to be published.
         max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
@@ -46,8 +46,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
-        fingerprint: Names everything else that determines the run (data, model, code). With it, a run resumed after
-            a crash repeats the releases after its checkpoint instead of spending new ones.
+        fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
+            does; releases on disk are repeated then. Under another name the ledger gets a new phase.
         records: What a record is, where it is no example or microbatch of the batch.
         audit: Canaries that join the lots, by which `dpbench audit` checks the epsilon of this training; the model
             learns from them too. None: none.

@@ -71,8 +71,7 @@ class Releases:
         budget: What may be spent.
         noise_multiplier: z of each release, or None: the one that uses the budget up.
         seed: Key of the noise, for runs that can be repeated; None takes the operating system's entropy.
-        fingerprint: Names everything else that determines the run. With it, a run resumed after a crash repeats the
-            releases after its checkpoint instead of spending new ones.
+        fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
 
     Attributes:
         made: Number of releases so far.
