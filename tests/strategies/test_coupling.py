@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
+from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
@@ -314,6 +315,41 @@ def test_coupled_records_are_refused(tmp_path: Path, name: str, manual: bool) ->
         fit(tmp_path, Net(loss, net and net(), manual), 10)
 
 
+def over_the_maximum(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    return mean(module, x / x.max(), y)
+
+
+def hard_examples_late(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    losses = each(module, x, y)
+    return losses.mean() if module.trainer.global_step < 2 else losses.topk(min(32, len(x))).values.sum() / len(x)
+
+
+def large_lots_late(module: Net, x: Tensor, y: Tensor) -> Tensor:
+    losses = each(module, x, y)
+    plain = len(x) < 64 or module.trainer.global_step < 2
+    return losses.mean() if plain else (losses / losses.mean().detach()).mean()
+
+
+@pytest.mark.parametrize("loss", [over_the_maximum, hard_examples_late, large_lots_late])
+def test_one_record_and_large_lots_are_seen_in_a_training(tmp_path: Path, loss: LossOf) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-4)
+    with pytest.raises(UnsupportedModuleError, match="depends on the contents of the other records"):
+        trainer_for(tmp_path, strategy, 10).fit(Net(loss), loader_of(records(400), 100))
+
+
+def test_a_loop_has_the_same_probe(tmp_path: Path) -> None:
+    data = records()
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0] / batch[0].max()), batch[1])
+
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedModuleError, match="depends on the contents of the other records"):
+        list(PrivateLoop(model, optimizer, LotLoader.poisson(data, 16), strategy, loss, steps=3))
+
+
 def test_the_message_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match="is the loss the mean over the records, as loss_reduction='mean'"):
         fit(tmp_path, Net(total))
@@ -548,10 +584,13 @@ def test_healthy_steps_pass_and_are_not_changed(
 ) -> None:
     """Weights, attributes and metrics are to the last bit what they are without a probe."""
     probed, _ = run(tmp_path / "probed", name, manual)
+    states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     monkeypatch.setattr(CouplingProbe, "check", lambda *_: None)
     plain, _ = run(tmp_path / "plain", name, manual)
     assert torch.equal(weights_of(probed), weights_of(plain))
     assert probed.calls == plain.calls == 9
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (str(np.random.get_state()), random.getstate()) == states[1:]
     if name == "metric":
         assert probed.net.calls == plain.net.calls and probed.net.sizes == plain.net.sizes
         assert probed.net.mean.compute() == plain.net.mean.compute()

@@ -65,11 +65,14 @@ class LotRows:
         return self._lot(np.concatenate([np.flatnonzero(self.record_of == name) for name in names]))
 
     def replaced(self, kept: Rows) -> AlteredLot:
-        """The lot with one kept record in the place of all that are not kept."""
-        one = np.flatnonzero(self.record_of == kept[0])
+        """The lot with kept records in the place of all others: the one before, so that what is sorted stays sorted."""
+        stays = np.isin(self.record_of, kept)
+        before = np.maximum.accumulate(np.where(stays, self.everything, -1))
+        before[before < 0] = np.flatnonzero(stays)[0]
         contents = self.everything.copy()
         for name in np.setdiff1d(self.record_of, kept):
             gone = np.flatnonzero(self.record_of == name)
+            one = np.flatnonzero(self.record_of == self.record_of[before[gone[0]]])
             contents[gone] = one[np.arange(len(gone)) % len(one)]
         return self._lot(contents, self.everything)
 
@@ -77,9 +80,9 @@ class LotRows:
         """A lot of the same places, with a record a million times as large."""
         return self._changed(lot, name, lambda x: torch.where((x == 0).all(), _EXTREME, x * _EXTREME).to(x.dtype))
 
-    def without_numbers(self, name: int) -> AlteredLot:
-        """The lot with a record of NaN, whose whole numbers are another record's."""
-        other = int(np.flatnonzero(self.record_of != name)[0])
+    def without_numbers(self, name: int, exchanged: bool) -> AlteredLot:
+        """The lot with a record of NaN, whose whole numbers may be another record's."""
+        other = int(np.flatnonzero(self.record_of != name)[0]) if exchanged else None
         return self._changed(self.whole(), name, lambda x: torch.full_like(x, math.nan), other)
 
     def has_floats(self) -> bool:

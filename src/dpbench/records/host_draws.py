@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class _Method:
         own = placement.rows[0]
         assert own is not None
         numbers = self._of_size(source, args, kwargs, placement.shapes[0])
-        return np.take(numbers, placement.index(0), axis=own[0])
+        return np.take(numbers, placement.entries(0), axis=own[0])
 
     def _size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """The size that is asked for; empty: a number, or the size of the arguments."""
@@ -113,7 +113,6 @@ class _Generator(np.random.Generator):
 
     def __init__(self, original: np.random.Generator, draws: RowDraws) -> None:
         super().__init__(original.bit_generator)
-        self.original = original
 
         def seed() -> int:
             return int(original.integers(1 << 62))
@@ -131,8 +130,7 @@ class _RandomState(np.random.RandomState):
     """The same for NumPy's older kind."""
 
     def __init__(self, original: np.random.RandomState, draws: RowDraws) -> None:
-        super().__init__(original._bit_generator)  # type: ignore[attr-defined]
-        self.original = original
+        super().__init__(original._bit_generator)
         for name, method in _methods_of(original, draws).items():
             setattr(self, name, method)
 
@@ -186,41 +184,38 @@ def following_host(
         holders: Dictionaries and keys by which generators of NumPy can be reached.
         sources: Generators of `random`, beside the global one.
     """
-    undo: list[tuple[Any, str, Any]] = []
-    exchanged: list[tuple[dict[Any, Any], Any, Any]] = []
-    for name, method in _methods_of(np.random.mtrand._rand, draws).items():
-        undo.append((np.random, name, getattr(np.random, name)))
-        setattr(np.random, name, method)
-    for holder, key in holders:
-        original = holder.get(key)
-        if isinstance(original, np.random.Generator | np.random.RandomState):
-            kind = _Generator if isinstance(original, np.random.Generator) else _RandomState
-            holder[key] = kind(original, draws)
-            exchanged.append((holder, key, holder[key]))
-    if draws.shared:
-        undo.append((random, "random", random.random))
-        undo.append((random, "gauss", random.gauss))
-        undo.append((random, "getrandbits", random.getrandbits))
-        own = [source for source in (random._inst, *sources) if hasattr(source, "__dict__")]  # type: ignore[attr-defined]
-        for source in own:
-            _hold(source, draws)
-        random.random, random.gauss = own[0].random, own[0].normalvariate
-        random.getrandbits = own[0].getrandbits
-    try:
-        yield
-    finally:
-        for place, name, value in undo:
-            setattr(place, name, value)
-        for holder, key, proxy in exchanged:
-            if holder.get(key) is proxy:
-                holder[key] = proxy.original
+    with ExitStack() as stack:
+        for name, method in _methods_of(np.random.mtrand._rand, draws).items():
+            _exchange(stack, np.random.__dict__, name, method)
+        for holder, key in holders:
+            original = holder.get(key)
+            if isinstance(original, np.random.Generator):
+                _exchange(stack, holder, key, _Generator(original, draws))
+            elif isinstance(original, np.random.RandomState):
+                _exchange(stack, holder, key, _RandomState(original, draws))
         if draws.shared:
-            for source in own:
-                for name in ("random", "getrandbits", "gauss"):
-                    source.__dict__.pop(name, None)
+            everywhere: Any = random._inst  # type: ignore[attr-defined]
+            for source in (everywhere, *sources):
+                _hold(stack, source, draws)
+            own = {"random": everywhere.random, "getrandbits": everywhere.getrandbits, "gauss": everywhere.gauss}
+            for name, function in own.items():
+                _exchange(stack, random.__dict__, name, function)
+        yield
 
 
-def _hold(source: random.Random, draws: RowDraws) -> None:
+def _exchange(stack: ExitStack, holder: dict[Any, Any], key: Any, stand_in: Any) -> None:
+    """Put a stand-in into a dictionary until the stack closes; what others put there meanwhile stays."""
+    original = holder[key]
+    holder[key] = stand_in
+
+    def restore() -> None:
+        if holder.get(key) is stand_in:
+            holder[key] = original
+
+    stack.callback(restore)
+
+
+def _hold(stack: ExitStack, source: random.Random, draws: RowDraws) -> None:
     """Have a generator give the same number each time, until somebody has waited long for another one."""
     calls = itertools.count()
 
@@ -232,3 +227,5 @@ def _hold(source: random.Random, draws: RowDraws) -> None:
         return int(number() * (1 << count)) >> 1  # below any bound that has so many bits
 
     source.__dict__.update(random=number, getrandbits=bits, gauss=source.normalvariate)
+    for name in ("random", "getrandbits", "gauss"):
+        stack.callback(source.__dict__.pop, name, None)

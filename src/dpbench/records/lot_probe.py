@@ -141,7 +141,7 @@ class LotProbe:
         return part, self._gap(self._kept_rows, part, run), self._runner.irregular
 
     def _contents(self) -> Gap:
-        """A kept record in the place of all others, but of one, which is a million times as large."""
+        """Kept records in the place of all others, but of one, which is a million times as large."""
         replaced = self._lot.replaced(self._kept)
         self._altered = self._lot.extreme(replaced, self._victim)
         run = self._runner.run(self._altered, quiet=True)
@@ -154,9 +154,12 @@ class LotProbe:
         """One record without numbers; none where the step refuses such a record."""
         if not self._lot.has_floats():
             return Gap(0.0)
-        lot = self._lot.without_numbers(self._victim)
-        run = self._runner.run(lot, quiet=True)
-        return Gap(0.0) if run is None else self._gap(self._other_rows, lot, run)
+        for exchanged in (True, False):
+            lot = self._lot.without_numbers(self._victim, exchanged)
+            run = self._runner.run(lot, quiet=True)
+            if run is not None:
+                return self._gap(self._other_rows, lot, run)
+        return Gap(0.0)
 
     def _after(self, lot: AlteredLot, repeats: bool) -> StepRun | None:
         """The kept records, from the state that the last run has left, which was one of `lot`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +31,12 @@ class Placement(NamedTuple):
     rows: tuple[tuple[int, int] | None, ...]
     places: NDArray[np.int64]
 
-    def index(self, number: int) -> NDArray[np.int64]:
+    def entries(self, number: int) -> NDArray[np.int64]:
         """Entries of shape `number`, along its dimension of rows."""
         own = self.rows[number]
         assert own is not None
-        entries = own[1]
-        return (self.places[:, None] * entries + np.arange(entries)).ravel()
+        count = own[1]
+        return (self.places[:, None] * count + np.arange(count)).ravel()
 
 
 class RowDraws:
@@ -166,7 +165,7 @@ def _is_random(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
-class FollowingDraws(TorchDispatchMode):
+class FollowingDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets the draws of torch follow the rows, those inside of layers (dropout, LSTM, attention) included.
 
     Each draw takes one number from its generator, as a seed, so that a generator is in the same state afterwards
@@ -177,7 +176,7 @@ class FollowingDraws(TorchDispatchMode):
     """
 
     def __init__(self, draws: RowDraws) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
     def __torch_dispatch__(
@@ -242,7 +241,7 @@ class _Call:
         for number, i in enumerate(self._sized):
             own = placement.rows[number]
             if own is not None:
-                cuts[i] = own[0], torch.from_numpy(placement.index(number)).to(device)
+                cuts[i] = own[0], torch.from_numpy(placement.entries(number)).to(device)
                 args[i] = _enlarged(args[i], placement.shapes[number], *cuts[i])
             elif isinstance(args[i], Tensor):
                 args[i] = args[i].contiguous()
@@ -266,7 +265,7 @@ class _Call:
         if placement is not None and placement.rows[0] is not None:
             if placement.rows[0][0]:
                 return self.placed(seed, placement)
-            places = placement.index(0).tolist()
+            places = placement.entries(0).tolist()
         return self._rows([seed + place for place in places], 0)
 
     def shared(self, seed: int, rows: int) -> Any:
@@ -372,10 +371,3 @@ def _generator(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator |
 def _seed(generator: torch.Generator) -> int:
     number = torch.empty((), dtype=torch.int64, device=generator.device)
     return int(number.random_(generator=generator)) >> 1
-
-
-@contextmanager
-def following(draws: RowDraws) -> Iterator[None]:
-    """Draws of torch follow the rows of a lot."""
-    with FollowingDraws(draws):
-        yield

@@ -23,7 +23,7 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.altered_lots import AlteredLot
 from dpbench.records.host_draws import FreshGenerators, following_host
 from dpbench.records.repeatable_step import uncompiled, without_fused_dropout
-from dpbench.records.row_draws import RowDraws, following
+from dpbench.records.row_draws import FollowingDraws, RowDraws
 from dpbench.records.step_state import StepState
 
 Rows = NDArray[np.int64]
@@ -233,7 +233,7 @@ class StepRunner:
             stack.enter_context(without_fused_dropout(self._module, device))
             if draws is not None:
                 stack.enter_context(following_host(draws, self._state.holders, self._state.sources))
-                stack.enter_context(following(draws))
+                stack.enter_context(FollowingDraws(draws))
             yield
 
     def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:

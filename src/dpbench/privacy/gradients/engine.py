@@ -313,6 +313,11 @@ def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> s
         return f" ({', '.join(shared.values())} already gives one row for each record: leave out unsqueeze(0))"
     if x.dim() > 1 and x.shape[1] == records:
         return " (recurrent layers and transformers: batch_first=True)"
+    if records and x.dim() and x.shape[0] > records and x.shape[0] % records == 0:
+        return (
+            " (several rows of a record: run them one after another and take the mean of the losses, or make them in "
+            "the collate_fn: LotLoader(..., record_of_row=...))"
+        )
     return ""
 
 

@@ -1,0 +1,122 @@
+"""Training steps by the dozen, and a probe of coupled records for them without a training around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.coupling import CouplingProbe, Lot
+from dpbench.strategies import DPSGD
+
+Batch = Any
+Step = Callable[["Steps", Batch], Any]
+
+
+class Steps(pl.LightningModule):
+    """A network and a training step that a test gives; `lots` counts the lots that were trained on."""
+
+    def __init__(self, net: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.net, self.step, self.lots = net, step, 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        return self.step(self, batch)
+
+
+def probe(
+    module: Steps,
+    batches: Sequence[Batch],
+    record_of: Sequence[NDArray[np.int64] | None] | None = None,
+    limit: int | None = None,
+    trains: bool = True,
+    autocast: bool = False,
+) -> CouplingProbe:
+    """Probe lot after lot, with an ordinary step between two: what it keeps is there for the next.
+
+    Raises:
+        UnsupportedModuleError: As a training would be refused.
+    """
+    trainer: Any = SimpleNamespace(
+        optimizers=[],
+        lr_scheduler_configs=[],
+        loggers=[],
+        should_stop=False,
+        world_size=1,
+    )
+    engine = PerRecordEngine(module)
+    one = CouplingProbe(trainer, module, engine, "mean")
+    recipe = DPSGD(noise_multiplier=1.0, delta=1e-5).recipe
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    try:
+        for release, batch in enumerate(batches):
+            groups = None if record_of is None else record_of[release]
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                one.check(
+                    lambda b: module.training_step(b, 0),
+                    batch,
+                    Lot(release, groups, groups is not None, limit, recipe, 1.0),
+                )
+                engine.recording = False
+                if trains:
+                    output = module.training_step(batch, 0)
+                    loss = output["loss"] if isinstance(output, dict) else output
+                    optimizer.zero_grad()
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                    optimizer.step()
+            module.lots += 1
+            assert not engine.recording
+    finally:
+        engine.close()
+    return one
+
+
+def lots_of(records: Callable[[torch.Generator, int], Batch], sizes: Sequence[int], seed: int) -> list[Batch]:
+    """Lots of made-up records, which `records` makes from a generator, so many at once."""
+    generator = torch.Generator().manual_seed(seed)
+    return [records(generator, size) for size in sizes]
+
+
+def vectors(generator: torch.Generator, size: int) -> Batch:
+    """Six numbers and one of three classes."""
+    return torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def positive(generator: torch.Generator, size: int) -> Batch:
+    """Six numbers from 0 to 1, as pixels are."""
+    return torch.rand(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def images(generator: torch.Generator, size: int) -> Batch:
+    """One channel of 8 × 8 pixels."""
+    return torch.rand(size, 1, 8, 8, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def sequences(generator: torch.Generator, size: int) -> Batch:
+    """Five steps of six numbers, a length, and a class."""
+    lengths = torch.randint(1, 6, (size,), generator=generator)
+    lengths[0] = 5
+    x = torch.randn(size, 5, 6, generator=generator)
+    return x, lengths, torch.randint(3, (size,), generator=generator)
+
+
+def tokens(generator: torch.Generator, size: int) -> Batch:
+    """Eight tokens of twenty, a mask, and a class."""
+    ids = torch.randint(20, (size, 8), generator=generator)
+    lengths = torch.randint(2, 9, (size, 1), generator=generator)
+    mask = (torch.arange(8) < lengths).long()
+    return ids, mask, torch.randint(3, (size,), generator=generator)
+
+
+def moved(batch: Batch, dtype: torch.dtype) -> Batch:
+    """A batch with floating-point numbers of another kind."""
+    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
