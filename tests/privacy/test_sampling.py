@@ -29,9 +29,11 @@ from dpbench.privacy.sampling import (
     PoissonSampling,
     Positions,
     Sampling,
+    ShuffledEpochs,
     TruncatedPoissonSampling,
     find_scheme,
     sampling_from_dict,
+    schemes,
 )
 from tests.strategies.worlds import Classifier, pictures, trainer_for
 
@@ -256,6 +258,53 @@ def test_training_with_truncated_lots(tmp_path: Path) -> None:
     assert ledger_epsilon(ledger, DELTA, "pld") > epsilon(
         {Event(PoissonSampling(60, 0.2), (SumQuery("all", 0.5, 0.75),)): 3}, DELTA, "pld"
     )
+
+
+ASKED_FOR = {
+    "poisson": PoissonSampling(1500, 1 / 30),
+    "poisson of users": PoissonSampling(539, 20 / 539, unit="user"),
+    "everybody, by coins that always fall right": PoissonSampling(40, 1.0),
+    "truncated_poisson": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=50),
+    "hardly ever cut": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=110),
+    "cut nearly always": TruncatedPoissonSampling(1500, 0.2, max_batch_size=50, unit="user"),
+    "fixed_size": FixedSizeSampling(1437, 64),
+    "full": FullParticipation(240, unit="hospital"),
+    "shuffled_epochs": ShuffledEpochs(1437, 64),
+}
+
+
+def test_every_scheme_is_asked_for() -> None:
+    ours = {scheme.kind for scheme in schemes() if scheme.__module__.startswith("dpbench.")}
+    assert {sampling.kind for sampling in ASKED_FOR.values()} == ours
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_added_records_change_the_population_and_nothing_else(name: str) -> None:
+    """Largest lots, sizes and units are those that were asked for; of rates the number of records that are drawn."""
+    asked = ASKED_FOR[name]
+    lots = Lots(asked, seed=0)
+    lots.added = 300
+    audited = lots.sampling
+    expected = asked.to_dict() | {"population": asked.population + 300}
+    if "sample_rate" in expected:
+        expected["sample_rate"] = pytest.approx(expected["sample_rate"] * asked.population / audited.population)
+    assert audited.to_dict() == expected
+    if not asked.everybody:
+        assert audited.expected_batch_size == pytest.approx(asked.expected_batch_size, rel=0.02)
+    assert max(len(lots.lot(step)) + len(lots.added_in(step)) for step in range(40)) <= getattr(
+        asked, "max_batch_size", audited.population
+    )
+
+
+def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_another_one() -> None:
+    lots = Lots(TwoCoins(1000, first=0.1, second=0.9), seed=0)
+    assert lots.sampling.rate == pytest.approx(0.09)
+    lots.added = 100
+    with pytest.raises(ConfigurationError, match=r"'two_coins' lots have parameters .* TwoCoins\.among\(\)"):
+        _ = lots.sampling
+    alike = Lots(TwoCoins.at_rate(1000, 0.09), seed=0)
+    alike.added = 100
+    assert alike.sampling.expected_batch_size == pytest.approx(90)
 
 
 @pytest.mark.parametrize("most", [0, -1, 2.5, True])

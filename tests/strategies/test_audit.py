@@ -26,6 +26,7 @@ from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.sampling import TruncatedPoissonSampling
 from dpbench.records import LocalTraining, Users
 from dpbench.runs.record import is_audited
 from tools.combinations import STRATEGIES
@@ -136,6 +137,19 @@ def test_every_unit_and_sampling(sampling: str, unit: str, seen: Seen, tmp_path:
     check(seen, strategy)
     header = read_ledger(tmp_path / "ledger.jsonl").header
     assert header.population == strategy.mechanism.plan.sampling.population  # counts the canaries
+
+
+def test_lots_of_a_chosen_largest_size_are_audited_as_such(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of these lots are cut; in others that are not, memory and noise would be others."""
+    asked = TruncatedPoissonSampling(1437, 64 / 1437, max_batch_size=64)
+    monkeypatch.setattr("dpbench.data.images.make_sampling", lambda *facts: asked)
+    strategy, _ = train(strategies.DPSGD, tmp_path, "truncated_poisson")
+    check(seen, strategy)
+    (sampling,) = {release.sampling for _, release in read_ledger(tmp_path / "ledger.jsonl").releases}
+    assert isinstance(sampling, TruncatedPoissonSampling)
+    assert sampling.max_batch_size == 64 and sampling.population > 1437
 
 
 def test_discretized_spikes_reach_the_bound(seen: Seen, tmp_path: Path) -> None:

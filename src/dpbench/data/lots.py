@@ -82,8 +82,8 @@ class Lots(TorchSampler[list[int]]):
     @property
     def sampling(self) -> Sampling:
         """The sampling, of added records too, in lots of the same size; nothing else changes it."""
-        given, size = self._sampling, self._sampling.population + self.added
-        return given if not self.added else type(given).at_rate(size, given.expected_batch_size / size, given.unit)
+        given = self._sampling
+        return given.among(given.population + self.added) if self.added else given
 
     @property
     def expected_batch_size(self) -> float:
@@ -170,6 +170,17 @@ class Lots(TorchSampler[list[int]]):
         """Numbers of the added records in lot `step`, from 0 on."""
         drawn = self._lot(step) - self._sampling.population
         return drawn[drawn >= 0]
+
+    def size(self, step: int) -> int:
+        """Number of records in lot `step`, added ones too, over all ranks."""
+        return len(self._lot(step))
+
+    def summands(self, step: int) -> int:
+        """Number of vectors that the data set's records in lot `step` make: one each, or one for each microbatch."""
+        positions, microbatch_of = self.share(step, 0, 1)
+        if microbatch_of is not None:
+            return len(np.unique(microbatch_of))
+        return min(len(np.unique(positions)), len(self._lot(step)) - len(self.added_in(step)))
 
     def _lot(self, step: int) -> Positions:
         sampling = self.sampling

@@ -49,6 +49,11 @@ class FixedSizeSampling(Sampling):
     def expected_batch_size(self) -> float:
         return float(self.batch_size)
 
+    @property
+    def lot_size_cumulants(self) -> tuple[float, float]:
+        """A lot has no other size."""
+        return 0.0, 0.0
+
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         return (rng.choice(self.population, self.batch_size, replace=False, shuffle=False),)
 

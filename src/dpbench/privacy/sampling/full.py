@@ -39,6 +39,11 @@ class FullParticipation(Sampling):
     def expected_batch_size(self) -> float:
         return float(self.population)
 
+    @property
+    def lot_size_cumulants(self) -> tuple[float, float]:
+        """A lot has no other size."""
+        return 0.0, 0.0
+
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         return (np.arange(self.population),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -50,6 +50,12 @@ class PoissonSampling(Sampling):
     @property
     def expected_batch_size(self) -> float:
         return self.sample_rate * self.population
+
+    @property
+    def lot_size_cumulants(self) -> tuple[float, float]:
+        """Those of a binomial number."""
+        variance = self.sample_rate * (1 - self.sample_rate)
+        return self.population * variance, self.population * variance * (1 - 6 * variance)
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         # A binomial size and a uniform subset of that size is Poisson sampling, without a draw for each record.
@@ -109,6 +115,11 @@ class TruncatedPoissonSampling(Sampling):
         """Make a scheme of lots of at most six standard deviations above the mean, which costs next to nothing."""
         mean = population * rate
         return cls(population, rate, math.ceil(mean + 6 * math.sqrt(mean * (1 - rate))), unit=unit)
+
+    def among(self, population: int) -> Self:
+        """The same largest lot, and the same number of records that are drawn before a lot is cut."""
+        rate = min(1.0, self.sample_rate * self.population / population)
+        return replace(self, population=population, sample_rate=rate)
 
     @property
     def expected_batch_size(self) -> float:

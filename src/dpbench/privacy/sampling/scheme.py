@@ -6,6 +6,7 @@ is the object that drew. Another scheme is another subclass of `Sampling`, anywh
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,6 +95,25 @@ class Sampling(ABC):
             unit: What a record is.
         """
 
+    def among(self, population: int) -> Self:
+        """The same scheme among another number of records, with lots of the size that they have.
+
+        A scheme with parameters that its rate does not determine states here what becomes of them.
+
+        Args:
+            population: Number of records.
+
+        Raises:
+            ConfigurationError: `at_rate` does not know all parameters, so that other lots would be drawn.
+        """
+        again = type(self).at_rate(self.population, self.rate, self.unit)
+        if not _alike(self, again):
+            raise ConfigurationError(
+                f"{self.kind!r} lots have parameters that their rate does not determine, so nobody knows how they are "
+                f"drawn among more records, such as the canaries of an audit: state it, {type(self).__name__}.among()."
+            )
+        return type(self).at_rate(population, self.expected_batch_size / population, self.unit)
+
     @property
     @abstractmethod
     def expected_batch_size(self) -> float:
@@ -103,6 +123,11 @@ class Sampling(ABC):
     def rate(self) -> float:
         """Expected lot size over the population."""
         return self.expected_batch_size / self.population
+
+    @property
+    def lot_size_cumulants(self) -> tuple[float, float] | None:
+        """Variance and fourth cumulant of the number of records in a lot; None where nobody states them."""
+        return None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -184,6 +209,16 @@ class Sampling(ABC):
         {'kind': 'poisson', 'population': 1000, 'unit': 'example', 'sample_rate': 0.05}
         """
         return {"kind": self.kind, **asdict(self)}
+
+
+def _alike(one: Sampling, other: Sampling) -> bool:
+    """Whether two samplings have the same parameters, but for the rounding of a rate."""
+    for name, value in asdict(one).items():
+        again = getattr(other, name)
+        close = isinstance(value, float) and math.isclose(value, again, rel_tol=1e-9)
+        if not close and value != again:
+            return False
+    return True
 
 
 def _check_statements(scheme: type[Sampling]) -> None:
