@@ -49,6 +49,10 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     for words in ("400 canaries, 40 releases, 95 % confidence", "claimed", "sound", "CONSISTENT", "no proof", "(PLD)"):
         assert words in text, words
+    rows = [line.split(">=")[0].split() for line in text.splitlines() if ">=" in line]
+    assert rows[0] == ["audited", "family"] and len(rows) == 7  # the limit that stands for all comes first
+    assert "not seen     what becomes of a record before it is clipped" in text
+    assert "how records, not canaries, are clipped and added up: nothing was measured" in text  # of a simulated run
     assert (run / "audit.png").read_bytes().startswith(b"\x89PNG")
     assert RunFolder.audit == FILE_NAME
 
@@ -61,7 +65,10 @@ def test_json_tells_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert 0 < bounds["release game, t"] < facts["sound"]
     assert bounds["family"] == facts["audited"] < facts["sound"] < facts["claimed"]
     assert facts["stored"] is None
-    assert all(check["passed"] for check in facts["checks"])
+    passed = {check["name"]: check["passed"] for check in facts["checks"]}
+    probed = {"lot sizes", "noise of statistics", "record over bound", "sum apart from records", "more than the lot"}
+    assert {name for name, right in passed.items() if right is None} == probed  # of a run that measured nothing
+    assert all(right for name, right in passed.items() if name not in probed)
 
 
 def test_less_noise_than_declared_is_a_violation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

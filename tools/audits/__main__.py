@@ -45,6 +45,7 @@ SIZES = tuple(
 )
 BROKEN = {
     "counts without noise": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
+    "half of the noise for statistics": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
     "users weighted by examples": Setting("", unit="user", data="mnist_writers", lot=20, steps=40, canaries=500),
 }
 

@@ -19,6 +19,8 @@ from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.releases import Releases
 from dpbench.records.users import Users
+from tools.audits.noise_mutants import NOISE_MUTANTS
+from tools.audits.record_mutants import RECORD_MUTANTS
 
 Mutant = Callable[[], Any]
 
@@ -168,4 +170,6 @@ MUTANTS: dict[str, Mutant] = {
     "another divisor": wrong_divisor,
     "counts without noise": counts_without_noise,
     "users weighted by examples": users_weighted_by_examples,
+    **NOISE_MUTANTS,
+    **RECORD_MUTANTS,
 }

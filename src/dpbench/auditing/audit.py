@@ -9,7 +9,15 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
-from dpbench.auditing.declared import Checked, Measured, ReleaseGame, participation, release_game
+from dpbench.auditing.declared import (
+    Checked,
+    Measured,
+    ReleaseGame,
+    lot_sizes,
+    participation,
+    release_game,
+    statistics_noise,
+)
 from dpbench.auditing.family import Family, TradeOff, reached
 from dpbench.auditing.fresh import fresh_noise
 from dpbench.auditing.independent import auc_lower, two_rates
@@ -17,6 +25,7 @@ from dpbench.auditing.one_run import count_right, one_run, one_run_fdp, one_run_
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import Floats, Scores
 
 TOLERANCE = 0.005  # by how much noise and sensitivity may differ from the declaration without a word
@@ -184,7 +193,7 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-TESTS = 18  # 7 bounds and 11 checks share the probability of an error
+TESTS = 20  # 7 bounds and 13 checks share the probability of an error
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
@@ -335,7 +344,26 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         _tested("closest releases", noise.releases, level, 1.0),
         _tested("closest canaries", noise.canaries, level, 1.0),
         _tested("kurtosis of the noise", noise.shape, level, 3.0),
+        *_probed(scores.probes, level),
     )
+
+
+def _probed(probes: Probes | None, level: float) -> tuple[Check, ...]:
+    """What the run measured of itself; the last three are no statistics, and never fail by chance."""
+    if probes is None:
+        probes = Probes()
+    looked_at = probes.records > 0
+    return (
+        _tested("lot sizes", lot_sizes(probes), level, 1.0),
+        _tested("noise of statistics", statistics_noise(probes), level, 1.0),
+        _at_most("record over bound", probes.largest if looked_at else None, 1.0),
+        _at_most("sum apart from records", probes.difference if looked_at else None, 0.0),
+        _at_most("more than the lot", float(probes.surplus) if looked_at else None, 0.0),
+    )
+
+
+def _at_most(name: str, value: float | None, expected: float) -> Check:
+    return Check(name, value, expected, None if value is None else value <= expected)
 
 
 def _interval(name: str, measured: Measured | None) -> Check:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpbench.auditing.independent import clopper_pearson_upper
+from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import CorrelationSums, GameSums, Scores
 
 MOST_RATIO = 1e3  # of measured and declared; a mechanism beyond is broken, however far
@@ -205,6 +206,39 @@ def _shared(scores: Scores) -> Checked | None:
     index = scores.correlation.across / squares
     tail = stats.chi2(releases)
     return Checked(index, 1.0, two_sided(tail.cdf(index * releases), tail.sf(index * releases)))
+
+
+def statistics_noise(probes: Probes) -> Checked | None:
+    """Test the noise on what is released beside the gradients: deviation over the declared one, by the χ² distribution.
+
+    Args:
+        probes: What the run measured of itself.
+    """
+    if not probes.statistics:
+        return None
+    tail, squares = stats.chi2(probes.statistics), probes.statistics_squared
+    value = math.sqrt(squares / probes.statistics)
+    return Checked(value, 1.0, two_sided(tail.cdf(squares), tail.sf(squares)))
+
+
+def lot_sizes(probes: Probes) -> Checked | None:
+    """Test the variance of the size of lots, over the declared one.
+
+    By a χ² distribution with the mean and variance of that index. Lots of a fixed size have no other size.
+
+    Args:
+        probes: What the run measured of itself.
+    """
+    lots, variance = probes.lots, probes.size_variance
+    if not lots:
+        return None
+    if not variance:
+        right = not probes.size_squared
+        return Checked(1.0 if right else math.inf, 1.0, float(right))
+    index, mean_variance = probes.size_squared / (variance / lots), variance / lots
+    spread = 1 + probes.size_cumulant / lots / (2 * mean_variance**2)
+    tail = stats.chi2(lots / spread)
+    return Checked(index / lots, 1.0, two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
 
 
 def two_sided(below: float, above: float) -> float:

@@ -66,9 +66,14 @@ class LabelAudit:
         return Verdict.VIOLATED if self.violations else Verdict.CONSISTENT
 
     @property
-    def audited(self) -> float | None:
+    def shown(self) -> Bound | None:
         """The limit of the family or, where there is none, the other one: which of them does not depend on scores."""
-        return next((bound.epsilon for bound in self.bounds if bound.epsilon is not None), None)
+        return next((bound for bound in self.bounds if bound.epsilon is not None), None)
+
+    @property
+    def audited(self) -> float | None:
+        """The limit that is `shown`."""
+        return None if self.shown is None else self.shown.epsilon
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; what is infinite is None."""

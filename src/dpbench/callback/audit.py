@@ -12,6 +12,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.canaries.canaries import Canaries, GradientCanaries
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
+from dpbench.privacy.canaries.run_probe import LotCounts
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.randomness import fresh_key
 from dpbench.privacy.releases import Releases, Trained
@@ -25,6 +26,8 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
     Raises:
         ConfigurationError: There is no room for so many, or nothing to audit.
     """
+    if releases.canaries is not None and releases.canaries.probe.observe in releases.observers:
+        releases.observers.remove(releases.canaries.probe.observe)  # of an earlier training
     releases.canaries, lots.added = None, 0
     memory = releases.memory.get("canaries") or {}
     if options is None:
@@ -32,14 +35,24 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
             raise ConfigurationError(_OTHER_CANARIES)
         return
     key = memory.get("key", fresh_key() if options.seed is None else options.seed)
-    facts = releases.recipe, lots.sampling, trained.names, trained.sizes, lots.added_in, releases.processes
-    canaries = Canaries(options, releases.processes.broadcast(key), *facts)
+    canaries = Canaries(
+        options,
+        releases.processes.broadcast(key),
+        releases.recipe,
+        lots.sampling,
+        trained.names,
+        trained.sizes,
+        lots.added_in,
+        LotCounts(lots.size, lots.summands),
+        releases.processes,
+    )
     if memory:
         try:
             canaries.sums.load_state_dict(memory["sums"])
         except ValueError:
             raise ConfigurationError(_OTHER_CANARIES) from None
     releases.canaries, lots.added = canaries, canaries.in_lots
+    releases.observers.append(canaries.probe.observe)
 
 
 def leave_scores(releases: Releases) -> None:

@@ -22,7 +22,7 @@ from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_json
 from dpbench.runs.record import read_result
 
-_OUTLINE = ("one_run_dp", "family", "release_game")
+_OUTLINE = ("family", "release_game", "one_run_dp")
 _NAMED = 6  # groups
 _HOW = "dpbench train ... audit=gradient_canaries"
 VERDICTS = {
@@ -64,7 +64,8 @@ class AuditReport:
         result = self.result
         confidence = f"{100 * result.confidence:g} % confidence"
         head = f"audit of {self.run}: {result.canaries:,} canaries, {result.releases:,} releases, {confidence}"
-        rows = [*_rows(result), *_left_out(self.left_out), *_stored_otherwise(self.stored, result)]
+        unseen = [*_left_out(self.left_out), *_not_seen(self.scores)]
+        rows = [*_rows(result), *unseen, *_stored_otherwise(self.stored, result)]
         return "\n".join([head, *(f"  {name:<12} {words}" for name, words in rows)])
 
 
@@ -159,11 +160,12 @@ def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
 
 
 def epsilon_rows(result: AuditResult | LabelAudit) -> Iterator[tuple[str, str]]:
-    """Lines of claimed, sound and audited ε: a label, and what belongs to it."""
+    """Lines of claimed, sound and audited ε: a label, and what belongs to it; first the limit that stands for all."""
     yield "claimed", f"epsilon {result.claimed:.2f} (RDP) at delta={result.delta:g}"
     yield "sound", sound_epsilon(result.sound, result.sound_by)
     width = max(len(bound.name) for bound in result.bounds)
-    for label, bound in zip(["audited", *[""] * len(result.bounds)], result.bounds, strict=False):
+    bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
+    for label, bound in zip(["audited", *[""] * len(bounds)], bounds, strict=False):
         yield label, f"{bound.name:<{width}} {_shown_bound(bound, result.sound)}   assumes {bound.assumes}"
 
 
@@ -208,6 +210,14 @@ def _left_out(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         yield "left out", f"{', '.join(named[:_NAMED])}{more}: no room for all canaries, not audited"
 
 
+def _not_seen(scores: Scores) -> Iterator[tuple[str, str]]:
+    """What the audit says nothing of."""
+    yield "not seen", "what becomes of a record before it is clipped: in the data set, the loss, and by its lot"
+    probes = scores.probes
+    if probes is None or not probes.records:
+        yield "", "how records, not canaries, are clipped and added up: nothing was measured of them"
+
+
 def _stored_otherwise(stored: Mapping[str, Any] | None, result: AuditResult) -> Iterator[tuple[str, str]]:
     """What tables show, where that is something else: of another confidence, or found by another version."""
     if stored is None or stored.get("verdict") is None:
@@ -240,4 +250,6 @@ def _checked(check: Check) -> str:
     mark = "ok" if check.passed else "NOT AS DECLARED"
     if check.low is not None and check.high is not None:
         return f"{check.name:<26} {check.value:<9.3f} {check.low:.3f} … {check.high:.3f}   {mark}"
+    if check.p_value is None:
+        return f"{check.name:<26} {check.value:<9.3g} {check.expected:.3g} at most   {mark}"
     return f"{check.name:<26} {check.value:<9.3g} {check.expected:.3g} expected, p = {check.p_value:.2g}   {mark}"

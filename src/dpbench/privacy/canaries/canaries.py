@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.canaries.run_probe import LotCounts, RunProbe
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
@@ -112,11 +113,13 @@ class Canaries:
         names: Of the trained parameters.
         sizes: Number of coordinates of each.
         added_in: Numbers of the added records in the lot of a release.
+        counts: Of the records in the lot of a release.
         processes: All of this training.
 
     Attributes:
         member: Coin of each canary, shape (m,).
         sums: What was seen so far.
+        probe: Measures what canaries do not show.
         left_out: Group without room for all canaries, which shows nothing of them → number of its coordinates.
 
     Raises:
@@ -132,6 +135,7 @@ class Canaries:
         names: Sequence[str],
         sizes: Sequence[int],
         added_in: Callable[[int], NDArray[np.int64]],
+        counts: LotCounts,
         processes: Processes = ALONE,
     ) -> None:
         if not recipe.private:
@@ -159,6 +163,7 @@ class Canaries:
         # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
         self._reach = 1 / sampling.records_affected
         self.sums = ScoreSums(self.member, replace_one, self._reach)
+        self.probe = RunProbe(self.sums, counts, processes)
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self._index: list[tuple[Tensor, ...]] = []
@@ -217,6 +222,7 @@ class Canaries:
             times = round(changes * self._reach)
             for _ in range(times // 2 if self._replace_one else times):
                 mechanism.accumulate(rows, len(numbers), None, values)
+        self.probe.before_noise(mechanism, release)
 
     def _of_signs(self, bound: float) -> float:
         """How far a spike moves a sum of signs, which are as long as it has coordinates."""
@@ -248,6 +254,7 @@ class Canaries:
     def read(self, mechanism: Mechanism) -> None:
         """See the noised sums of all processes, as they are released and before anything is made of them."""
         plan = mechanism.plan
+        self.probe.after_noise(mechanism)
         noised = (self._read(mechanism) - self._background).double().cpu().numpy()
         power = dict.fromkeys(self._group_of.values(), 0.0)
         score, start = np.zeros(len(self.member)), 0

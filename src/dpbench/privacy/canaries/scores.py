@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.residuals import Residuals, ResidualSums
 
 Floats = NDArray[np.float64]
@@ -128,6 +129,7 @@ class Scores:
         not_finite: Observations that were no finite numbers.
         lots, game, correlation: Sums.
         residuals: What is kept of the noise; None in files of earlier versions, and in runs that began with one.
+        probes: What the run measured of itself beside its canaries; None there, too.
     """
 
     member: Flags
@@ -142,6 +144,7 @@ class Scores:
     game: GameSums
     correlation: CorrelationSums
     residuals: Residuals | None = None
+    probes: Probes | None = None
 
     @property
     def canaries(self) -> int:
@@ -153,8 +156,8 @@ class Scores:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         lists = {name: value.tolist() for name, value in data.items() if isinstance(value, np.ndarray)}
         sums = {name: asdict(data[name]) for name in _GROUPS}
-        noise = {"residuals": None if self.residuals is None else self.residuals.to_json()}
-        return data | lists | sums | noise
+        later = {name: None if data[name] is None else data[name].to_json() for name in _LATER}
+        return data | lists | sums | later
 
     @classmethod
     def from_json(cls, data: object) -> Scores:
@@ -171,7 +174,7 @@ class Scores:
             raise ValueError("member, llr, centred and drawn differ in length, or are empty")
         if type(whole["replace_one"]) is not bool:
             raise ValueError("replace_one is neither true nor false")
-        residuals = whole["residuals"]
+        residuals, probes = (whole[name] for name in _LATER)
         return cls(
             member=member,
             llr=llr,
@@ -185,17 +188,19 @@ class Scores:
             game=_sums_from(GameSums, whole["game"], "game"),
             correlation=_sums_from(CorrelationSums, whole["correlation"], "correlation"),
             residuals=None if residuals is None else Residuals.from_json(residuals, len(member)),
+            probes=None if probes is None else Probes.from_json(probes),
         )
 
 
 _GROUPS = ("lots", "game", "correlation")
+_LATER = ("residuals", "probes")  # which earlier versions do not write
 _COLUMNS: tuple[tuple[str, type], ...] = (("member", bool), ("llr", float), ("centred", float))
 _KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
 
 
 def _with_later_keys(data: object) -> object:
     """Scores with what the files of earlier versions do not have."""
-    return {"residuals": None, **data} if isinstance(data, Mapping) else data
+    return {**dict.fromkeys(_LATER), **data} if isinstance(data, Mapping) else data
 
 
 def _with_keys(data: object, keys: set[str], name: str) -> Mapping[str, Any]:
@@ -240,6 +245,9 @@ class ScoreSums:
         replace_one: Whether a non-member is there with the opposite vector (its replacement), instead of being absent.
         reach: By how much of the declared sensitivity the sums with and without the member differ; below 1 where the
             declared one covers more than a canary can do.
+
+    Attributes:
+        probes: What the run measured of itself; None in a run that began with an earlier version.
     """
 
     def __init__(self, member: Flags, replace_one: bool = False, reach: float = 1.0) -> None:
@@ -255,6 +263,7 @@ class ScoreSums:
         self._expected = 0.0  # mean over the releases of what is expected of a canary of unknown membership
         self._lots, self._game, self._correlation = LotSums(), GameSums(), CorrelationSums()
         self._residuals: ResidualSums | None = ResidualSums(len(self.member))
+        self.probes: Probes | None = Probes()
 
     def add(self, observed: Floats, drawn: Flags, noise_multiplier: float, sample_rate: float) -> None:
         """Add one release.
@@ -352,6 +361,7 @@ class ScoreSums:
             game=self._game,
             correlation=self._correlation,
             residuals=None if self._residuals is None else self._residuals.residuals(),
+            probes=self.probes,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -368,6 +378,7 @@ class ScoreSums:
             **numbers,
             **groups,
             "residuals": noise,
+            "probes": None if self.probes is None else self.probes.to_json(),
         }
 
     @classmethod
@@ -395,6 +406,8 @@ class ScoreSums:
         noise = state.get("residuals")  # none in checkpoints of earlier versions
         of = None if noise is None else Residuals.from_json(noise, len(self.member))
         self._residuals = None if of is None else ResidualSums.of(of)
+        probes = state.get("probes")
+        self.probes = None if probes is None else Probes.from_json(probes)
 
 
 def _plus(one: Any, other: Any) -> Any:

@@ -139,6 +139,25 @@ class Mechanism:
             self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
         return exact, norms
 
+    def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
+        """What records would add to the sums, which stay as they are; private metrics count as zero.
+
+        Args:
+            gradients: Of the records before discretization.
+            records: Their number.
+
+        Returns:
+            Flat sums like `total`: private, for diagnostics.
+        """
+        kept = self.total, self.gradients, self._statistics
+        values = {name: torch.zeros(records, size) for name, size in self.metric_sizes.items()}
+        try:
+            self.clear()
+            self.accumulate(gradients, records, None, values)
+            return self.total
+        finally:
+            self.total, self.gradients, self._statistics = kept
+
     def add_noise(self, key: Sequence[int]) -> None:
         """Make the sums of all processes private, once; the noise is a function of `key`."""
         self.plan.privatize(self.total, key)

@@ -1,0 +1,185 @@
+"""Measures in an audited run what canaries do not show: how its own records are clipped, summed and counted.
+
+Canaries are vectors; a mechanism may treat the gradients of records in another way. So in some lots the part of single
+records in the sums is measured by itself, against the bound, and all parts together are compared with the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpbench.privacy.canaries.scores import ScoreSums
+from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.processes import Processes
+
+_MOST = 8  # records of a piece that are measured alone
+_MOST_PIECES = 32  # of a lot that are measured; a user is a piece
+
+
+class LotCounts(NamedTuple):
+    """What is known of the lot of a release.
+
+    Attributes:
+        size: Number of records and canaries, over all processes.
+        summands: Number of vectors that its records make: records, or microbatches.
+    """
+
+    size: Callable[[int], int]
+    summands: Callable[[int], int]
+
+
+class RunProbe:
+    """The measurements of one training, release by release.
+
+    Lots 0, 1, 2, 4, 8, … are looked at record by record; statistics and sizes are those of all lots.
+
+    Args:
+        sums: Holds what was measured.
+        counts: Of the lots.
+        processes: All of this training.
+    """
+
+    def __init__(self, sums: ScoreSums, counts: LotCounts, processes: Processes) -> None:
+        self._sums, self._counts, self._processes = sums, counts, processes
+        self._release = -1
+        self._before: Tensor | None = None  # sums of the pieces before
+        self._pieces = 0
+        self._measured = torch.zeros(4, dtype=torch.float64)  # summands, records, largest, difference
+
+    def observe(
+        self, mechanism: Mechanism, names: Sequence[str], gradients: Sequence[ParameterGradients], norms: Tensor
+    ) -> None:
+        """Measure the records of a piece of a lot, as an observer of `Releases`."""
+        if not self._due:
+            return
+        self._begin()
+        records = len(gradients[0].squared_norms())
+        self._measured[0] += records
+        self._pieces += 1
+        if records and self._pieces <= _MOST_PIECES:
+            self._measure(mechanism, gradients, norms, records)
+
+    def _measure(
+        self, mechanism: Mechanism, gradients: Sequence[ParameterGradients], norms: Tensor, records: int
+    ) -> None:
+        """Measure some of the records of a piece alone, and their sum with that of the others."""
+        total = self._of_gradients(mechanism, mechanism.total).clone()
+        apart = total if self._before is None else total - self._before
+        self._before = total.clone()
+        chosen = _chosen(records, norms, mechanism)
+        largest = 0.0
+        for number in chosen:
+            part = self._part(mechanism, gradients, [number])
+            largest = _largest(largest, float(_over_bounds(mechanism, part).max()))
+            apart -= part
+        others = sorted(set(range(records)) - set(chosen))
+        if others:
+            apart -= self._part(mechanism, gradients, others)
+        difference = float(_over_bounds(mechanism, apart).max()) / records**0.5
+        self._measured[1] += len(chosen)
+        self._measured[2] = _largest(float(self._measured[2]), largest)
+        self._measured[3] = _largest(float(self._measured[3]), difference)
+
+    def before_noise(self, mechanism: Mechanism, release: int) -> None:
+        """Note what the sums of a lot hold, its canaries too, before noise is added."""
+        if self._sums.probes is None:
+            return
+        sampling = mechanism.plan.sampling
+        if sampling.lot_size_cumulants is not None:
+            size, mean = self._counts.size(release), sampling.expected_batch_size
+            self._sums.probes = self._sums.probes.with_size(size, mean, sampling.lot_size_cumulants)
+        self._statistics = self._beside(mechanism)
+        if self._processes.world > 1:
+            self._processes.add_up(self._statistics)
+        if self._due:  # also where this process has no record of the lot: all of them meet
+            self._begin()
+            self._keep_records(mechanism, release)
+            self._before = None
+
+    def after_noise(self, mechanism: Mechanism) -> None:
+        """Measure the noise of the statistics."""
+        if self._sums.probes is None or not mechanism.plan.statistics:
+            return
+        stds = [torch.full((one.size,), one.noise_std, dtype=torch.float64) for one in mechanism.plan.statistics]
+        noise = (self._beside(mechanism) - self._statistics).double().cpu() / torch.cat(stds)
+        self._sums.probes = self._sums.probes.with_statistics(len(noise), float(noise.square().sum()))
+
+    def _begin(self) -> None:
+        """Forget the lot before, once."""
+        if self._release != self._sums.releases:
+            self._release, self._before, self._pieces = self._sums.releases, None, 0
+            self._measured.zero_()
+
+    @property
+    def _due(self) -> bool:
+        """Whether the coming release is of a lot that is looked at record by record: number 0 or a power of two."""
+        number = self._sums.releases
+        return self._sums.probes is not None and number & (number - 1) == 0
+
+    def _keep_records(self, mechanism: Mechanism, release: int) -> None:
+        """Keep what all processes measured in a lot."""
+        processes = self._processes
+        each = torch.zeros(processes.world, 4, dtype=torch.float64)
+        each[processes.rank] = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
+        if processes.world > 1:
+            shared = each.to(mechanism.total)
+            processes.add_up(shared)
+            each = shared.double().cpu()
+        counted, records = (round(float(number)) for number in each[:, :2].sum(0))
+        largest, difference = (float(number) for number in each[:, 2:].max(0).values)
+        assert self._sums.probes is not None
+        surplus = max(0, counted - self._counts.summands(release))
+        self._sums.probes = self._sums.probes.with_records(records, largest, difference, surplus)
+
+    @staticmethod
+    def _of_gradients(mechanism: Mechanism, total: Tensor) -> Tensor:
+        return total[: sum(mechanism.plan.sizes)]
+
+    @staticmethod
+    def _beside(mechanism: Mechanism) -> Tensor:
+        """The statistics in the sums of a lot."""
+        return mechanism.total[sum(mechanism.plan.sizes) :].clone()
+
+    def _part(self, mechanism: Mechanism, gradients: Sequence[ParameterGradients], numbers: Sequence[int]) -> Tensor:
+        """What some of the records add to the sums of gradients."""
+        index = torch.tensor(numbers, device=mechanism.total.device)
+        some = [parameter.select(index) for parameter in gradients]
+        return self._of_gradients(mechanism, mechanism.contribution(some, len(numbers)))
+
+
+def _largest(one: float, other: float) -> float:
+    """The larger number, or the one that is none."""
+    return other if math.isnan(other) else max(one, other)
+
+
+def _chosen(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
+    """Records that are measured alone: half of them the largest, the others evenly spread.
+
+    Args:
+        records: R.
+        norms: Squared, by group, shape (groups, R); of fewer records where some are not finite.
+        mechanism: With the bounds.
+    """
+    spread = {int(number) for number in torch.linspace(0, records - 1, min(records, _MOST // 2))}
+    if norms.shape[1] != records:
+        return sorted(spread)
+    bounds = torch.tensor([group.max_grad_norm for group in mechanism.plan.groups], device=norms.device)
+    over = (norms / bounds.to(norms)[:, None].square()).max(0).values
+    return sorted(spread | {int(number) for number in over.topk(min(records, _MOST // 2)).indices})
+
+
+def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
+    """Norms of a vector of all parameters over the bounds, one for each group."""
+    pieces = part.split(mechanism.plan.sizes)
+    ratios = []
+    for group in mechanism.plan.groups:
+        scales = group.scales or (1.0,) * len(group.parameters)
+        scaled = [pieces[position] / scale for position, scale in zip(group.parameters, scales, strict=True)]
+        ratios.append(torch.linalg.vector_norm(torch.cat(scaled)) / group.max_grad_norm)
+    return torch.stack(ratios)
