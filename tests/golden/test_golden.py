@@ -165,6 +165,9 @@ def test_the_revision_that_raised_random_numbers_is_known() -> None:
     assert base.random_numbers(revision) is not None
     parent = base.git("rev-parse", f"{revision}~1").decode().strip()
     assert base.random_numbers(parent) != base.random_numbers(revision)
+    matched = base.to_match()
+    assert matched is not None and base.git("ls-tree", matched, "--", "tests/golden/numbers.json")
+    assert base.random_numbers(matched) == base.random_numbers("HEAD")
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""The revision whose weights the golden runs must have, to the bit: the one that raised `RANDOM_NUMBERS` last."""
+"""The revision whose weights the golden runs must have, to the bit: the one that raised `RANDOM_NUMBERS` last.
+
+Every later revision is compared with that one, and not with its parent alone: differences do not add up.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _FILE = "src/dpbench/privacy/randomness.py"
+_RECORD = "tests/golden/numbers.json"
 _NUMBER = re.compile(r"^RANDOM_NUMBERS = (\d+)", re.MULTILINE)
 
 
@@ -31,6 +35,15 @@ def last_raise() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return found or None
+
+
+def to_match() -> str | None:
+    """The commit to compare with: the last raise, or the first with golden runs where that is later; None: neither."""
+    raised = last_raise()
+    if raised is None or git("ls-tree", raised, "--", _RECORD):
+        return raised
+    added = git("log", "--diff-filter=A", "--format=%H", "--", _RECORD).decode().split()
+    return added[-1] if added else None
 
 
 def random_numbers(revision: str | None = None) -> int | None:

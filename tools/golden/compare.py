@@ -14,7 +14,7 @@ from typing import Any
 from tools.golden import base
 from tools.golden.launch import Outcomes, train, with_twins
 from tools.golden.ledgers import facts_of, write_missing
-from tools.golden.numbers import changed, numbers, verdict
+from tools.golden.numbers import numbers, unraised, verdict
 from tools.golden.runs import kernels_are_there, quiet
 from tools.golden.scenarios import Scenario, scenarios
 from tools.golden.values import lines_of, values_of, wrong_twins, wrong_values, wrong_weights
@@ -68,7 +68,7 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
 
     Where the revision has no way to train them as this one does, its own golden runs are compared.
     """
-    revision = revision or base.last_raise()
+    revision = revision or base.to_match()
     if revision is None:
         say("no revision to compare weights with: this is no git checkout, or its history is cut off")
         return
@@ -77,7 +77,7 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
         say(f"weights are not compared: RANDOM_NUMBERS is {now}, and was {then} at {revision[:10]}")
         return
     if base.is_present(revision):
-        say(f"weights are not compared: the source is that of {revision[:10]}, which raised RANDOM_NUMBERS")
+        say(f"weights are not compared: the source is that of {revision[:10]}")
         return
     say(f"training those of {revision[:10]}")
     before = weights_before(chosen, revision, say)
@@ -123,8 +123,8 @@ def write(say: Say = print) -> None:
         raise SystemExit("write golden values on a machine with the compiled kernels: here their noise is unknown.")
     now, path = numbers(), FOLDER / "numbers.json"
     if path.exists():
-        line = verdict(now, read("numbers.json"))
-        if line is not None and changed(now, read("numbers.json")) and "raise RANDOM_NUMBERS" in line:
+        line = unraised(now, read("numbers.json"))
+        if line is not None:
             raise SystemExit(line)
     path.write_text(lines_of(now), encoding="utf-8")
     for name in write_missing(FOLDER / "ledgers"):

@@ -51,26 +51,28 @@ def numbers() -> Numbers:
     return record
 
 
-def changed(now: Numbers, committed: Numbers) -> list[str]:
-    """Names of what both have and is not the same."""
-    return [name for name in now if name in committed and not _alike(now[name], committed[name])]
+def unraised(now: Numbers, committed: Numbers) -> str | None:
+    """One line where the same key gives other numbers under the same `RANDOM_NUMBERS`; else None."""
+    if now["RANDOM_NUMBERS"] != committed["RANDOM_NUMBERS"]:
+        return None
+    other = [name for name in now if name in committed and not _alike(now[name], committed[name])]
+    if not other:
+        return None
+    return (
+        f"the same key gives other numbers than the committed ones ({', '.join(other)}), so that a seeded run could "
+        "add one noise to two sums: raise RANDOM_NUMBERS in privacy/randomness.py, then run "
+        "`python -m tools.golden write`."
+    )
 
 
 def verdict(now: Numbers, committed: Numbers) -> str | None:
     """One line that says what is to be done; None if the numbers are the committed ones."""
-    other = [name for name in changed(now, committed) if name != "RANDOM_NUMBERS"]
-    raised = now["RANDOM_NUMBERS"] != committed["RANDOM_NUMBERS"]
-    if other and not raised:
-        return (
-            f"the same key gives other numbers than the committed ones ({', '.join(other)}), so that a seeded run "
-            "could add one noise to two sums: raise RANDOM_NUMBERS in privacy/randomness.py, then run "
-            "`python -m tools.golden write`."
-        )
     missing = [name for name in now if name not in committed]
-    if raised or missing:
-        older = ", ".join(missing) or "RANDOM_NUMBERS"
-        return f"tests/golden/numbers.json is older ({older}): run `python -m tools.golden write`."
-    return None
+    if now["RANDOM_NUMBERS"] != committed["RANDOM_NUMBERS"]:
+        missing.append("RANDOM_NUMBERS")
+    if missing:
+        return f"tests/golden/numbers.json is older ({', '.join(missing)}): run `python -m tools.golden write`."
+    return unraised(now, committed)
 
 
 def _alike(one: Any, other: Any) -> bool:
