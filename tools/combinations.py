@@ -107,9 +107,13 @@ def _digits(sampler: str, unit: str) -> ImageDataModule | UserDataModule:
     full = sampler == "full"  # all records in each lot: as many are kept as a lot has elsewhere
     if unit == "user":
         users = 100 - int(_COHORT) if full else 0
-        return UserDataModule("digits_users", expected_batch_size=_COHORT, sampling=sampler, val_users=users)
+        return UserDataModule(
+            "digits_users", expected_batch_size=_COHORT, sampling=sampler, val_users=users, split="permutation"
+        )
     held_out = 1437 - int(_LOT) if full else 0
-    return ImageDataModule("digits", expected_batch_size=_LOT, sampling=sampler, image_size=8, val_size=held_out)
+    return ImageDataModule(
+        "digits", expected_batch_size=_LOT, sampling=sampler, image_size=8, val_size=held_out, split="permutation"
+    )
 
 
 def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, torch.Tensor]:

@@ -73,7 +73,7 @@ def test_bags_of_words_by_asker(tmp_path: Path) -> None:
 
 
 def load(root: Path, **options: Any) -> UserData:
-    return load_user_data("stackexchange_tags", root, False, options)
+    return load_user_data("stackexchange_tags", root, False, options, "permutation")
 
 
 def test_held_out_users(tmp_path: Path) -> None:

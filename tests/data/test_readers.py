@@ -316,7 +316,7 @@ def test_an_open_table_needs_no_reader() -> None:
 
 
 def load(name: str, root: Path, **options: Any) -> UserData:
-    return load_user_data(name, root, False, options)
+    return load_user_data(name, root, False, options, "permutation")
 
 
 def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.choices import with_choices
 from dpbench.reproduce.jobs import table_jobs
+from dpbench.reproduce.kept import kept_runs
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
@@ -166,3 +168,27 @@ def test_a_table_shows_only_what_its_runs_measure(definition: Path, tmp_path: Pa
         table_jobs(table, conf_dir(), tmp_path)
     assert len(table_jobs(table, conf_dir(), tmp_path, ["diagnostics=memorization"])) == 8
     assert table.measure.least == 0 and MEASURES["nonprivate/accuracy_gap"].least == -100
+
+
+def test_tables_with_results_keep_who_was_held_out() -> None:
+    """An option that came after their runs, which these do not name."""
+    later = ("data.split=permutation",)
+    held_out = 0
+    for name in table_names(conf_dir()):
+        table = read_table(name, conf_dir())
+        holds_out = any(word.startswith(("data.val_size=", "data.val_users=")) for word in table.words)
+        in_experiment = any("stackexchange_tags" in word for word in table.words)
+        assert table.later == (later if holds_out and not in_experiment else ())
+        held_out += holds_out
+    assert held_out > 10
+    experiment = OmegaConf.load(conf_dir() / "experiment" / "adaptive_quantile" / "stackexchange_tags.yaml")
+    assert experiment.data.split == "permutation"
+
+
+def test_later_words_are_those_of_runs_and_not_of_their_results(tmp_path: Path) -> None:
+    table = read_table("gradient_compression/lost_class", conf_dir())
+    job = table_jobs(table, conf_dir(), tmp_path)[0]
+    assert "data.split=permutation" in job.words
+    assert "data.split=permutation" not in table.words_of(table.rows[0], table.columns[0])
+    results = Path(__file__).parents[2] / "results" / table.folder
+    assert len(kept_runs(table, results, table_jobs(table, conf_dir(), tmp_path)).runs)

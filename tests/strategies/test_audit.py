@@ -55,9 +55,13 @@ def data_of(sampling: str, unit: str) -> ImageDataModule | UserDataModule:
     full = sampling == "full"
     if unit == "user":
         size = 40 if full else 20
-        return UserDataModule("digits_users", expected_batch_size=size, sampling=sampling, val_users=60 * full)
+        return UserDataModule(
+            "digits_users", expected_batch_size=size, sampling=sampling, val_users=60 * full, split="permutation"
+        )
     size, held_out = (240, 1197) if full else (64, 0)
-    return ImageDataModule("digits", expected_batch_size=size, sampling=sampling, image_size=8, val_size=held_out)
+    return ImageDataModule(
+        "digits", expected_batch_size=size, sampling=sampling, image_size=8, val_size=held_out, split="permutation"
+    )
 
 
 def train(

@@ -164,7 +164,7 @@ def test_the_baseline_goes_the_same_way(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_validation_split_is_not_trained_on(tmp_path: Path) -> None:
-    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=40", "data.val_size=437")
+    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=40", "data.val_size=437", "data.split=permutation")
     result = json.loads((run / "result.json").read_text())
     assert result["privacy"]["population"] == 1000
     assert "val/accuracy" in result["metrics"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.training.saved_config import SCHEMA, read_config, require_resumable, write_config
+from tests.training.test_input import FEW
 
 CONFIG: dict[str, Any] = {"run": {"name": "x", "schema": SCHEMA}, "data": {}, "strategy": {}}
 
@@ -38,3 +41,29 @@ def test_a_run_of_another_version_is_read_and_not_resumed(
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"was begun by another version of dpbench (run.schema is {schema}" in err
     assert folder.config.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [folder.config.name]
+
+
+@pytest.mark.parametrize("target", ["dpbench.data.ImageDataModule", "dpbench.data.UserDataModule", "mine.Data"])
+def test_runs_of_before_keep_who_they_held_out(target: str, tmp_path: Path) -> None:
+    """Their settings say nothing of it, and a new run's are another split."""
+    folder = RunFolder(tmp_path)
+    for said, meant in (({}, "permutation"), ({"split": "hash"}, "hash"), ({"split": "permutation"}, "permutation")):
+        write_config(Run(folder, {**CONFIG, "data": {"_target_": target, **said}}))
+        read = read_config(folder)["data"]
+        assert read.get("split") == (said.get("split") if target == "mine.Data" else meant)
+
+
+def test_a_run_of_before_goes_on_with_the_same_records(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    words = [*FEW, "data.val_size=200", f"hydra.run.dir={run.path}"]
+    assert main(["train", *words, "data.split=permutation"]) == 0
+    config = OmegaConf.load(run.config)
+    del config.data.split
+    run.config.write_text(OmegaConf.to_yaml(config))
+    record = json.loads(run.result.read_text())
+    del record["config"]["data"]["split"]
+    run.result.write_text(json.dumps(record))
+    assert main(["resume", str(run.path), "trainer.max_steps=4"]) == 0
+    lines = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    assert {line["population"] for line in lines if "population" in line} == {1237}
+    assert json.loads(run.result.read_text())["privacy"]["sampling"]["population"] == 1237

@@ -49,7 +49,7 @@ def overhead(network: str, lot: int = _LOT, steps: int = _STEPS, times: int = _T
 
 
 def _seconds(network: Callable[..., nn.Module], canaries: int, lot: int, steps: int) -> float:
-    data = ImageDataModule("mnist", expected_batch_size=lot, val_size=50_000)
+    data = ImageDataModule("mnist", expected_batch_size=lot, val_size=50_000, split="permutation")
     torch.manual_seed(0)
     facts = data.model_options()
     module = ImageClassifier(network(**facts), partial(torch.optim.SGD, lr=0.1), facts["num_classes"])

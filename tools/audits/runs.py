@@ -61,9 +61,9 @@ class Setting:
         full = self.sampling == "full"
         if self.unit == "user":
             return UserDataModule(self.data, expected_batch_size=self.lot, sampling=self.sampling)
-        options: dict[str, Any] = {"image_size": 8, "val_size": 1437 - self.lot if full else 0}
+        options: dict[str, Any] = {"image_size": 8, "val_size": 1437 - self.lot if full else 0, "split": "permutation"}
         if self.data == "mnist":  # 10,000 of its images
-            options = {"val_size": 50_000}
+            options = {"val_size": 50_000, "split": "permutation"}
         return ImageDataModule(self.data, expected_batch_size=self.lot, sampling=self.sampling, **options)
 
     def strategy_for(self, epsilon: float, folder: Path, seed: int) -> strategies.PrivateStrategy:

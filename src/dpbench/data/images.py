@@ -11,9 +11,12 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dpbench.data.held_out import Split as HeldOutBy
+from dpbench.data.held_out import check_split, image_bytes, parted
 from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated, Collation
@@ -28,7 +31,6 @@ Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 Size = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of records from 1 to 10,000,000"]
-_SPLIT_SEED = 0  # the validation split is the same for every run, so that runs can be compared on it
 
 
 class InMemoryImages(Dataset[Batch]):
@@ -100,21 +102,40 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
-def _split(images: Images, held: int) -> tuple[Images, Images]:
-    """As many records as are held out, always the same ones, and the rest; both in the order of the whole."""
-    if held >= len(images.labels):
+def _split(images: Images, held: int, split: HeldOutBy = "hash") -> tuple[Images, Images]:
+    """The records that are held out, the same for every run, and the rest; both in the order of the whole."""
+    size = len(images.labels)
+    first, rest = parted(split, lambda: image_bytes(images.pixels, images.labels), size, held)
+    if held >= size or not len(rest):
+        raise ConfigurationError(f"data.val_size={held} leaves nothing of {size} training records to train on.")
+    if not len(first):
         raise ConfigurationError(
-            f"data.val_size={held} leaves nothing of {len(images.labels)} training records to train on."
+            f"data.val_size={held} holds none of {size} training records out: it is their expected number; raise it."
         )
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(images.labels))
-    first, rest = (torch.from_numpy(np.sort(part)) for part in np.split(order, [held]))
-    return Images(images.pixels[first], images.labels[first]), Images(images.pixels[rest], images.labels[rest])
+    own, others = (Images(images.pixels[rows], images.labels[rows]) for rows in map(torch.from_numpy, (first, rest)))
+    return own, others
 
 
 def _noise(like: str | None, image_size: int | None, train_size: int | None, test_size: int | None) -> Source:
     spec = source(like or "cifar10")
     spec = spec if image_size is None else replace(spec, side=image_size)  # made so, since resizing would blur it
     return noise_like(spec, train_size or NOISE_TRAIN, test_size or NOISE_TEST)
+
+
+def _check_preparation(name: str, like: str | None, scale: str, features: str | None) -> None:
+    """Raise ConfigurationError where pixels cannot be prepared so, or are of no noise that is like another data set."""
+    if like is not None and name != NOISE:
+        raise ConfigurationError(f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}.")
+    if features not in (None, *FEATURES):
+        names = ", ".join(FEATURES)
+        raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
+    if scale not in SCALES:
+        raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
+    if features is not None and scale != "standard":
+        raise ConfigurationError(
+            f"data.features={features} takes pixels as they are: leave data.features=null, or leave out "
+            f"data.scale={scale}."
+        )
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -125,8 +146,8 @@ class ImageDataModule(pl.LightningDataModule):
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of records in a training lot.
         sampling: "poisson" (also None), "truncated_poisson", "fixed_size" or "shuffled".
-        val_size: Records taken from the training data for validation; 0 for the papers' tables. The population that
-            the ledger states is what remains.
+        val_size: Records taken from the training data for validation, their expected number with split="hash"; 0 for
+            the papers' tables. The population that the ledger states is what remains.
         eval_batch_size: Records in a validation or test batch.
         image_size: Side to which images are resized; None keeps the data set's own choice.
         download: Whether torchvision may download an absent data set.
@@ -138,6 +159,9 @@ class ImageDataModule(pl.LightningDataModule):
         test_size: The same of the test records.
         like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
         inserted: Images of noise with random labels that join the training data, see `data.inserted`.
+        split: How the records of `val_size` are chosen. "hash": each by a hash of itself, so that one record more moves
+            no other one. "permutation": exactly `val_size`, by their number, as in runs of before; one record more then
+            exchanges most of them, and epsilon holds for a record of the training set alone.
 
     Raises:
         ConfigurationError: An option is unknown, out of range, or not for this data set.
@@ -160,8 +184,11 @@ class ImageDataModule(pl.LightningDataModule):
         test_size: Size | None = None,
         like: str | None = None,
         inserted: Inserted = _NOTHING,
+        split: HeldOutBy = "hash",
     ) -> None:
         super().__init__()
+        check_split(split)
+        self._held_out_by = split
         self.spec = source(name) if name != NOISE else _noise(like, image_size, train_size, test_size)
         self.name, self.inserted = name, inserted_of(inserted)
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
@@ -174,20 +201,7 @@ class ImageDataModule(pl.LightningDataModule):
         self._val: InMemoryImages | None = None
         self._test: InMemoryImages | None = None
         self.scale, self.features = scale, features
-        if like is not None and name != NOISE:
-            raise ConfigurationError(
-                f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}."
-            )
-        if features not in (None, *FEATURES):
-            names = ", ".join(FEATURES)
-            raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
-        if scale not in SCALES:
-            raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
-        if features is not None and scale != "standard":
-            raise ConfigurationError(
-                f"data.features={features} takes pixels as they are: leave data.features=null, or leave out "
-                f"data.scale={scale}."
-            )
+        _check_preparation(name, like, scale, features)
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
@@ -213,7 +227,8 @@ class ImageDataModule(pl.LightningDataModule):
             return
         train, test = self._load("train"), self._load("test")
         if self._val_size:  # split before features are made, which take a hundred times the memory of pixels
-            held, train = _split(train, self._val_size)
+            held, train = _split(train, self._val_size, self._held_out_by)
+            rank_zero_info(f"{self.name}: {len(held.labels)} records are held out, {len(train.labels)} train.")
             self._val = self._normalized(held)
         self._train, self._test = self._normalized(train), self._normalized(test)
         if self.inserted.records:

@@ -12,6 +12,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.data import Dataset
 
+from dpbench.data.held_out import Split
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 
@@ -49,11 +50,13 @@ class UserSource:
 
     Attributes:
         load: (root, download, **options) → data; what options it takes its signature says.
-        options: Names of the options that `data.<option>` may set, with their defaults.
+        options: Names of the options that `data.options.<option>` may set, with their defaults.
+        splits: Whether it holds users out, and has to be told how.
     """
 
     load: Callable[..., UserData]
     options: Mapping[str, Any] = field(default_factory=dict)
+    splits: bool = False
 
     @property
     def lies_anywhere(self) -> bool:
@@ -69,12 +72,15 @@ def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., Use
     """Decorator: make a function `load(root, download, option=default, ...)` the data set of a name.
 
     Its parameters with defaults are the options of the data set. An annotation `Annotated[int, Field(ge=1), "a whole
-    number from 1 on"]` says what an option takes, and how that is said to people.
+    number from 1 on"]` says what an option takes, and how that is said to people. A parameter `held_out_by` is no
+    option of the data set: it says how users are held out, and is `data.split` (`dpbench.data.held_out`).
     """
 
     def register(load: Callable[..., UserData]) -> Callable[..., UserData]:
         parameters = list(inspect.signature(load).parameters.values())[2:]
-        USER_SOURCES[name] = UserSource(load, {option.name: option.default for option in parameters})
+        options = {option.name: option.default for option in parameters}
+        splits = options.pop("held_out_by", None) is not None
+        USER_SOURCES[name] = UserSource(load, options, splits)
         return load
 
     return register
@@ -119,7 +125,9 @@ def _refuse_value(option: str, value: Any, hint: Any) -> None:
         raise ConfigurationError(f"data.options.{option} must be {words}, not {value!r}.") from error
 
 
-def load_user_data(name: str, root: Path, download: bool, options: Mapping[str, Any]) -> UserData:
+def load_user_data(
+    name: str, root: Path, download: bool, options: Mapping[str, Any], split: Split = "hash"
+) -> UserData:
     """Load a data set by its name.
 
     Args:
@@ -127,10 +135,12 @@ def load_user_data(name: str, root: Path, download: bool, options: Mapping[str, 
         root: Folder of the data sets.
         download: Whether what is absent may be downloaded.
         options: Of the source; None takes its default.
+        split: How users are held out, where the source does that.
 
     Raises:
         ConfigurationError: There is no such data set, or it has no such option.
         DataError: It is absent or damaged.
     """
     every = checked_options(name, options)
-    return user_source(name).load(root, download, **every)
+    source = user_source(name)
+    return source.load(root, download, **every, **({"held_out_by": split} if source.splits else {}))

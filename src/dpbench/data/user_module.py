@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import dpbench.data.user_sources  # noqa: F401  they register themselves
+from dpbench.data.held_out import Split, check_split, name_bytes, parted
 from dpbench.data.images import Count, Folder, Positive
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collation, count_of
@@ -19,8 +20,6 @@ from dpbench.data.user_data import UserData, checked_options, load_user_data
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Sampling
-
-_SPLIT_SEED = 0  # the validation split is the same for every run, so that runs can be compared on it
 
 
 class UserDataModule(pl.LightningDataModule):
@@ -31,14 +30,18 @@ class UserDataModule(pl.LightningDataModule):
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of users in a training lot (a cohort).
         sampling: "poisson" (also None), "fixed_size", or another scheme's word; of non-private runs, too.
-        val_users: Users taken from the training data for validation, with all their examples. The population that the
-            ledger states is what remains.
+        val_users: Users taken from the training data for validation, with all their examples; their expected number
+            with split="hash". The population that the ledger states is what remains.
         eval_batch_size: Examples in a validation or test batch.
         download: Whether what is absent may be downloaded.
         seed: Key of the lots; None takes the operating system's entropy.
         options: Of the data set; what it has, its page says.
         unit: What a lot is drawn of. "example": the examples of the same training users, one by one, so that what both
             units cost can be compared on the same data; `expected_batch_size` then counts examples.
+        split: How the users of `val_users`, and those that a file's option `held_out` takes for the test, are chosen.
+            "hash": each by a hash of the name, so that one user more moves no other one. "permutation": exactly as many
+            as asked for, by their number, as in runs of before; one user more then exchanges most of them, and epsilon
+            holds for a user of the training set alone.
 
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
@@ -59,8 +62,11 @@ class UserDataModule(pl.LightningDataModule):
         seed: int | None = 0,
         options: dict[str, Any] | None = None,
         unit: Literal["user", "example"] = "user",
+        split: Split = "hash",
     ) -> None:
         super().__init__()
+        check_split(split)
+        self._split = split
         self.name, self.root, self.unit = name, data_root(root), unit
         self.options: Mapping[str, Any] = checked_options(name, options or {})
         self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
@@ -83,21 +89,31 @@ class UserDataModule(pl.LightningDataModule):
         """
         if self._data is not None:
             return
-        data = load_user_data(self.name, self.root, self._download, self.options)
+        data = load_user_data(self.name, self.root, self._download, self.options, self._split)
         users, self._val = data.train, data.val
-        if self._val_users >= len(users):
-            raise ConfigurationError(
-                f"data.val_users={self._val_users} leaves nothing of {len(users)} training users to train on."
-            )
         if self._val_users:
-            order = np.random.default_rng(_SPLIT_SEED).permutation(len(users))
-            self._val = _examples(users.subset(np.sort(order[: self._val_users])), plain=True)
-            users = users.subset(np.sort(order[self._val_users :]))
+            held_out, users = self._parted(users)
+            self._val = _examples(held_out, plain=True)
+            rank_zero_info(f"{self.name}: {len(held_out)} users are held out, {len(users)} train.")
         if data.attribution:
             rank_zero_info(f"{self.name}: {data.attribution}")
         if data.noise_batch is not None:
             self.noise_batch = data.noise_batch
         self._data, self._users = data, users
+
+    def _parted(self, users: UserDataset) -> tuple[UserDataset, UserDataset]:
+        """Users for validation, and those that train."""
+        first, rest = parted(self._split, lambda: map(name_bytes, users.names), len(users), self._val_users)
+        if self._val_users >= len(users) or not len(rest):
+            raise ConfigurationError(
+                f"data.val_users={self._val_users} leaves nothing of {len(users)} training users to train on."
+            )
+        if not users.subset(first).sizes.sum():
+            raise ConfigurationError(
+                f"data.val_users={self._val_users} holds out no example of {len(users)} training users: it is their "
+                "expected number; raise it."
+            )
+        return users.subset(first), users.subset(rest)
 
     @property
     def data(self) -> UserData:

@@ -180,7 +180,7 @@ def _job(
 
     row, column, trial = cell
     name = "-".join([*(variant.name for variant in cell if variant.name), str(seed)])
-    fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
+    fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none", *table.later)
     words = (*table.words_of(row, column, trial), *fixed, *more)
     if cell not in composed:  # which takes Hydra a quarter of a second
         composed[cell] = _composed(words, f"{table.name}, {row.name}, {column.name}")

@@ -85,8 +85,8 @@ def kept_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> Kept:
         raise ConfigurationError(
             f"{folder / RUNS} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
         )
-    now = {_key(job): " ".join(job.words) for job in jobs}
-    words = dict(zip(_keys(runs), runs["words"], strict=True))
+    now = {_key(job): _without(table.later, job.words) for job in jobs}
+    words = dict(zip(_keys(runs), (_without(table.later, words.split(" ")) for words in runs["words"]), strict=True))
     if other := [key for key, had in words.items() if key in now and now[key] != had]:
         row, column, trial, seed = other[0]
         named = ", ".join(part for part in (row, column, trial, f"seed {seed}") if part)
@@ -95,6 +95,11 @@ def kept_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> Kept:
             "same words (trainer=), or another --out."
         )
     return Kept(runs[runs["value"].notna()], read_logged(table, folder))
+
+
+def _without(later: Sequence[str], words: Sequence[str]) -> str:
+    """Words without those of options that the runs of before did not have."""
+    return " ".join(word for word in words if word not in later)
 
 
 def _key(job: Job) -> Key:

@@ -117,6 +117,8 @@ class Table:
             where there is nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
         choices: (row, column) → what was chosen there; see `dpbench.reproduce.choices`.
+        later: Words of every run for options that came after the runs of its results, and keep what these computed;
+            not among the words that the results name.
         last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
     """
@@ -143,6 +145,7 @@ class Table:
     choices: Mapping[tuple[str, str], Variant] = field(default_factory=dict)
     nominal: Nominal | None = None
     last_evaluations: int = 0
+    later: tuple[str, ...] = ()
 
     @property
     def measure(self) -> Measure:
@@ -236,7 +239,7 @@ def read_table(name: str, conf: Path) -> Table:
 
 _FIELDS = {
     "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
-    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal", "last_evaluations",
+    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal", "last_evaluations", "later",
 }  # fmt: skip
 _SHAPES: dict[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("rows", "columns", "paper", "trials"), ("names, each with what belongs to it", (dict,))),
@@ -281,6 +284,7 @@ def _table(name: str, command: str, data: dict[str, Any]) -> Table:
         str(data.get("chosen_from", "")),
         nominal=_nominal(data.get("nominal")),
         last_evaluations=int(data.get("last_evaluations", 0)),
+        later=_words({"words": data.get("later", ())}),
     )
     _check(table)
     return table

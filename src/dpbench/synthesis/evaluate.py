@@ -26,6 +26,7 @@ _OF_DATA = (
     "download",
     "image_size",
     "val_size",
+    "split",
     "train_size",
     "test_size",
     "like",

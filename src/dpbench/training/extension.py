@@ -13,7 +13,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run
 from dpbench.runs.record import is_audited, read_result
-from dpbench.training.saved_config import write_config
+from dpbench.training.saved_config import with_later_options, write_config
 
 # What decides nothing that a run with other steps would have had, and the budget, which may grow.
 _OF_A_SESSION = ("trainer.", "run.", "logger.", "diagnostics.", "engine.", "objective", "strategy.target_epsilon")
@@ -55,7 +55,9 @@ def require_extendable(run: Run) -> None:
             f"{folder} was audited at its end: whoever reads an audit and goes on chooses what the next one shows. "
             "Train a new run of that many steps."
         )
-    others = sorted(key for key in _changed(record["config"], run.config) if not _is_of_a_session(key))
+    others = sorted(
+        key for key in _changed(with_later_options(record["config"]), run.config) if not _is_of_a_session(key)
+    )
     if others:
         raise ConfigurationError(
             f"{folder} is finished, and goes on with the settings that it had: leave out {', '.join(others)}, or train "

@@ -204,7 +204,8 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
 
     with together():
         own = RunFolder(folder)
-        require_resumable(own, asks_for_more(words, read_config(own)))
+        config = read_config(own)
+        require_resumable(own, asks_for_more(words, config))
     run = RunFolder(folder.resolve())
     for word in words:
         key = key_of(word)
@@ -220,6 +221,8 @@ def launch_again(folder: Path, words: Sequence[str], job: Callable[[DictConfig],
         "hydra.job.name=train",
         "run.resume=true",
     ]
+    if "split" in config["data"]:  # also where the file of an older run does not say it
+        place.append(f"++data.split={config['data']['split']}")
     return launch([*place, *words], job, folder)
 
 

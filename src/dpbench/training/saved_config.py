@@ -16,6 +16,7 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.runs.folder import Run, RunFolder
 
+_SPLIT_BY_NUMBER = ("dpbench.data.ImageDataModule", "dpbench.data.UserDataModule")
 _OF_HYDRA = ("hydra", "defaults")  # what Hydra itself would read, and obey, in a configuration
 SCHEMA = 1
 """Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
@@ -77,7 +78,19 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
             f"{path} sets {chosen[0]}, which no run keeps, and by which it could run any code: take it out."
         )
     _refuse_code_of(folder, config)
-    return {str(key): value for key, value in config.items()}
+    return with_later_options({str(key): value for key, value in config.items()})
+
+
+def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
+    """A saved configuration with the options that came after it, which say what was done before they were there.
+
+    Args:
+        config: Of a run, as a file of it gives it.
+    """
+    data = config.get("data")
+    if isinstance(data, dict) and data.get("_target_") in _SPLIT_BY_NUMBER and "split" not in data:
+        return {**config, "data": {**data, "split": "permutation"}}
+    return config
 
 
 def _refuse_code_of(folder: RunFolder, config: Any) -> None:

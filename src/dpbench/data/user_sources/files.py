@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
+from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
 from dpbench.data.readers.bags import BagsOfWords
 from dpbench.data.readers.leaf import read_leaf_json
 from dpbench.data.readers.table import read_user_table
@@ -39,7 +40,6 @@ Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens
 Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
 Reader = Callable[..., UserDataset]
-_SPLIT_SEED = 0  # who is held out is the same for every run
 
 
 def _register(name: str, train: Reader, test: Callable[[Path, Path | None], Reader | None]) -> None:
@@ -65,11 +65,13 @@ def _register(name: str, train: Reader, test: Callable[[Path, Path | None], Read
         tags: FilePath = None,
         num_classes: Classes = None,
         held_out: Share = 0.1,
+        held_out_by: Split = "hash",
     ) -> UserData:
         file, test_file = _paths(root, path, test_path)
         reading = _reading(features, images, text, sequence_length, vocabulary, tags)
         users, read_test = train(file, **reading), test(file, test_file)
-        return _data(users, read_test(**reading) if read_test else None, held_out, num_classes, str(file))
+        test_users = read_test(**reading) if read_test else None
+        return _data(users, test_users, held_out, held_out_by, num_classes, str(file))
 
 
 def _sqlite_test(path: Path, test_path: Path | None) -> Reader | None:
@@ -101,6 +103,7 @@ def load_table(
     tags: FilePath = None,
     num_classes: Classes = None,
     held_out: Share = 0.1,
+    held_out_by: Split = "hash",
 ) -> UserData:
     """Examples of a table with a column that says whose a row is.
 
@@ -119,11 +122,12 @@ def load_table(
         tags: With text=tags: the path of a file of all tags.
         num_classes: Of labels; None: one more than the largest label in the data, which is then public.
         held_out: Share of users that are held out where there are no test data.
+        held_out_by: How these are chosen, see `UserDataModule`.
     """
     file, test_file = _paths(root, path, test_path)
     reading = _reading(features, images, text, sequence_length, vocabulary, tags)
     test = read_user_table(test_file, user, **reading) if test_file else None
-    data = _data(read_user_table(file, user, **reading), test, held_out, num_classes, str(file))
+    data = _data(read_user_table(file, user, **reading), test, held_out, held_out_by, num_classes, str(file))
     examples = data.train.examples
     if features is None and isinstance(examples, Rows) and examples.tensors[0].dim() == 1:
         raise ConfigurationError(
@@ -164,28 +168,44 @@ def _reading(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def held_out_users(users: UserDataset, share: float, where: str) -> tuple[UserDataset, UserDataset, Dataset[Any]]:
+def held_out_users(
+    users: UserDataset, share: float, split: Split, where: str
+) -> tuple[UserDataset, UserDataset, Dataset[Any]]:
     """Some users apart: those that train, those that do not, and the examples of these.
 
     Args:
         users: All of them, two or more.
-        share: Of them; who it is, is fixed by a seed and the order of users.
+        share: Of them; with split="hash" the probability of each.
+        split: How they are chosen, see `UserDataModule`.
         where: The file, for errors.
+
+    Raises:
+        DataError: None is held out, or all are.
     """
     if len(users) < 2:
         raise DataError(f"{where} has one user: none can be held out for a test.")
-    count = min(len(users) - 1, max(1, round(share * len(users))))
-    chosen = np.sort(np.random.default_rng(_SPLIT_SEED).permutation(len(users))[:count])
-    others = np.setdiff1d(np.arange(len(users)), chosen)
+    if split == "hash":
+        chosen, others = parted_by_hash(map(name_bytes, users.names), share)
+    else:
+        count = min(len(users) - 1, max(1, round(share * len(users))))
+        chosen, others = parted(split, lambda: (), len(users), count)
+    if not len(chosen) or not len(others):
+        raise DataError(
+            f"held_out={share:g} holds {'none' if not len(chosen) else 'all'} of the {len(users)} users of {where} out "
+            "for a test, since a hash of each name decides: take another share, or name a file of test data "
+            "(data.options.test_path)."
+        )
     test = users.subset(chosen)
     rows = np.concatenate([test.rows(user) for user in range(len(test))])
     return users.subset(others), test, Subset(users.examples, np.sort(rows).tolist())
 
 
-def _data(users: UserDataset, test: UserDataset | None, share: float, num_classes: int | None, where: str) -> UserData:
+def _data(
+    users: UserDataset, test: UserDataset | None, share: float, split: Split, num_classes: int | None, where: str
+) -> UserData:
     train, test_users, examples = users, test, None if test is None else test.examples
     if test_users is None or examples is None:
-        train, test_users, examples = held_out_users(users, share, where)
+        train, test_users, examples = held_out_users(users, share, split, where)
     return UserData(
         train=train,
         test=examples,

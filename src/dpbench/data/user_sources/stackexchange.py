@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dpbench.data.held_out import Split
 from dpbench.data.readers.posts import read_stackexchange
 from dpbench.data.sequences import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
@@ -30,12 +31,13 @@ def load_tags(
     num_tags: SizeOrAll = 500,
     vocabulary: str = "others",
     held_out: Share = 0.2,
+    held_out_by: Split = "hash",
 ) -> UserData:
     """Tag prediction, the task SO-LR of "Adaptive Federated Optimization" on another site of Stack Exchange.
 
     An example is a tagged question: the share of each word among all words of title and body, and its tags. Test
     questions are those of held-out users. Of beer.stackexchange (2014-2017) 325 of the 782 people with posts asked 659
-    questions with 155 tags: a set to try things on; 260 users train.
+    questions with 155 tags: a set to try things on; about 260 users train.
 
     Args:
         root: Folder of the data sets; the file is `stackexchange/SITE/Posts.xml` in it.
@@ -47,11 +49,12 @@ def load_tags(
         vocabulary: "others": the most frequent words of people who never asked a tagged question, which say nothing of
             the users (9,712 on beer.stackexchange, 96 % of the users' words). Else the path of a file of words.
         held_out: Share of the users that test questions are of.
+        held_out_by: How these are chosen, see `UserDataModule`.
     """
     file = root / (path or f"stackexchange/{site}/Posts.xml")
     known = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
     every = read_stackexchange(file, known, num_features, None if num_tags == _NO_TAGS else num_tags)
-    train, test_users, test = held_out_users(every, held_out, str(file))
+    train, test_users, test = held_out_users(every, held_out, held_out_by, str(file))
     height = int(every.examples[0][1].shape[0])
 
     def noise(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

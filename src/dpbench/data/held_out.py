@@ -1,0 +1,94 @@
+"""Who is held out of the training data: every record decides for itself, so that no other record moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from hashlib import blake2b
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+
+Split = Literal["hash", "permutation"]
+Positions = NDArray[np.int64]
+_KEY = b"dpbench: who is held out"  # public, and the same for every run, so that runs can be compared on the split
+_PERMUTATION_SEED = 0
+_BITS = 64
+
+
+def check_split(split: str) -> None:
+    """Raise ConfigurationError for a word that names no way to choose who is held out."""
+    if split not in get_args(Split):
+        raise ConfigurationError(f"data.split must be hash or permutation, not {split!r}.")
+
+
+def parted(
+    split: Split, identities: Callable[[], Iterable[bytes]], records: int, count: int
+) -> tuple[Positions, Positions]:
+    """Positions of the records that are held out, and of the others, both ascending.
+
+    With "hash" a record is held out where a keyed hash of what it is lies below a threshold. Neither its place nor any
+    other record decides, so that data that are neighbors before the split are neighbors after it: epsilon also holds
+    for a record of the file. `count` is then the expected number. The threshold takes the number of records in two
+    digits, since one record more would otherwise change the share of all.
+
+    With "permutation" exactly `count` records are held out, as before this was an option. Which ones, their number
+    decides: one record more moves most of them. Epsilon then holds for a record of the training set alone.
+
+    Args:
+        split: How.
+        identities: What each record is, in the order of the data; equal records go the same way.
+        records: Their number.
+        count: How many are to be held out.
+    """
+    if split == "permutation":
+        order = np.random.default_rng(_PERMUTATION_SEED).permutation(records)
+        return np.sort(order[:count]), np.sort(order[count:])
+    return parted_by_hash(identities(), count / _in_two_digits(records))
+
+
+def parted_by_hash(identities: Iterable[bytes], share: float) -> tuple[Positions, Positions]:
+    """Positions of the records that a keyed hash holds out, and of the others, both ascending.
+
+    Args:
+        identities: What each record is.
+        share: Probability of a record to be held out, over all keys.
+    """
+    threshold = share * 2**_BITS
+    held_out = np.fromiter((_hash(identity) < threshold for identity in identities), dtype=bool)
+    return np.flatnonzero(held_out), np.flatnonzero(~held_out)
+
+
+def _hash(identity: bytes) -> int:
+    return int.from_bytes(blake2b(identity, digest_size=_BITS // 8, key=_KEY).digest(), "big")
+
+
+def _in_two_digits(number: int) -> int:
+    """A number of records, rounded so that one record more rarely changes it: 1437 is 1400, and 57 is 60.
+
+    >>> [_in_two_digits(number) for number in (3, 57, 539, 1437, 60_000)]
+    [3, 60, 540, 1400, 60000]
+    """
+    return number if number < 10 else round(number, min(-1, 2 - len(str(number))))
+
+
+def name_bytes(name: Hashable) -> bytes:
+    """What a user is: the name, which is the same whether a file gives it as a number or as a text."""
+    return str(name).encode("utf-8", "surrogatepass")
+
+
+def image_bytes(pixels: Tensor, labels: Tensor) -> Iterable[bytes]:
+    """What each of some labeled images is: all that the file says of it.
+
+    Args:
+        pixels: (N, ...), uint8 or float32.
+        labels: (N,), int64.
+    """
+    rows = pixels.contiguous().reshape(len(pixels), -1).numpy()
+    rows = rows.astype(rows.dtype.newbyteorder("<"), copy=False)  # the same on every machine
+    for row, label in zip(rows, labels.to(torch.int64).tolist(), strict=True):
+        yield row.tobytes() + label.to_bytes(8, "little", signed=True)

@@ -1,0 +1,154 @@
+"""Who is held out: nobody else decides, the share is right, and old runs keep their split."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from dpbench.data import ImageDataModule, UserDataModule
+from dpbench.data.held_out import name_bytes, parted, parted_by_hash
+from dpbench.data.images import InMemoryImages, _split
+from dpbench.data.sources import Images
+from dpbench.errors import ConfigurationError, DataError
+
+NEWCOMERS = ("aaa", "u0250x", "zzz", *(f"new{number}" for number in range(20)))
+
+
+def images(records: int) -> Images:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (records, 4, 4, 1), dtype=torch.uint8, generator=generator)
+    return Images(pixels, torch.randint(10, (records,), generator=generator))
+
+
+def twins(records: int) -> Images:
+    return Images(torch.zeros(records, 4, 4, 1, dtype=torch.uint8), torch.zeros(records, dtype=torch.int64))
+
+
+def rows(part: Images) -> set[bytes]:
+    return {row.tobytes() for row in part.pixels.numpy()}
+
+
+def without(whole: Images, position: int) -> Images:
+    rest = [one for one in range(len(whole.labels)) if one != position]
+    return Images(whole.pixels[rest], whole.labels[rest])
+
+
+@pytest.mark.parametrize("position", [0, 137, 1999])
+def test_an_image_less_moves_no_other(position: int) -> None:
+    whole = images(2000)
+    held, train = _split(whole, 400)
+    less_held, less_train = _split(without(whole, position), 400)
+    gone = {whole.pixels[position].numpy().tobytes()}
+    assert rows(held) - gone == rows(less_held)
+    assert rows(train) - gone == rows(less_train)
+    assert len(held.labels) + len(train.labels) == 2000
+
+
+def test_the_order_of_images_decides_nothing() -> None:
+    whole = images(500)
+    order = torch.randperm(500)
+    held, train = _split(whole, 100)
+    other_held, other_train = _split(Images(whole.pixels[order], whole.labels[order]), 100)
+    assert rows(held) == rows(other_held) and rows(train) == rows(other_train)
+
+
+def table(folder: Path, users: list[str]) -> str:
+    path = folder / "t.csv"
+    frame = pd.DataFrame({"user": np.repeat(users, 3), "a": 0.0, "b": 1.0, "label": 1})
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+def module(path: str, **options: Any) -> UserDataModule:
+    own = {"path": path, "features": [["a", "b"], "label"], "num_classes": 2, "held_out": 0.1}
+    data = UserDataModule("user_table", expected_batch_size=10, options=own, **options)
+    data.setup()
+    return data
+
+
+USERS = [f"u{number:04}" for number in range(500)]
+
+
+@pytest.mark.parametrize("unit", ["user", "example"])
+def test_a_user_more_moves_no_other(unit: str, tmp_path: Path) -> None:
+    before = module(table(tmp_path, USERS), val_users=50, unit=unit)
+    assert before.test_users is not None
+    for new in NEWCOMERS:
+        after = module(table(tmp_path, [*USERS, new]), val_users=50, unit=unit)
+        assert after.test_users is not None
+        assert set(after.users.names) - {new} == set(before.users.names)
+        assert set(after.test_users.names) - {new} == set(before.test_users.names)
+        expected = len(before.users) + (new in after.users.names)
+        assert after.sampling.population == (expected if unit == "user" else 3 * expected)
+
+
+def test_the_share_is_that_which_was_asked_for() -> None:
+    names = [name_bytes(number) for number in range(20_000)]
+    for share in (0.02, 0.1, 0.5):
+        held, rest = parted_by_hash(names, share)
+        assert abs(len(held) / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+        assert len(held) + len(rest) == 20_000 and not set(held) & set(rest)
+    held, _ = parted("hash", lambda: names, 20_000, 3000)
+    assert abs(len(held) - 3000) < 4 * (3000 * 0.85) ** 0.5
+    more = set(parted_by_hash(names, 0.2)[0].tolist())
+    assert set(parted_by_hash(names, 0.1)[0].tolist()) <= more  # thresholds are nested
+
+
+def test_who_it_is_depends_on_no_process_and_no_kind_of_name() -> None:
+    """Neither Python's own hashes, which are salted, nor how a file gives a name."""
+    program = (
+        "from dpbench.data.held_out import name_bytes, parted_by_hash\n"
+        "print(parted_by_hash(map(name_bytes, [str(n) for n in range(40)]), 0.3)[0].tolist())"
+    )
+    command = [sys.executable, "-c", program]
+    said = {
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert said == {str(parted_by_hash(map(name_bytes, range(40)), 0.3)[0].tolist())}
+    known = [1, 11, 16, 19, 21, 22, 23, 24, 31, 39]
+    assert said == {str(known)}
+
+
+def test_twins_go_the_same_way() -> None:
+    whole = images(300)
+    twice = Images(whole.pixels.repeat(2, 1, 1, 1), whole.labels.repeat(2))
+    held, train = _split(twice, 150)
+    assert not rows(held) & rows(train)
+    assert len(held.labels) == 2 * len(rows(held))
+
+
+def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
+    """As committed results were made."""
+    data = ImageDataModule("digits", image_size=8, val_size=300, split="permutation")
+    assert len(data.train_set) == 1137 and isinstance(data.val_set, InMemoryImages) and len(data.val_set) == 300
+    order = np.random.default_rng(0).permutation(1437)
+    whole = ImageDataModule("digits", image_size=8).train_set
+    assert torch.equal(data.val_set.pixels, whole.pixels[np.sort(order[:300])])
+    users = module(table(tmp_path, USERS), split="permutation", val_users=20)
+    assert len(users.users) == 430 and users.test_users is not None and len(users.test_users) == 50
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: ImageDataModule("digits", split="random"), "data.split must be hash or permutation, not 'random'"),
+        (lambda _: UserDataModule("digits_users", split="random"), "data.split must be hash or permutation"),
+        (lambda _: _split(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
+        (lambda _: _split(twins(50), 1), "data.val_size=1 holds none of 50 training records out: .* raise it"),
+        (lambda folder: module(table(folder, USERS[:2])), "held_out=0.1 holds none of the 2 users .* another share"),
+    ],
+)
+def test_clear_errors(make: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        make(tmp_path)
