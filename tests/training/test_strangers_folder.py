@@ -180,6 +180,7 @@ def test_a_class_of_a_package_elsewhere_is_imported(
     config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(run).config))
     edited(run, data={**config["data"], "_target_": "of_my_own.Data"})
     assert read_config(RunFolder(run))["data"]["_target_"] == "of_my_own.Data"
+    RunFolder(run).result.unlink()
     assert main(["resume", str(run), MORE]) == 0
 
 
