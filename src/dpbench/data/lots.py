@@ -302,8 +302,18 @@ class LotLoader(DataLoader[Any]):
         return cls(dataset, Lots(sampling, seed), **options)
 
     @classmethod
-    def from_dataloader(cls, loader: DataLoader[Any], seed: int | None = None) -> LotLoader:
+    def from_dataloader(
+        cls,
+        loader: DataLoader[Any],
+        seed: int | None = None,
+        data_id: str | None = None,
+    ) -> LotLoader:
         """Make Poisson lots of `loader.batch_size` records on average, with a loader's data, collation and workers.
+
+        Args:
+            loader: Of torch.
+            seed: Reproduces the lots; None takes the operating system's entropy.
+            data_id: As for the class.
 
         Raises:
             ConfigurationError: The loader draws otherwise than each record of its data set once an epoch.
@@ -321,7 +331,7 @@ class LotLoader(DataLoader[Any]):
         options = {name: getattr(loader, name) for name in same}
         if loader.num_workers:
             options |= {name: getattr(loader, name) for name in ("prefetch_factor", "multiprocessing_context")}
-        return cls.poisson(loader.dataset, loader.batch_size, seed, **options)
+        return cls.poisson(loader.dataset, loader.batch_size, seed, data_id=data_id, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
