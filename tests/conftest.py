@@ -17,6 +17,7 @@ from absl import logging as absl_logging
 from hypothesis import settings
 
 from dpbench.privacy.releases import Releases
+from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
 
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")

@@ -1,0 +1,271 @@
+"""The catalogue of refusals: what each test sees refused, with the kind of the error and the key words of its line.
+
+`python -m tools.refusals write` runs the tests that have no entry yet and adds them; with tests or files behind it, it
+writes theirs again. `tests/refusals/recorder.py` watches the tests and compares them with the catalogue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dpbench import errors
+
+ROOT = Path(__file__).parents[1]
+CATALOGUE = ROOT / "tests" / "refusals" / "catalogue.tsv"
+RECORD = "DPBENCH_REFUSALS"
+"""Environment variable: a file to which tests write what they see refused, instead of comparing it."""
+NOT_SEEN = "not seen"
+"""Kind of an entry whose test did not run where the catalogue was written, or sees its refusal in another process."""
+_HEAD = ("test", "error", "cause", "remedy")
+_KINDS = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, errors.DPBenchError)}
+_MOST_WORDS = 6
+_SHORTEST = 5
+_WORD = re.compile(r"[A-Za-z_][A-Za-z_.=]*[A-Za-z_]")
+_PATH = re.compile(r"\S*/\S*")
+_COMMON_WORDS = """
+about after again another because before being cannot could every first leave other others should their there these
+thing those through under until where which while whose without would
+"""
+_COMMON = frozenset(_COMMON_WORDS.split())
+
+
+class Refusal(NamedTuple):
+    """One refusal that a test sees.
+
+    Attributes:
+        error: Name of its class.
+        cause: Key words of the first part of its line, which says what is wrong.
+        remedy: Key words of the rest, which says what to do.
+    """
+
+    error: str
+    cause: tuple[str, ...]
+    remedy: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: str, message: str) -> Refusal:
+        """The refusal that an error states.
+
+        >>> Refusal.of("ConfigurationError", "seed must not be negative, got -3: leave out seed=-3, or give another.")
+        Refusal(error='ConfigurationError', cause=('negative',), remedy=('seed=',))
+        """
+        cause, remedy = parts(message)
+        return cls(error, key_words(cause), key_words(remedy))
+
+    def is_in(self, error: str, message: str) -> bool:
+        """Whether an error is still of this kind, and its line has these words."""
+        return error == self.error and {*self.cause, *self.remedy} <= set(_words(message))
+
+
+Catalogue = dict[str, list[Refusal]]
+"""Node of a test → what it sees refused, in its order."""
+
+
+def parts(message: str) -> tuple[str, str]:
+    """Cause and remedy: what stands before and after the first colon, else semicolon, else sentence."""
+    for separator in (": ", "; ", ". "):
+        cause, found, remedy = message.partition(separator)
+        if found:
+            return cause, remedy
+    return message, ""
+
+
+def key_words(text: str) -> tuple[str, ...]:
+    """The names of options and classes in a text, and its longest words, in their order; no paths and no numbers."""
+    candidates = [word for word in dict.fromkeys(_words(text)) if _is_name(word) or _is_long(word)]
+    ranked = sorted(candidates, key=lambda word: (not _is_name(word), -len(word)))
+    chosen = set(ranked[:_MOST_WORDS])
+    return tuple(word for word in candidates if word in chosen)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_PATH.sub(" ", text))
+
+
+def _is_name(word: str) -> bool:
+    return "_" in word or "=" in word or any(letter.isupper() for letter in word[1:])
+
+
+def _is_long(word: str) -> bool:
+    return len(word) >= _SHORTEST and word.lower() not in _COMMON
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def read(path: Path = CATALOGUE) -> Catalogue:
+    """The committed catalogue; empty where there is none."""
+    catalogue: Catalogue = {}
+    if not path.exists():
+        return catalogue
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        test, error, cause, remedy = line.split("\t")
+        entries = catalogue.setdefault(test, [])
+        entries.append(Refusal(error, tuple(cause.split()), tuple(remedy.split())))
+    return catalogue
+
+
+def text_of(catalogue: Catalogue) -> str:
+    """The table: a line for each refusal, sorted by test."""
+    rows = ["\t".join(_HEAD)]
+    for test in sorted(catalogue):
+        for refusal in catalogue[test]:
+            rows.append("\t".join((test, refusal.error, " ".join(refusal.cause), " ".join(refusal.remedy))))
+    return "\n".join(rows) + "\n"
+
+
+def function_of(test: str) -> str:
+    """A test without its parameters.
+
+    >>> function_of("tests/privacy/test_noise.py::test_scale[a/b]")
+    'tests/privacy/test_noise.py::test_scale'
+    """
+    return test.partition("[")[0]
+
+
+def refusing_tests(root: Path = ROOT) -> Iterator[str]:
+    """The tests in whose text `pytest.raises` names an error that users can correct."""
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for place, function in _functions(tree):
+            if function.name.startswith("test_") and any(map(_raises_ours, ast.walk(function))):
+                yield "::".join((path.relative_to(root).as_posix(), *place, function.name))
+
+
+def all_tests(root: Path = ROOT) -> set[str]:
+    """Every test function."""
+    found = set()
+    for path in (root / "tests").rglob("test_*.py"):
+        for place, function in _functions(ast.parse(path.read_text(encoding="utf-8"))):
+            found.add("::".join((path.relative_to(root).as_posix(), *place, function.name)))
+    return found
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield (), node
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    yield (node.name,), method
+
+
+def _raises_ours(node: ast.AST) -> bool:
+    is_raises = isinstance(node, ast.Call) and ast.unparse(node.func) in ("pytest.raises", "raises") and node.args
+    if not is_raises:
+        return False
+    assert isinstance(node, ast.Call)
+    return bool({word.id for word in ast.walk(node.args[0]) if isinstance(word, ast.Name)} & _KINDS)
+
+
+# ------------------------------------------------------------------------------------- compare and write
+
+
+def difference(test: str, seen: Sequence[tuple[str, str]], catalogue: Catalogue) -> str | None:
+    """Say how the refusals of a test differ from its entries; None if they do not, or it has none.
+
+    Args:
+        test: Its node.
+        seen: (name of the error's class, message), in their order.
+        catalogue: The committed one, by test.
+    """
+    entries = [entry for entry in catalogue.get(test, ()) if entry.error != NOT_SEEN]
+    remedy = f"if that is meant, run `python -m tools.refusals write '{function_of(test)}'`."
+    if test not in catalogue:
+        return f"the catalogue of refusals has no entry for {test}: {remedy}" if seen else None
+    if entries and len(seen) != len(entries):
+        return f"{test} sees {len(seen)} refusals, where the catalogue has {len(entries)}: {remedy}"
+    for entry, (error, message) in zip(entries, seen, strict=False):
+        if not entry.is_in(error, message):
+            return (
+                f"{test} is refused by another line than the catalogue's {entry.error} with "
+                f"{' '.join((*entry.cause, *entry.remedy))!r}, by {error} with {message!r}: {remedy}"
+            )
+    return None
+
+
+def uncatalogued(catalogue: Catalogue) -> list[str]:
+    """Tests with refusals that have no entry."""
+    known = {function_of(test) for test in catalogue}
+    return [test for test in refusing_tests() if test not in known]
+
+
+def updated(catalogue: Catalogue, records: Iterable[tuple[str, list[tuple[str, str]]]]) -> Catalogue:
+    """The catalogue with the records of some tests in the place of their entries, and without tests that are gone."""
+    by_test = dict(records)
+    again = {function_of(test) for test in by_test}
+    there = all_tests()
+    kept = {test: entries for test, entries in catalogue.items() if function_of(test) not in again}
+    new = {test: [Refusal.of(*one) for one in seen] for test, seen in by_test.items() if seen}
+    every = {test: entries for test, entries in {**kept, **new}.items() if function_of(test) in there}
+    for test in uncatalogued(every):
+        every[test] = [Refusal(NOT_SEEN, (), ())]
+    return every
+
+
+def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
+    """Run tests, and write their entries.
+
+    Args:
+        chosen: Tests or files; none: the tests without an entry.
+        recorded: What a run of tests under `RECORD` has left; None: run them.
+    """
+    catalogue = read()
+    if recorded is not None:
+        _save(updated(catalogue, _records(recorded)))
+        return
+    words = list(chosen) or uncatalogued(catalogue)
+    if not words:
+        print("every test with a refusal has its entry")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "records.jsonl"
+        environment = {**os.environ, RECORD: str(record)}
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not long and not cluster", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+        records = _records(record) if record.exists() else []
+    _save(updated(catalogue, records))
+    if done.returncode:
+        raise SystemExit("some tests failed: what they saw is not in the catalogue.")
+
+
+def _records(path: Path) -> list[tuple[str, list[tuple[str, str]]]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [(test, [(error, message) for error, message in seen]) for test, seen in map(json.loads, lines)]
+
+
+def _save(catalogue: Catalogue) -> None:
+    CATALOGUE.write_text(text_of(catalogue), encoding="utf-8")
+    count = sum(map(len, catalogue.values()))
+    print(f"{count} refusals of {len(catalogue)} tests in {CATALOGUE.relative_to(ROOT)}")
+
+
+def main() -> None:
+    """Write the catalogue."""
+    parser = argparse.ArgumentParser(prog="python -m tools.refusals", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    writing = commands.add_parser("write", help="run tests, and write their entries")
+    writing.add_argument("tests", nargs="*", metavar="TEST", help="tests or files; none: the tests without an entry")
+    writing.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help=f"take what a run of tests with {RECORD}=FILE has left",
+    )
+    options = parser.parse_args()
+    write(options.tests, options.record)
+
+
+if __name__ == "__main__":
+    main()
