@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,9 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProd
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.native import choices, kernels, loader
+from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
+from dpbench.privacy.native.known_answers import KEY as KNOWN
+from dpbench.privacy.native.signatures import ARGUMENTS, declare
 from tests.reference import relative_error
 
 KEY = bytes(range(32))
@@ -366,6 +371,168 @@ def test_without_a_compiler_pure_torch_computes(tmp_path: Path) -> None:
     assert "no-such-compiler" in done.stderr.splitlines()[-1]
 
 
+LOADED = """
+import numpy as np, torch
+from dpbench.privacy.native import kernels
+total = torch.zeros(1000)
+kernels.add_noise(total, 0, 1.0, 2.0**-8, bytes(32))
+print(round(float(total.std())))
+"""
+
+
+def planted(folder: Path, tmp_path: Path, old: str = "* inverse + numbers[j]", new: str = "* inverse") -> Path:
+    """Kernels that add no noise, at the place from which the right ones are loaded."""
+    source = tmp_path / "planted.cpp"
+    text = loader._SOURCE.read_text()
+    assert text.count(old) == 1
+    source.write_text(text.replace(old, new))
+    file = folder / "dpbench" / loader._name() / "kernels.so"
+    file.parent.mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    file.parent.parent.chmod(0o700)
+    command = ["g++", *loader._FLAGS, "-shared", "-fPIC", "-o", str(file), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    file.chmod(0o700)
+    return file
+
+
+def writable_file(file: Path) -> None:
+    file.chmod(0o777)
+
+
+def writable_folder(file: Path) -> None:
+    file.parent.chmod(0o777)
+
+
+def writable_folder_above(file: Path) -> None:
+    file.parent.parent.chmod(0o1777)  # ours alone: the sticky bit is not enough
+
+
+def writable_cache(file: Path) -> None:
+    file.parents[2].chmod(0o777)
+
+
+def link(file: Path) -> None:
+    other = file.with_name("other.so")
+    file.rename(other)
+    file.symlink_to(other)
+
+
+def another_user(file: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(file, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    "open_to_others",
+    [writable_file, writable_folder, writable_folder_above, writable_cache, link, another_user],
+)
+def test_kernels_that_others_may_have_written_are_not_loaded(
+    open_to_others: Callable[[Path], None], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    file = planted(cache, tmp_path)
+    choice = file.with_name("choice-x")
+    open_to_others(file)
+    before = sorted(os.listdir(file.parent))
+    done = run(LOADED, DPBENCH_NATIVE="on", XDG_CACHE_HOME=str(cache))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "UserWarning" in line]
+    assert "compiled for this process alone, because" in line and "XDG_CACHE_HOME" in line
+    assert sorted(os.listdir(file.parent)) == before and not choice.exists()
+
+
+def test_kernels_that_compute_wrongly_are_not_used(tmp_path: Path) -> None:
+    """One's own, so nobody planted them: a compiler can be wrong."""
+    planted(tmp_path / "cache", tmp_path)
+    code = "from dpbench.privacy import native; print(native.library()); native.warn_if_missing()"
+    done = run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (0, "None\n")
+    assert "compute wrongly (noise): delete this folder" in done.stderr
+    done = run(LOADED, DPBENCH_NATIVE="on", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "ConfigurationError: engine.native=on, but" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("float scale, float& one, float& two) {", "float scale, float& one, float& two) { return;", "noise"),
+        ("round < 10", "round < 9", "noise"),
+        ("sums[j] += factors[r] * (float)rows[r * size + start + j]", "sums[j] += factors[0] * rows[j]", "sums"),
+        ("memset(sum, 0, taps * wide * 4);", "memset(sum, 0, 4);", "gradients of a convolution"),
+    ],
+)
+def test_known_answers_find_what_is_wrong(old: str, new: str, what: str, tmp_path: Path) -> None:
+    text = loader._SOURCE.read_text()
+    assert old in text
+    source, file = tmp_path / "wrong.cpp", tmp_path / "wrong.so"
+    source.write_text(text.replace(old, new))
+    subprocess.run(
+        ["g++", *loader._FLAGS, "-shared", "-fPIC", "-o", str(file), str(source)], check=True, capture_output=True
+    )
+    library = ctypes.CDLL(str(file))
+    declare(library)
+    assert wrong_answers(library) == what
+
+
+def test_the_known_numbers_are_those_of_the_reference() -> None:
+    """With a pair of the tail among them, and none so close to an edge that rounding decides."""
+    group = START // 256
+    blocks = np.arange(16 * group, 16 * group + 16, dtype=np.uint64)
+    radius, angle = pairs_of_blocks(blocks)
+    numbers = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).reshape(-1)
+    assert KNOWN == KEY and (radius > 4.08).any()
+    assert np.abs(numbers / SPACING - np.floor(numbers / SPACING) - 0.5).min() > 1e-3
+    assert digest_of_numbers(np.rint(numbers / SPACING) * SPACING) == DIGEST
+
+
+def test_arguments_of_kernels_are_declared_as_in_the_source() -> None:
+    types = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double}
+    text = loader._SOURCE.read_text()
+    kernels_there = re.findall(r'extern "C" void (\w+)\(([^)]*)\)', text)
+    assert {name for name, _ in kernels_there} == set(ARGUMENTS)
+    for name, arguments in kernels_there:
+        wanted = [
+            ctypes.c_void_p if "*" in one else types[one.split()[-2]] for one in " ".join(arguments.split()).split(", ")
+        ]
+        assert list(ARGUMENTS[name]) == wanted, name
+        function = getattr(native.library(), name)
+        assert tuple(function.argtypes) == ARGUMENTS[name] and function.restype is None
+
+
+def test_that_there_are_no_kernels_is_said_once(tmp_path: Path) -> None:
+    code = "from dpbench.privacy import native; native.warn_if_missing(); native.warn_if_missing()"
+    missing = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    done = run(code, DPBENCH_NATIVE="auto", **missing)
+    assert done.stderr.count("there are no compiled kernels") == 1 and "no-such-compiler" in done.stderr
+    assert run(code, DPBENCH_NATIVE="off", **missing).stderr == ""
+    assert run(code, DPBENCH_NATIVE="auto", LOCAL_RANK="1", **missing).stderr == ""
+
+
+def test_choices_that_others_may_have_written_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen() -> str:
+        choices._chosen.clear()
+        choices._writable.cache_clear()
+        choices._trusted.cache_clear()
+        return choices.fastest(("k",), {"first": lambda: None, "second": lambda: None})
+
+    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
+    file = Path(choices._path(("k",)))
+    file.write_text("second\n")
+    file.chmod(0o600)
+    assert chosen() == "second"
+    file.chmod(0o666)
+    assert chosen() == "first"
+    file.chmod(0o600)
+    tmp_path.chmod(0o777)
+    assert chosen() == "first"
+    tmp_path.chmod(0o700)
+    choices._chosen.clear()
+    choices._writable.cache_clear()
+    choices._trusted.cache_clear()
+
+
 def test_a_broken_compiler_and_a_full_cache_are_no_obstacle(tmp_path: Path) -> None:
     code = "from dpbench.privacy import native; print(native.library())"
     assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path), CXX="false").stdout == "None\n"
@@ -393,6 +560,7 @@ def test_a_choice_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     def forget() -> None:
         choices._chosen.clear()
         choices._writable.cache_clear()
+        choices._trusted.cache_clear()
 
     forget()
     assert choices.fastest(("k",), ways) == "second"

@@ -14,6 +14,7 @@ from functools import cache
 from tempfile import NamedTemporaryFile
 
 from dpbench.privacy import native
+from dpbench.privacy.native.trust import mistrust, mistrusted_folder
 
 _REPEATS = 3
 _LOST = 20
@@ -40,9 +41,11 @@ def _path(key: tuple[object, ...]) -> str:
 
 
 def _read(key: tuple[object, ...]) -> str | None:
+    if not _trusted():
+        return None
     try:
         with open(_path(key), encoding="utf-8") as file:
-            return file.readline().strip()
+            return file.readline().strip() if mistrust(os.fstat(file.fileno())) is None else None
     except OSError:
         return None
 
@@ -73,4 +76,13 @@ def _settle(key: tuple[object, ...], ways: Ways) -> str:
 
 @cache
 def _writable() -> bool:
-    return os.access(native.cache_folder(), os.W_OK)
+    return _trusted() and os.access(native.cache_folder(), os.W_OK)
+
+
+@cache
+def _trusted() -> bool:
+    """Whether only the user and root can have written the choices: they decide how a run rounds."""
+    try:
+        return mistrusted_folder(native.cache_folder(), own=2) is None
+    except OSError:
+        return False

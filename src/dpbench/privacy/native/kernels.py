@@ -30,9 +30,7 @@ def _threads() -> ctypes.c_int64:
 def _kernel(name: str) -> Any:
     library = native.library()
     assert library is not None
-    function = getattr(library, name)
-    function.restype = None
-    return function
+    return getattr(library, name)
 
 
 def suits(*tensors: Tensor) -> bool:

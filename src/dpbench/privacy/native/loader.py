@@ -11,15 +11,19 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
-from contextlib import suppress
+import warnings
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.privacy.native.known_answers import wrong_answers
+from dpbench.privacy.native.signatures import declare
+from dpbench.privacy.native.trust import make_folder, mistrust, mistrusted_folder
 
 Mode = Literal["auto", "on", "off"]
 _VARIABLE = "DPBENCH_NATIVE"
@@ -69,10 +73,22 @@ def library() -> ctypes.CDLL | None:
         return built
     if wanted == "on":
         raise ConfigurationError(
-            f"engine.native=on, but the kernels could not be compiled: {built}. Install g++, or "
+            f"engine.native=on, but the kernels cannot be used: {built}. Install g++, or "
             "set engine.native=auto for pure PyTorch where they are missing."
         )
     return None
+
+
+@cache
+def warn_if_missing() -> None:
+    """Say once, where kernels are wanted and there are none, that it will be slower, and why."""
+    built = None if mode() == "off" else _build()
+    if isinstance(built, str) and is_first_process():
+        warnings.warn(
+            f"there are no compiled kernels ({built}): pure PyTorch computes, as privately, but more slowly. "
+            "engine.native=off says that this is meant.",
+            stacklevel=2,
+        )
 
 
 def signature() -> str:
@@ -103,21 +119,111 @@ def _build() -> ctypes.CDLL | str:
     if sys.platform != "linux":
         return "they are made for Linux"
     try:
-        file = cache_folder() / "kernels.so"
-        if file.is_file():
-            with suppress(OSError):  # damaged
-                return ctypes.CDLL(str(file))
-        _compile(file)
-        return ctypes.CDLL(str(file))
+        library = _from_cache()
     except subprocess.CalledProcessError as error:
         return f"{error.cmd[0]}: {(error.stderr.strip() or 'failed').splitlines()[0]}"
     except (OSError, RuntimeError) as error:
         return brief(error)
+    wrong = wrong_answers(library)
+    return library if wrong is None else f"those of {cache_folder()} compute wrongly ({wrong}): delete this folder"
+
+
+def _from_cache() -> ctypes.CDLL:
+    """The library of the cache, put there if need be; of a folder for this process alone where others may write there.
+
+    Raises:
+        OSError, RuntimeError, CalledProcessError: It cannot be compiled or loaded.
+    """
+    folder = cache_folder()
+    file = folder / "kernels.so"
+    try:
+        make_folder(folder)
+        doubt = mistrusted_folder(folder, own=2)
+        if doubt is None:
+            library = _load(file)
+            if library is not None:
+                return library
+            _compile(file)
+    except _Mistrusted as error:
+        doubt = str(error)
+    if doubt is not None:
+        return _for_this_process(doubt)
+    return _require(_load(file))
+
+
+def _for_this_process(doubt: str) -> ctypes.CDLL:
+    with TemporaryDirectory(prefix="dpbench-") as name:
+        private = Path(name).resolve()
+        elsewhere = mistrusted_folder(private, own=1)
+        if elsewhere is not None:
+            raise OSError(f"{doubt}, {elsewhere}: set XDG_CACHE_HOME to a folder of your own")
+        _compile(private / "kernels.so")
+        library = _require(_load(private / "kernels.so"))
+    if is_first_process():
+        warnings.warn(
+            f"the kernels were compiled for this process alone, because {doubt}: let nobody else write there, or set "
+            "XDG_CACHE_HOME to a folder of your own, so that the next process need not compile them again.",
+            stacklevel=2,
+        )
+    return library
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one of several that speaks for all, by the variables of their starters."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+class _Mistrusted(Exception):
+    """A file that somebody else may have written."""
+
+
+def _load(file: Path) -> ctypes.CDLL | None:
+    """Load a library that only the user or root can have written; None where there is none, or a damaged one.
+
+    What was checked is what is loaded: by its descriptor, which stays open, because the loader knows libraries by name,
+    and would take the next one with this number for the same.
+
+    Raises:
+        _Mistrusted: It could be somebody else's.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _Mistrusted(f"{file} is no file that can be read ({error.strerror})") from None
+    status = os.fstat(descriptor)
+    doubt = mistrust(status) if stat.S_ISREG(status.st_mode) else "is no file"
+    if doubt is not None:
+        os.close(descriptor)
+        raise _Mistrusted(f"{file} {doubt}")
+    try:
+        library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        declare(library)
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _require(library: ctypes.CDLL | None) -> ctypes.CDLL:
+    if library is None:
+        raise OSError("what was compiled cannot be loaded")
+    return library
 
 
 def cache_folder() -> Path:
-    """Folder of the library and of the choices timed with it, one for each processor and version of the kernels."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpbench" / _name()
+    """Folder of the library and of the choices timed with it, one for each processor and version of the kernels.
+
+    Without links, so that what is checked is what is used.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "dpbench" / _name()
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+    if compiler is None:
+        raise OSError("no C++ compiler was found (g++, clang++, c++, or what the variable CXX names)")
+    return compiler
 
 
 def _compile(file: Path) -> None:
@@ -126,12 +232,10 @@ def _compile(file: Path) -> None:
     Not by `torch.utils.cpp_extension.load`: importing that takes seconds, and it waits for ever on the lock of a
     process that was killed while it compiled.
     """
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-    if compiler is None:
-        raise OSError("no C++ compiler was found (g++, clang++, c++, or what the variable CXX names)")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    compiler = _compiler()
     with TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
         command = [*compiler.split(), *_FLAGS, "-shared", "-fPIC", "-o", str(made), str(_SOURCE)]
         subprocess.run(command, check=True, capture_output=True, text=True)
+        made.chmod(0o700)  # whatever the umask is
         made.replace(file)
