@@ -12,7 +12,7 @@ from dpbench import __version__
 from dpbench.export.network import Network
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.reports.audited import without_accuracy
-from dpbench.reports.ledgers import shown_noise
+from dpbench.reports.ledgers import shown_noise, shown_uncovered
 from dpbench.reports.page.words import epsilon_words
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
@@ -48,6 +48,7 @@ def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[st
     measured = without_accuracy(record) if record else {}
     kept = {name: value for name, value in measured.items() if name.startswith("test/") and value is not None}
     known = ("population", "microbatch_size", "noise_multiplier", "sample_rate", "expected_batch_size", "sampling")
+    only_if_any = ("uncovered_delta", "noise_end")
     return {
         "private": ledger is not None,
         "epsilon": privacy["epsilon"],
@@ -55,6 +56,7 @@ def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[st
         "unit": privacy["unit"],
         "neighbouring_relation": privacy["neighbouring_relation"],
         **{name: privacy.get(name) for name in known},
+        **{name: privacy[name] for name in only_if_any if name in privacy},
         "ledger_sha256": (privacy.get("ledger") or {}).get("sha256"),
         "releases": privacy.get("releases"),
         "steps": network.checkpoint["global_step"],
@@ -144,6 +146,7 @@ def _privacy(facts: Mapping[str, Any]) -> list[str]:
         f"- {facts['releases']:,} releases, {shown_noise(facts)}, {kind} sampling.",
         f"- Every release is in [{LEDGER}]({LEDGER}), SHA-256 `{facts['ledger_sha256']}`: any accountant can read it "
         f"again, `dpbench account {LEDGER} --accountant all`.",
+        *([] if (uncovered := shown_uncovered(facts)) is None else [f"- δ is {uncovered}."]),
         "- It covers these weights and whatever is computed from them.",
         "",
         "Not covered:",

@@ -21,7 +21,7 @@ from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
 from dpbench.privacy.canaries.canaries import Canaries
-from dpbench.privacy.events import Event, Summands, equivalent_queries
+from dpbench.privacy.events import NOISE_END, Event, Summands, equivalent_queries
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
@@ -172,6 +172,8 @@ class Releases:
             self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands)
         self._names, facts = trained.names, (groups, metric_sizes, self.memory, summands)
         self._mechanism = Mechanism(self.recipe, sampling, self.noise_multiplier, trained.parameters, *facts)
+        if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
+            native.warn_if_missing()
 
     def open_ledger(self, path: Path, horizon: Horizon = ENDLESS, lot_source: str | None = None) -> None:
         """Write or continue the ledger; nothing without privacy.
@@ -331,4 +333,10 @@ class Releases:
 def _header(plan: ReleasePlan, delta: float, replay: str | None, noise: str | None, lots: str | None) -> Header:
     sampling = plan.sampling
     facts = sampling.unit, sampling.neighbouring_relation, sampling.population, delta, replay
-    return Header(*facts, microbatch_size=plan.summands.per_summand, noise_source=noise, lot_source=lots)
+    return Header(
+        *facts,
+        microbatch_size=plan.summands.per_summand,
+        noise_source=noise,
+        lot_source=lots,
+        noise_end=NOISE_END,
+    )

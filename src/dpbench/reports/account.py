@@ -25,7 +25,7 @@ from dpbench.privacy.accounting.composition import (
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
-from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range
+from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range, shown_uncovered
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
 from dpbench.runs.ledgers import noise_of, read_run_ledger
@@ -313,6 +313,9 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
+    uncovered = shown_uncovered(facts)
+    if uncovered is not None:
+        lines["uncovered delta"] = uncovered
     if facts["nominal_population"]:
         lines["population"] += f"   {_NOMINAL_POPULATION}"
     lines |= {"sampling": ", ".join(facts["sampling"]), "ledger intact": "yes" if facts["complete"] else "no"}
@@ -334,6 +337,8 @@ def _text_of_several(facts: dict[str, Any]) -> str:
     )
     labels = {name: _label(basis, name) for name, basis in facts["bases"].items()}
     notes = ["", common + ".", *(f"{name}: {label}" for name, label in labels.items() if label)]
+    uncovered = {run["run"]: shown_uncovered(run) for run in facts["runs"]}
+    notes += [f"{name}: uncovered delta {line}." for name, line in uncovered.items() if line is not None]
     if "selection" in facts:
         notes += _SELECTION_CONDITIONS
     if facts["without_privacy"]:

@@ -79,3 +79,20 @@ def shown_noise(facts: Mapping[str, Any]) -> str:
     )
     rate = f"(rate {shown_range(facts['sample_rate'])})"
     return f"noise multiplier {shown_range(own)}, {lots} {rate}"
+
+
+def shown_uncovered(facts: Mapping[str, Any]) -> str | None:
+    """The δ that comes on top because noise ends somewhere, in one line for people; None where it is negligible.
+
+    Args:
+        facts: As `noise_of` gives them.
+    """
+    beyond, end = facts.get("uncovered_delta"), facts.get("noise_end")
+    if beyond is None:
+        return None
+    if end is not None:
+        return f"{beyond:.2g} at most on top, whatever epsilon: noise ends at {end:g} standard deviations"
+    return (
+        f"{beyond:.2g} or more on top, whatever epsilon, if there were no compiled kernels: without them the noise of "
+        "that version ended at 5.77 standard deviations"
+    )

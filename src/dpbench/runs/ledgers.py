@@ -11,6 +11,7 @@ from typing import Any
 
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
 from dpbench.runs.folder import RunFolder
 
@@ -44,15 +45,22 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         noise_multiplier: noise over sensitivity of a whole release, statistics included, as accountants take it.
         noise_std_over_max_grad_norm: what `strategy.noise_multiplier` means, where that is another figure.
         sample_rate, expected_batch_size: of the lots. Each is [least, most] where releases differ.
+        uncovered_delta: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta; with
+            noise_end, in standard deviations, None for an older version's.
     """
     size = ledger.header.microbatch_size
     made = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
     rates = [sampling.expected_batch_size / sampling.population for _, sampling in made]
-    facts = {"noise_multiplier": _range([z for z, _ in made])}
+    facts: dict[str, Any] = {"noise_multiplier": _range([z for z, _ in made])}
     over_bound = _range([z * record_changes(sampling, size) for z, sampling in made])
     facts |= {} if over_bound == facts["noise_multiplier"] else {"noise_std_over_max_grad_norm": over_bound}
     sizes = _range([sampling.expected_batch_size for _, sampling in made])
-    return {**facts, "sample_rate": _range(rates), "expected_batch_size": sizes}
+    facts |= {"sample_rate": _range(rates), "expected_batch_size": sizes}
+    beyond = uncovered_delta(ledger)
+    if beyond > ledger.header.delta / 10:
+        ends = [header.noise_end for header in ledger.headers]
+        facts |= {"uncovered_delta": beyond, "noise_end": None if None in ends else min(ends)}
+    return facts
 
 
 def _range(values: Sequence[float]) -> float | list[float]:

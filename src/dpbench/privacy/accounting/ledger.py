@@ -43,6 +43,7 @@ class Header:
             phase has the same noise. None: the operating system's entropy (or an older ledger). Whoever reads a seeded
             ledger can try seeds.
         lot_source: The same of its lots; None also where every lot holds everybody.
+        noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
     """
 
     unit: str
@@ -54,6 +55,7 @@ class Header:
     microbatch_size: int = 1
     noise_source: str | None = None
     lot_source: str | None = None
+    noise_end: float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
@@ -68,6 +70,8 @@ class Header:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise LedgerError(f"{name} must be a word or null, not {value!r}")
+        if self.noise_end is not None and not (type(self.noise_end) in (int, float) and self.noise_end > 0):
+            raise LedgerError(f"noise_end must be a positive number or null, not {self.noise_end!r}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpbench.reports.ledgers import shown_noise
+from dpbench.reports.ledgers import shown_noise, shown_uncovered
 from dpbench.reports.page.subject import OneRun
 
 _RELATIONS = {
@@ -61,6 +61,9 @@ def guarantee(run: OneRun) -> list[str]:
     if privacy.get("noise_multiplier") is not None:
         kind = str((privacy.get("sampling") or {}).get("kind", "")).replace("_", " ")
         lines.append(f"{privacy['releases']:,} releases: {shown_noise(privacy)}, {kind} sampling.")
+    uncovered = shown_uncovered(privacy)
+    if uncovered is not None:
+        lines.append(f"Uncovered δ: {uncovered}.")
     size = privacy.get("microbatch_size", 1)
     if size > 1:
         nominal = epsilon_words(privacy.get("epsilon_microbatch", {}))

@@ -1,0 +1,81 @@
+"""What noise that ends somewhere leaves uncovered: a δ that no ε makes good.
+
+Gaussian noise has no end; what a computer draws has. A coordinate that lies beyond the end of the noise shows that
+somebody moved it. For every event and with E the end in standard deviations,
+
+    P[M(D) in A] <= P[M(D) in A, no coordinate beyond] + P[some coordinate beyond],
+
+of which the first is at most e^ε P[M(D') in A] + δ, because the ends cut both densities alike. So the second comes on
+top of δ. A record moves the sum by 1/z standard deviations in all; spread over k coordinates it puts one of them beyond
+with a probability of at most k (Q(E - 1/(z√k)) - Q(E)), where Q is the Gaussian tail. That is largest for one
+coordinate where z is small, and for all where it is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from dpbench.privacy.accounting.ledger import Ledger, counted_event
+from dpbench.privacy.events import Event, effective_noise_multiplier
+
+OLDEST_END = math.sqrt(48 * math.log(2))
+"""5.77 standard deviations: what noise of older versions ended at without compiled kernels; with them 7.45."""
+MOST_COORDINATES = 10**12
+"""More than any network has: what is found for as many holds for all."""
+
+
+def _tail(x: float) -> float:
+    return math.erfc(x / math.sqrt(2)) / 2
+
+
+def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COORDINATES) -> float:
+    """Bound the probability that a record moves a coordinate of one release to where noise alone never is.
+
+    Args:
+        noise_multiplier: z of the release, above 0.
+        end: E, in standard deviations.
+        coordinates: Most that a record can move. One gives a *lower* bound for the record that is best seen.
+
+    >>> f"{mass_beyond(1.1, OLDEST_END, coordinates=1):.2g}"
+    '5.8e-07'
+    >>> mass_beyond(0.3, 11.5) < 1e-14
+    True
+    """
+    shift = 1 / noise_multiplier
+    spread = [2**power for power in range(coordinates.bit_length())]
+    beyond = max(k * (_tail(end - shift / math.sqrt(k)) - _tail(end)) for k in [*spread, coordinates])
+    return min(1.0, max(0.0, beyond))
+
+
+def uncovered_mass(events: Mapping[Event, int], end: float, coordinates: int = MOST_COORDINATES) -> float:
+    """Delta that no ε covers, of all releases together: that one of them shows a record which was in its lot.
+
+    Args:
+        events: How often each release was made.
+        end: Of the noise, in standard deviations.
+        coordinates: Most that a record can move; see `mass_beyond`.
+    """
+    nowhere = 0.0
+    for (sampling, queries), count in events.items():
+        each = min(1.0, sampling.rate) * mass_beyond(effective_noise_multiplier(queries), end, coordinates)
+        nowhere += count * (math.log1p(-each) if each < 1 else -math.inf)
+    return -math.expm1(nowhere)
+
+
+def uncovered_delta(ledger: Ledger) -> float:
+    """Delta that no ε of a ledger covers, by the ends of its phases' noise.
+
+    Returns:
+        An upper bound for this version's noise. Of an older version the least that the worst record had without
+        compiled kernels: how many coordinates it moved no ledger tells.
+    """
+    phases: dict[int, Counter[Event]] = {}
+    for phase, release in ledger.releases:
+        phases.setdefault(phase, Counter())[counted_event(release)] += 1
+    covered = 1.0
+    for phase, events in phases.items():
+        end = ledger.headers[phase].noise_end
+        covered *= 1 - (uncovered_mass(events, OLDEST_END, 1) if end is None else uncovered_mass(events, end))
+    return 1 - covered
