@@ -298,3 +298,15 @@ def test_a_ledger_in_the_folder_of_another_version(tmp_path: Path) -> None:
     ):
         go(2, start=checkpoint)
     assert go(2, start=checkpoint, ledger=str(tmp_path / "lightning_logs/version_0/ledger.jsonl")) == 2
+
+
+def test_times_that_tell_of_large_users_are_spoken_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("dpbench.records.users.rank_zero_info", said.append)
+    fit(tmp_path / "all", Toy(linear()), steps=3)
+    assert len(said) == 1
+    assert "no noise covers that" in said[0] and "LocalTraining(max_examples=...) bounds it" in said[0]
+    for number, bound in enumerate(({"max_examples": 3}, {"max_steps": 2})):
+        fit(tmp_path / str(number), Toy(linear()), local=LocalTraining(lr=0.1, batch_size=2, **bound), steps=1)
+    fit(tmp_path / "not private", Toy(linear()), make=ClipOnly, steps=1)
+    assert len(said) == 1

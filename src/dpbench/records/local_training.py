@@ -26,7 +26,8 @@ class LocalTraining:
         epochs: Passes over a user's examples, each in a new order.
         max_steps: Most local steps of a user in a round; None: no limit.
         prox_mu: μ of FedProx (Li et al. 2020), which adds μ/2·‖client − server‖² to the local loss; 0: FedAvg.
-        max_examples: Most examples of a user in a round, drawn at random; bounds time, not privacy. None: all.
+        max_examples: Most examples of a user in a round, drawn at random. Epsilon is the same without it; but it bounds
+            the time of a round, which no noise covers and which tells of a very large user. None: all.
 
     Raises:
         ConfigurationError: A value is out of range.

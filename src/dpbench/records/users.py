@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -31,6 +32,11 @@ from dpbench.records.scope import Scope
 from dpbench.records.source import Attached, Piece
 from dpbench.records.step_state import StepState
 
+_TIMES_TELL = (
+    "the time of a round grows with the examples of its users, and no noise covers that: whoever sees times of this "
+    "training (its duration, time stamps of logs, ms per step) may tell that a very large user takes part. "
+    "LocalTraining(max_examples=...) bounds it (records.local.max_examples on the command line)."
+)
 _AS_IN = "Users(LocalTraining(lr=0.1))"
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _NOT_FINITE = (
@@ -124,6 +130,8 @@ class Users:
         assert self._scope is not None
         self._scope.follow(loader)
         self._lots = loader.lots
+        if self._releases.recipe.private and self.local.max_examples is None and self.local.max_steps is None:
+            rank_zero_info(_TIMES_TELL)
         self._lots.work = np.array([self.local.examples_of(int(size)) for size in self._dataset.sizes])
 
     def on_noise(self, generator: torch.Generator) -> Piece:

@@ -99,6 +99,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
             shown = "not computed" if value is None else f"{value:.3f}"
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
     rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
+    rows += _held_out(record["config"].get("data") or {}) + _times(record)
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
     rows += [("shared noise", line) for line in shared_with_neighbors(folder)]
     if is_audited(record):
@@ -115,6 +116,29 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         ("wandb", opening.replace(str(folder), from_here(folder.path))),
     ]
     return "\n" + "\n".join(f"  {name:<15} {value}" for name, value in rows) + "\n"
+
+
+def _held_out(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How many records of the training data were asked to be held out, and what chose them."""
+    asked = [f"{data[name]} {name.partition('_')[2]}" for name in ("val_size", "val_users") if data.get(name)]
+    options = data.get("options") or {}
+    if options.get("held_out") and not options.get("test_path"):
+        asked.append(f"a share of {options['held_out']:g} of the users, for the test")
+    if not asked or "split" not in data:
+        return []
+    numbers = " and ".join(asked).replace("size", "records")
+    if data["split"] == "hash":
+        return [("held out", f"{numbers}, in expectation: each by a hash of itself")]
+    return [("held out", f"{numbers}, by a permutation of all: epsilon is for the training set, not for the file")]
+
+
+def _times(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That times tell of large users, where nothing bounds the work of one."""
+    local = (record["config"].get("records") or {}).get("local") or {}
+    bounded = any(local.get(name) is not None for name in ("max_examples", "max_steps"))
+    if record["privacy"]["delta"] is None or not local or bounded:
+        return []
+    return [("times", "not private: they tell of very large users (records.local.max_examples bounds a user's)")]
 
 
 def _not_computed(privacy: Mapping[str, Any], accountant: str) -> str:
