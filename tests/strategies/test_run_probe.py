@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,12 +14,22 @@ from dpbench import strategies
 from dpbench.auditing.declared import lot_sizes, statistics_noise
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.canaries.probes import Probes
+from dpbench.privacy.canaries.run_probe import is_looked_at
 from dpbench.privacy.canaries.scores import Scores
 from tests.strategies.test_audit import PRIVATE, scores_of, train
 from tools.audits.mutants import MUTANTS
 from tools.audits.record_mutants import RECORD_MUTANTS
 
-STEPS = 9  # lots 0, 1, 2, 4 and 8 are looked at
+STEPS = 9  # of which about five are looked at
+
+
+def test_which_lots_are_looked_at_is_a_function_of_the_key() -> None:
+    """No lot is safe from it, and later ones are looked at less often."""
+    for release, share in ((0, 1.0), (1, 1.0), (3, 0.5), (9, 0.2), (39, 0.05)):
+        looked = np.array([is_looked_at(key, release) for key in range(2000)])
+        assert abs(looked.mean() - share) <= 4.5 * np.sqrt(share * (1 - share) / 2000)
+    numbers = [sum(is_looked_at(key, release) for release in range(1000)) for key in range(20)]
+    assert 10 < np.mean(numbers) < 20
 
 
 def probes_of(folder: Path) -> Probes:
@@ -83,6 +94,7 @@ def test_records_that_are_treated_otherwise_are_found(name: str, tmp_path: Path)
         "clipping by the largest coordinate": probes.largest > 2,
         "norms without the first layer": probes.largest > 1.1,
         "large records twice": probes.difference > 0.1,
+        "a tenth of each sum stays for the next lot": probes.difference > 0.1,
         "lots of a fixed size as Poisson lots": probes.size_squared < 40,
         "records drawn with replacement": probes.surplus > 0,
         "users weighted by examples": probes.surplus > 0,

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dpbench.privacy import releases
 from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.randomness import digest_of
+from dpbench.privacy.randomness import digest_of, noise_key
 
 Noises = list[Tensor]
 """Right noise of all releases so far, the present one last."""
 
-_privatize, _noise_key = ReleasePlan.privatize, releases.noise_key
+_privatize = ReleasePlan.privatize
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def ten_bits() -> Iterator[None]:
     """The key of the noise has ten bits."""
 
     def short(*facts: int) -> tuple[int, ...]:
-        return (int.from_bytes(digest_of(_noise_key(*facts))[:2], "big") % 1024,)
+        return (int.from_bytes(digest_of(noise_key(*facts))[:2], "big") % 1024,)
 
     with mock.patch.object(releases, "noise_key", short):
         yield

@@ -16,6 +16,7 @@ from dpbench.data.lots import Lots
 from dpbench.privacy.canaries.canaries import SparseGradients
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum
+from dpbench.privacy.mechanism.mechanism import Mechanism
 
 Clip = Callable[[Any, Any, Any, Any], Any]
 
@@ -109,6 +110,25 @@ def large_records_twice() -> AbstractContextManager[None]:
 
 
 @contextmanager
+def leftovers() -> Iterator[None]:
+    """A tenth of the sum of a lot, before noise, stays in the sums of the next one."""
+    exact: list[Tensor] = []
+    clear, add_noise = Mechanism.clear, Mechanism.add_noise
+
+    def keep(self: Mechanism, key: Any) -> None:
+        exact[:] = [self.total.clone()]
+        add_noise(self, key)
+
+    def wrong(self: Mechanism) -> None:
+        clear(self)
+        for total in exact:
+            self.total.add_(total, alpha=0.1)
+
+    with mock.patch.object(Mechanism, "clear", wrong), mock.patch.object(Mechanism, "add_noise", keep):
+        yield
+
+
+@contextmanager
 def each_lot_twice() -> Iterator[None]:
     """Two consecutive releases are made on one lot."""
     with mock.patch.object(Lots, "_lot", lambda self, step: _lot_of_all(self, step // 2)):
@@ -147,6 +167,7 @@ RECORD_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "clipping by the largest coordinate": largest_coordinate,
     "norms without the first layer": norm_without_first_layer,
     "large records twice": large_records_twice,
+    "a tenth of each sum stays for the next lot": leftovers,
     "each lot twice": each_lot_twice,
     "lots of a fixed size as Poisson lots": fixed_size,
     "records drawn with replacement": with_replacement,

@@ -193,7 +193,7 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-TESTS = 20  # 7 bounds and 13 checks share the probability of an error
+TESTS = 22  # 7 bounds and 15 checks share the probability of an error
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
@@ -344,6 +344,8 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         _tested("closest releases", noise.releases, level, 1.0),
         _tested("closest canaries", noise.canaries, level, 1.0),
         _tested("kurtosis of the noise", noise.shape, level, 3.0),
+        _tested("canary by canary", noise.canary_by_canary, level, 1.0),
+        _tested("release by release", noise.release_by_release, level, 1.0),
         *_probed(scores.probes, level),
     )
 

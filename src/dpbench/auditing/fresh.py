@@ -6,7 +6,7 @@ All are of the measured scale of the noise, which has a test of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy import special, stats
@@ -35,6 +35,8 @@ class FreshNoise:
             share their noise.
         shape: Kurtosis, by Anscombe & Glynn (1983): 3 for Gaussian noise, less where tails are cut, more where some
             releases or coordinates have less noise and others more.
+        canary_by_canary, release_by_release: Deviation of the noise of the quietest or the loudest one, whichever is
+            less likely, by the χ² distribution of each, and their number.
     """
 
     accumulated: Checked | None
@@ -42,6 +44,8 @@ class FreshNoise:
     releases: Checked | None
     canaries: Checked | None
     shape: Checked | None
+    canary_by_canary: Checked | None
+    release_by_release: Checked | None
 
 
 def fresh_noise(scores: Scores) -> FreshNoise:
@@ -52,7 +56,7 @@ def fresh_noise(scores: Scores) -> FreshNoise:
     """
     residuals, count = scores.residuals, scores.canaries * scores.releases
     if residuals is None or not count or not residuals.squared:
-        return FreshNoise(None, None, None, None, None)
+        return FreshNoise(*[None] * len(fields(FreshNoise)))
     std = math.sqrt(residuals.squared / count)
     by_release = residuals.over_canaries[:, : scores.canaries] / std
     return FreshNoise(
@@ -61,6 +65,18 @@ def fresh_noise(scores: Scores) -> FreshNoise:
         releases=_closest(by_release),
         canaries=_closest(_standardized(residuals, std)),
         shape=_shape(residuals, count),
+        canary_by_canary=_extreme(
+            residuals.by_canary.min() / std**2,
+            residuals.by_canary.max() / std**2,
+            scores.releases,
+            scores.canaries,
+        ),
+        release_by_release=_extreme(
+            residuals.quietest / std**2,
+            residuals.loudest / std**2,
+            scores.canaries,
+            scores.releases,
+        ),
     )
 
 
@@ -112,6 +128,23 @@ def _closest(points: Floats) -> Checked | None:
     chance = min(1.0, pairs * float(stats.chi2.cdf(distance**2 / 2, dimensions)))
     usual = 2 * float(stats.chi2.ppf(min(0.5, math.log(2) / pairs), dimensions))
     return Checked(distance, math.sqrt(usual), chance)
+
+
+def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | None:
+    """Test the smallest and the largest of some sums of squares.
+
+    Args:
+        least: Smallest sum.
+        most: Largest sum.
+        freedom: Number of squares in each.
+        count: Number of sums.
+    """
+    if count < 2:
+        return None
+    tail = stats.chi2(freedom)
+    below, above = float(tail.cdf(least)), float(tail.sf(most))
+    value = math.sqrt((least if below < above else most) / freedom)
+    return Checked(value, 1.0, min(1.0, 2 * count * min(below, above)))
 
 
 def _shape(residuals: Residuals, count: int) -> Checked | None:

@@ -176,11 +176,11 @@ class Lots(TorchSampler[list[int]]):
         return len(self._lot(step))
 
     def summands(self, step: int) -> int:
-        """Number of vectors that the data set's records in lot `step` make: one each, or one for each microbatch."""
+        """Number of vectors that the records drawn for lot `step` make: one each, or one for each microbatch."""
         positions, microbatch_of = self.share(step, 0, 1)
         if microbatch_of is not None:
             return len(np.unique(microbatch_of))
-        return min(len(np.unique(positions)), len(self._lot(step)) - len(self.added_in(step)))
+        return len(np.intersect1d(positions, self._lot(step)))
 
     def _lot(self, step: int) -> Positions:
         sampling = self.sampling

@@ -163,7 +163,7 @@ class Canaries:
         # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
         self._reach = 1 / sampling.records_affected
         self.sums = ScoreSums(self.member, replace_one, self._reach)
-        self.probe = RunProbe(self.sums, counts, processes)
+        self.probe = RunProbe(key, self.sums, counts, processes)
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self._index: list[tuple[Tensor, ...]] = []

@@ -34,6 +34,8 @@ class Residuals:
             weights that are normal numbers, a function of the number of the release.
         weights: (4, 4) sums over the releases of the products of these weights: T times the covariance of the columns
             of `over_releases`.
+        by_canary: (m,) sums of the squares of each canary.
+        quietest, loudest: Smallest and largest sum of the squares of a release.
         over_canaries: (min(T, 4096), 16) for each release its residuals in sixteen orthonormal directions.
     """
 
@@ -41,6 +43,9 @@ class Residuals:
     fourth: float
     over_releases: Floats
     weights: Floats
+    by_canary: Floats
+    quietest: float
+    loudest: float
     over_canaries: Floats
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +55,9 @@ class Residuals:
             "fourth": self.fourth,
             "over_releases": self.over_releases.tolist(),
             "weights": self.weights.tolist(),
+            "by_canary": self.by_canary.tolist(),
+            "quietest": self.quietest,
+            "loudest": self.loudest,
             "over_canaries": self.over_canaries.tolist(),
         }
 
@@ -65,6 +73,9 @@ class Residuals:
             "fourth": (),
             "over_releases": (OVER_RELEASES, canaries),
             "weights": (OVER_RELEASES, OVER_RELEASES),
+            "by_canary": (canaries,),
+            "quietest": (),
+            "loudest": (),
             "over_canaries": (-1, OVER_CANARIES),
         }
         if not isinstance(data, Mapping) or set(data) != set(shapes):
@@ -75,6 +86,9 @@ class Residuals:
             fourth=float(arrays["fourth"]),
             over_releases=arrays["over_releases"],
             weights=arrays["weights"],
+            by_canary=arrays["by_canary"],
+            quietest=float(arrays["quietest"]),
+            loudest=float(arrays["loudest"]),
             over_canaries=arrays["over_canaries"],
         )
 
@@ -105,6 +119,8 @@ class ResidualSums:
         self._squared = self._fourth = 0.0
         self._over_releases = np.zeros((OVER_RELEASES, canaries))
         self._weights = np.zeros((OVER_RELEASES, OVER_RELEASES))
+        self._by_canary = np.zeros(canaries)
+        self._extremes: tuple[float, float] | None = None
         self._over_canaries: list[list[float]] = []
 
     def add(self, residual: Floats, release: int) -> None:
@@ -116,8 +132,12 @@ class ResidualSums:
         """
         weights = release_weights(release)
         squares = residual**2
-        self._squared += float(squares.sum())
+        power = float(squares.sum())
+        self._squared += power
         self._fourth += float(squares @ squares)
+        self._by_canary += squares
+        quietest, loudest = self._extremes or (power, power)
+        self._extremes = min(quietest, power), max(loudest, power)
         self._over_releases += weights[:, None] * residual
         self._weights += np.outer(weights, weights)
         if len(self._over_canaries) < MOST_RELEASES:
@@ -126,11 +146,15 @@ class ResidualSums:
 
     def residuals(self) -> Residuals:
         """What was added so far; later releases do not change it."""
+        quietest, loudest = self._extremes or (0.0, 0.0)
         return Residuals(
             squared=self._squared,
             fourth=self._fourth,
             over_releases=self._over_releases.copy(),
             weights=self._weights.copy(),
+            by_canary=self._by_canary.copy(),
+            quietest=quietest,
+            loudest=loudest,
             over_canaries=np.array(self._over_canaries, dtype=np.float64).reshape(-1, OVER_CANARIES),
         )
 
@@ -142,6 +166,8 @@ class ResidualSums:
         sums._fourth = residuals.fourth
         sums._over_releases = residuals.over_releases.copy()
         sums._weights = residuals.weights.copy()
+        sums._by_canary = residuals.by_canary.copy()
+        sums._extremes = (residuals.quietest, residuals.loudest) if len(residuals.over_canaries) else None
         sums._over_canaries = residuals.over_canaries.tolist()
         return sums
 

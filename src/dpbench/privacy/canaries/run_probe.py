@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +19,10 @@ from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
+from dpbench.privacy.randomness import Stream, keyed_sequence
 
 _MOST = 8  # records of a piece that are measured alone
+_LOTS = 2  # that are looked at each time their number doubles, about
 _MOST_PIECES = 32  # of a lot that are measured; a user is a piece
 
 
@@ -37,19 +41,24 @@ class LotCounts(NamedTuple):
 class RunProbe:
     """The measurements of one training, release by release.
 
-    Lots 0, 1, 2, 4, 8, … are looked at record by record; statistics and sizes are those of all lots.
+    Some lots are looked at record by record: of the first ones most, later about two each time their number doubles.
+    Which ones is a function of the key, so that nothing in a mechanism falls between them for certain. Statistics and
+    sizes are those of all lots.
 
     Args:
+        key: Chooses lots, the same on all processes.
         sums: Holds what was measured.
         counts: Of the lots.
         processes: All of this training.
     """
 
-    def __init__(self, sums: ScoreSums, counts: LotCounts, processes: Processes) -> None:
+    def __init__(self, key: int, sums: ScoreSums, counts: LotCounts, processes: Processes) -> None:
+        self._key = key
         self._sums, self._counts, self._processes = sums, counts, processes
         self._release = -1
         self._before: Tensor | None = None  # sums of the pieces before
         self._pieces = 0
+        self._statistics = torch.zeros(0)
         self._measured = torch.zeros(4, dtype=torch.float64)  # summands, records, largest, difference
 
     def observe(
@@ -95,7 +104,7 @@ class RunProbe:
             size, mean = self._counts.size(release), sampling.expected_batch_size
             self._sums.probes = self._sums.probes.with_size(size, mean, sampling.lot_size_cumulants)
         self._statistics = self._beside(mechanism)
-        if self._processes.world > 1:
+        if self._processes.world > 1 and len(self._statistics):
             self._processes.add_up(self._statistics)
         if self._due:  # also where this process has no record of the lot: all of them meet
             self._begin()
@@ -118,9 +127,8 @@ class RunProbe:
 
     @property
     def _due(self) -> bool:
-        """Whether the coming release is of a lot that is looked at record by record: number 0 or a power of two."""
-        number = self._sums.releases
-        return self._sums.probes is not None and number & (number - 1) == 0
+        """Whether the coming release is of a lot that is looked at record by record."""
+        return self._sums.probes is not None and is_looked_at(self._key, self._sums.releases)
 
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
         """Keep what all processes measured in a lot."""
@@ -153,6 +161,13 @@ class RunProbe:
         return self._of_gradients(mechanism, mechanism.contribution(some, len(numbers)))
 
 
+@lru_cache(maxsize=4)
+def is_looked_at(key: int, release: int) -> bool:
+    """Whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
+    rng = np.random.default_rng(keyed_sequence((key, Stream.CANARIES, release)))
+    return bool(rng.random() * (release + 1) < _LOTS)
+
+
 def _largest(one: float, other: float) -> float:
     """The larger number, or the one that is none."""
     return other if math.isnan(other) else max(one, other)
@@ -176,7 +191,7 @@ def _chosen(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
 
 def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
     """Norms of a vector of all parameters over the bounds, one for each group."""
-    pieces = part.split(mechanism.plan.sizes)
+    pieces = torch.split(part, list(mechanism.plan.sizes))
     ratios = []
     for group in mechanism.plan.groups:
         scales = group.scales or (1.0,) * len(group.parameters)
