@@ -10,6 +10,7 @@ from dpbench.reports.markdown import markdown_rows
 
 ELSEWHERE = {
     "another divisor": "tests/strategies/test_dpsgd.py (updates equal the reference)",
+    "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
 }
 """Tests of the repository that find what canaries do not show."""
 _USUAL = 2000  # canaries
