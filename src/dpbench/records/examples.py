@@ -84,7 +84,7 @@ class Examples:
         """Record what the engine needs, and take over `training_step` and `backward`."""
         _refuse_in_manual_optimization(pl_module, metrics=releases.recipe.metrics)
         self._trainer, self._module, self._releases = trainer, pl_module, releases
-        self._scope, self._verified = Scope(pl_module, trainer.optimizers), False
+        self._scope, self._verified = Scope(pl_module, trainer), False
         engine = self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
         optimizer = self._scope.optimizer(engine.parameters)
         self._scope.watch()

@@ -1,17 +1,21 @@
-"""What of a module has been written to: everything that would be saved with it, and be published."""
+"""What of a module and its optimizers has been written to: everything that is saved with it, and may be published."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import is_
+from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
+from dpbench.records.saved_values import SavedValues
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are two of 4, or sums would overflow
 
@@ -26,18 +30,25 @@ class Saved:
         module: With all that is in it.
         contents: Whether to compare contents, too; costs a pass over all tensors.
         extra: Those of its modules, by name, that have an extra state (`get_extra_state`).
+        optimizers: The tensors of whose states are compared too.
     """
 
-    def __init__(self, module: nn.Module, contents: bool = False, extra: Mapping[str, nn.Module] | None = None) -> None:
-        self._module, self._extra = module, extra or {}
+    def __init__(
+        self,
+        module: nn.Module,
+        contents: bool = False,
+        extra: Mapping[str, nn.Module] | None = None,
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
+        self._module, self._extra, self._optimizers = module, extra or {}, optimizers
         self._states = _extra_states(self._extra)
-        self._tensors = _tensors(module)
+        self._tensors = _tensors(module) + _tensors_of_states(optimizers)
         self._versions = _versions(self._tensors)
         self._sums = [_sum(x) for x in self._tensors] if contents else None
 
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
-        now = _tensors(self._module)
+        now = _tensors(self._module) + _tensors_of_states(self._optimizers)
         versions = _versions(now)
         sums = None if self._sums is None else [_sum(x) for x in now]
         states = _extra_states(self._extra)
@@ -48,7 +59,7 @@ class Saved:
         if same and versions == self._versions and sums == self._sums:
             return extra
         before = {id(x): (version, i) for i, (x, version) in enumerate(zip(self._tensors, self._versions, strict=True))}
-        names = {id(x): name for name, x in _named(self._module)}
+        names = {id(x): name for name, x in [*_named_of_states(self._optimizers), *_named(self._module)]}
         changed = []
         for i, (x, version) in enumerate(zip(now, versions, strict=True)):
             known, place = before.get(id(x), (None, 0))
@@ -58,21 +69,24 @@ class Saved:
 
 
 class Writes:
-    """Writes to a module, lot by lot: none may carry what the records of a lot say past its release.
+    """Writes to a module and its optimizers: none may carry what the records of a lot say past its release.
 
     The contents of tensors are compared in the first lot, and in one lot of each octave.
 
     Args:
         module: With all that is in it.
+        trainer: Its optimizers, schedules and data module.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._lots, self._extra = module, 0, with_extra_state(module)
-        self._before: Saved | None = None  # as of when the lot was drawn
-        self._updated: Saved | None = None  # as of its update
+    def __init__(self, module: pl.LightningModule, trainer: Any) -> None:
+        self._module, self._trainer = module, trainer
+        self._lots, self._extra = 0, with_extra_state(module)
+        self._before: tuple[Saved, SavedValues] | None = None  # as of when the lot was drawn
+        self._updated: tuple[Saved, SavedValues] | None = None  # as of its update
 
-    def _saved(self) -> Saved:
-        return Saved(self._module, is_checked(self._lots), self._extra)
+    def _saved(self) -> tuple[Saved, SavedValues]:
+        tensors = Saved(self._module, is_checked(self._lots), self._extra, self._trainer.optimizers)
+        return tensors, SavedValues(self._trainer, self._module)
 
     def draw_lot(self) -> None:
         """Remember the module before anything of it sees the next lot."""
@@ -93,19 +107,25 @@ class Writes:
         """Remember the module after its update, with the lot still in sight."""
         self._updated = self._saved()
 
+    def accept_values(self) -> None:
+        """Accept options that were set since the update, by code in whose sight no record was."""
+        if self._updated is not None:
+            self._updated = self._updated[0], SavedValues(self._trainer, self._module)
+
     def end_lot(self) -> None:
         """Refuse writes after the update; the last hook that sees the lot has run.
 
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._updated is not None and (changed := self._updated.written()):
+        if self._updated is not None and (changed := _written(self._updated)):
             raise UnsupportedModuleError(
                 f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
                 "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
                 "noise: what follows from released weights alone (and from nothing kept of a lot) belongs into "
                 "on_before_zero_grad, on_train_epoch_end or a hook of the optimizer (register_step_post_hook); in "
-                "manual optimization, name the network that sees records in private_module."
+                "manual optimization, name the network that sees records in private_module. A learning rate that "
+                "follows from the number of steps is a schedule's (configure_optimizers)."
             )
         self.forget()
 
@@ -115,13 +135,14 @@ class Writes:
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._before is not None and (changed := self._before.written()):
+        if self._before is not None and (changed := _written(self._before)):
             raise UnsupportedModuleError(
                 f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
                 "saved with the model without noise: keep statistics of private records out of the model. What follows "
                 "from released weights alone (and from nothing kept of a lot), such as a target network, belongs into "
-                "on_before_zero_grad or on_train_epoch_end. (A generator makes images for a private discriminator in "
-                "evaluation mode: BatchNorm would tell how many records there were.)"
+                "on_before_zero_grad or on_train_epoch_end; a learning rate that follows from the number of steps is a "
+                "schedule's (configure_optimizers), and counters are attributes. (A generator makes images for a "
+                "private discriminator in evaluation mode: BatchNorm would tell how many records there were.)"
             )
 
     def forget(self) -> None:
@@ -137,6 +158,27 @@ def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
 
 def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
     return {name: pickle.dumps(module.get_extra_state()) for name, module in modules.items()}
+
+
+def _written(saved: tuple[Saved, SavedValues]) -> list[str]:
+    tensors, values = (one.written() for one in saved)
+    return [*tensors, *values]
+
+
+def _tensors_of_states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    states = [state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)]
+    return [x for state in states for x in state.values() if isinstance(x, Tensor)]
+
+
+def _named_of_states(optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
+    return [
+        (f"optimizer.state[{place}].{name}", x)
+        for optimizer in optimizers
+        for place, state in enumerate(optimizer.state.values())
+        if isinstance(state, dict)
+        for name, x in state.items()
+        if isinstance(x, Tensor)
+    ]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.records.module_writes import Writes
 from dpbench.records.withheld_loss import require_watched, step_arguments
 
 
@@ -41,13 +42,15 @@ class OptimizerSteps:
         self._unreleased = self._due = False
         self._depth = 0
 
-    def watch(self, on_update: Callable[[], None]) -> list[RemovableHandle]:
+    def watch(self, writes: Writes, on_update: Callable[[], None]) -> list[RemovableHandle]:
         """Attach the hooks.
 
         Args:
+            writes: To the module and the optimizers. What the private optimizer writes before it calls the closure
+                follows from released gradients, and is accepted.
             on_update: Called after each step of the private optimizer.
         """
-        self._on_update = on_update
+        self._writes, self._on_update = writes, on_update
         return [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -78,11 +81,19 @@ class OptimizerSteps:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Hand no loss of private records to an optimizer; the losses of other networks are theirs."""
+        before = None
         if optimizer is self.private:
             self._depth += 1
+            if self._unreleased and not type(optimizer).__module__.startswith("torch.optim."):
+                self._writes.refuse_before_release()
+                before = self._remember
         elif not self._unreleased:
             return None
-        return step_arguments(args, kwargs)
+        return step_arguments(args, kwargs, before)
+
+    def _remember(self) -> None:
+        if self._unreleased:
+            self._writes.remember()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._unreleased:

@@ -108,7 +108,7 @@ class Scope:
 
     Args:
         pl_module: Trained.
-        optimizers: All of them.
+        trainer: Trains it.
 
     Attributes:
         part: The private module, `pl_module` itself where it names none.
@@ -119,17 +119,17 @@ class Scope:
             uses automatic optimization.
     """
 
-    def __init__(self, pl_module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
-        self._whole, self._optimizers = pl_module, optimizers
+    def __init__(self, pl_module: pl.LightningModule, trainer: Any) -> None:
+        self._whole, self._optimizers = pl_module, trainer.optimizers
         self._unchecked, self._unreleased = True, False
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
         self._steps: OptimizerSteps | None = None
         self._loader: LotLoader | None = None
         self._wrapped = _WrappedHooks(pl_module)
-        self._writes = Writes(pl_module)
+        self._writes = Writes(pl_module, trainer)
         self._gradients: State = {}
-        self.part, self.prefix = private_part(pl_module, len(optimizers))
+        self.part, self.prefix = private_part(pl_module, len(trainer.optimizers))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Scope:
         """Return this scope itself: a copy of a watched network is watched by the same."""
@@ -150,14 +150,15 @@ class Scope:
 
     def watch(self) -> None:
         """Attach hooks that notice an optimizer that steps too early, records in a public network, and writes."""
-        self._hooks = self._optimizer_steps.watch(self._after_update)
+        self._hooks = self._optimizer_steps.watch(self._writes, self._after_update)
         public = self._public() if self.prefix else []
         self._hooks += [module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in public]
         self._wrapped.wrap("on_train_batch_end", _nothing, self._writes.end_lot)
         if self._whole.automatic_optimization:  # in manual optimization no such hook is called
             self._wrapped.wrap("on_before_zero_grad", _nothing, self._writes.remember)
             if overrides(self._whole, "optimizer_step"):
-                self._wrapped.replace("optimizer_step", _with_withheld_loss(self._whole.optimizer_step))
+                own = _with_withheld_loss(self._whole.optimizer_step, self._writes.accept_values)
+                self._wrapped.replace("optimizer_step", own)
 
     def follow(self, loader: LotLoader) -> None:
         """Learn from the loader when a lot is drawn: before any hook has seen it."""
@@ -282,12 +283,13 @@ class Scope:
 def _nothing() -> None: ...
 
 
-def _with_withheld_loss(optimizer_step: Callable[..., None]) -> Callable[..., None]:
-    """A module's own `optimizer_step`, in whose sight the lot's loss is not either."""
+def _with_withheld_loss(optimizer_step: Callable[..., None], after: Callable[[], None]) -> Callable[..., None]:
+    """A module's own `optimizer_step`, in whose sight neither a lot nor its loss is: it may set learning rates."""
 
     def step(epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         closure = optimizer_closure and without_loss(optimizer_closure)
         optimizer_step(epoch, batch_idx, optimizer, closure)
+        after()
 
     return step
 

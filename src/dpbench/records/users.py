@@ -106,7 +106,7 @@ class Users:
     def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
         """Put local training in the place of `training_step`, and nothing in that of `backward`."""
         self._trainer, self._module, self._releases = trainer, pl_module, releases
-        scope = self._scope = Scope(pl_module, trainer.optimizers)
+        scope = self._scope = Scope(pl_module, trainer)
         self._batches = LocalBatches(trainer, pl_module)
         named = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
         if not named:

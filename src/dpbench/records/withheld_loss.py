@@ -41,21 +41,26 @@ class _WithheldLoss(Tensor):
 WITHHELD_LOSS: Tensor = torch.empty((), device="meta").as_subclass(_WithheldLoss)
 
 
-def without_loss(closure: Callable[..., Any]) -> Callable[..., Any]:
-    """The same closure, which hands out no loss; None stays None."""
+def without_loss(closure: Callable[..., Any], before: Callable[[], None] | None = None) -> Callable[..., Any]:
+    """The same closure, which hands out no loss (None stays None), with something called before it."""
 
     def withheld(*args: Any, **kwargs: Any) -> Tensor | None:
+        if before is not None:
+            before()
         return None if closure(*args, **kwargs) is None else WITHHELD_LOSS
 
     return withheld
 
 
-def step_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def step_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], before: Callable[[], None] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `Optimizer.step` from which nothing of a lot can be read.
 
     Args:
         args: The optimizer, then perhaps the closure, and more.
         kwargs: Perhaps the closure, and more.
+        before: Called before each call of the closure.
 
     Raises:
         ConfigurationError: Beside the closure there is a value that could be computed from records; flags, whole
@@ -73,9 +78,9 @@ def step_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tupl
                 "of private training see the released p.grad alone."
             )
     if positional and callable(positional[0]):
-        positional[0] = without_loss(positional[0])
+        positional[0] = without_loss(positional[0], before)
     if callable(options.get("closure")):
-        options["closure"] = without_loss(options["closure"])
+        options["closure"] = without_loss(options["closure"], before)
     return (optimizer, *positional), options
 
 
