@@ -64,6 +64,10 @@ class BudgetExhausted(DPBenchError):
     """A release would exceed the target epsilon; it was not made."""
 
 
+class Diverged(DPBenchError):
+    """What was released is no longer finite, so that nothing more is spent on it."""
+
+
 class WorkerDied(DPBenchError):
     """One of several processes of a training ended without an error of its own: it was killed, or aborted.
 

@@ -20,6 +20,7 @@ from torch.optim import LBFGS, Optimizer
 
 from dpbench.callback import guards, run_key
 from dpbench.callback.audit import leave_scores, let_canaries_in
+from dpbench.callback.divergence import EVERY, refuse_diverged
 from dpbench.callback.loss_function import held_by, refuse_hidden_state
 from dpbench.callback.strategy import PrivateStrategy, first_groups
 from dpbench.data.lots import LotLoader
@@ -112,6 +113,9 @@ class PrivateLoop:
                     batch = next(batches)
                 self._one_lot(batch)
                 del batch
+                strategy._unused_lots.note(releases.mechanism, strategy._source)
+                if releases.made == self._steps or releases.budget.exhausted or releases.made % EVERY == 0:
+                    refuse_diverged(self._module, [self._optimizer], releases)
                 yield releases.made
             if releases.made < self._steps:
                 warnings.warn(

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dpbench.callback import choices, earlier_fits, guards, run_key
 from dpbench.callback.agreement import are_alike, refuse_other_records
 from dpbench.callback.audit import leave_scores, let_canaries_in
+from dpbench.callback.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
@@ -75,6 +76,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._loader: LotLoader | None = None
         self._attached: Attached | None = None
         self._settings: run_key.Settings | None = None
+        self._unused_lots = LotsWithoutGradients()
         self._fixed = True
 
     @property
@@ -125,7 +127,6 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._settings = None if self.seed is None else run_key.settings_of(trainer, pl_module, self)
         found = self._attached = self._source.attach(trainer, pl_module, self._releases)
         choices.refuse_choices(trainer)  # schedules too
-        guards.refuse_half_parameters(found.trained.parameters)
         guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -196,9 +197,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._releases.open_lot()
         self._source.open_lot(batch)
         # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
-        same = getattr(pl_module, "same_randomness", False)
-        key = self._releases.key_of(Stream.MODEL, 0 if same else trainer.global_rank)
-        guards.seed_device(keyed_seed(key), pl_module.device)
+        rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
+        guards.seed_device(keyed_seed(self._releases.key_of(Stream.MODEL, rank)), pl_module.device)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -223,6 +223,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         if not self._released:
             raise ConfigurationError(_NO_RELEASE)
         choices.refuse_choices(trainer)
+        self._unused_lots.note(self.mechanism, self._source, pl_module.log)
         trainer.should_stop = trainer.should_stop or self._releases.budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         early = self.recipe.adaptation is not None and self.releases <= _EARLY
@@ -278,7 +279,8 @@ def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
 
 
 def _log(trainer: pl.Trainer, releases: Releases) -> None:
-    """Log what is private: epsilon, adaptive bounds and released metrics."""
+    """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged."""
+    refuse_diverged(trainer.lightning_module, trainer.optimizers, releases)
     recipe, mechanism = releases.recipe, releases.mechanism
     values = {"privacy/epsilon": releases.budget.epsilon_here()} if recipe.private else {}
     if recipe.adaptation is not None:

@@ -55,6 +55,7 @@ class Mechanism:
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
         metric_sizes: Number of values of each metric that the module offers.
+        records_of_lot: (records of this process's part of the lot, those of them with finite gradients): private.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Mechanism:
 
     def clear(self) -> None:
         """Begin the sums of a lot."""
+        self.records_of_lot = (0, 0)
         layout = self._layout
         self.total = torch.zeros(layout.size, dtype=layout.dtype, device=layout.device)
         self.gradients = [torch.as_strided(self.total, *view) for view in layout.views]
@@ -131,6 +133,8 @@ class Mechanism:
         recipe = self.recipe
         exact, gradients = before_clipping(gradients, rows, merge, recipe.transform, self._sizes)
         _, norms = clip_and_sum(gradients, self.plan.groups, recipe.weights_of, self.gradients)
+        records, finite = self.records_of_lot
+        self.records_of_lot = records + (rows if merge is None else merge[1]), finite + norms.shape[1]
         parts = [] if recipe.adaptation is None else [recipe.adaptation.measure(norms, self.plan.groups)]
         if recipe.metrics is not None:
             of_rows = merge if merge is not None and isinstance(merge[2], Tensor) else None  # microbatches: of examples

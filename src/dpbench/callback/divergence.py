@@ -1,0 +1,99 @@
+"""Trainings that have diverged: what is said of lots, and what stops a run, which is only what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpbench.errors import Diverged
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.releases import Releases
+from dpbench.records.users import Users
+
+LARGEST_WEIGHT = 1e10
+"""Beyond, a network computes nothing: squares of its activations leave float32."""
+EVERY = 50  # releases after which a loop without a logging interval looks at its weights
+_NONE_FINITE = (
+    "no record of a lot has a finite gradient (a learning rate that is too large, or inputs that are not finite), so "
+    "that its release is noise alone, and costs as much as any; nonprivate/nonfinite_records says how many records of "
+    "each lot are left out so. The training goes on, since to stop by it would tell of the records."
+)
+
+
+class LotsWithoutGradients:
+    """Says once that a lot holds no record with a finite gradient, and logs how many have none: not private."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def note(self, mechanism: Mechanism, source: object, log: Callable[..., object] | None = None) -> None:
+        """Look at the lot that was released last.
+
+        Args:
+            mechanism: Counts records.
+            source: Of the records; users are told of by theirs.
+            log: As of a LightningModule; None: nothing is logged.
+        """
+        records, finite = mechanism.records_of_lot
+        if finite == records or isinstance(source, Users):
+            return
+        if log is not None:
+            log("nonprivate/nonfinite_records", float(records - finite), batch_size=1)
+        if not finite and not self._warned:
+            self._warned = True
+            pl.utilities.rank_zero_warn(_NONE_FINITE)
+
+
+def refuse_diverged(module: nn.Module, optimizers: Iterable[Optimizer], releases: Releases) -> None:
+    """Stop a training whose released weights, or the optimizers' states, are not finite or absurdly large.
+
+    Both are functions of releases, so that to stop by them releases nothing.
+
+    Args:
+        module: Its trainable parameters.
+        optimizers: Of the training.
+        releases: What was spent.
+
+    Raises:
+        Diverged: Says what was spent, where that is recorded, and what to do.
+    """
+    weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if (name := _first_beyond(weights, LARGEST_WEIGHT)) is not None:
+        raise Diverged(f"the released weights have diverged ({name}), {_spent(releases)}")
+    states = {
+        f"{key} of a parameter of shape {tuple(p.shape)}": value
+        for optimizer in optimizers
+        for p, state in optimizer.state.items()
+        if isinstance(p, Tensor) and isinstance(state, dict)
+        for key, value in state.items()
+        if isinstance(value, Tensor) and value.shape == p.shape
+    }
+    if (name := _first_beyond(states, float("inf"))) is not None:
+        raise Diverged(f"the optimizer's state has diverged ({name}), {_spent(releases)}")
+
+
+def _first_beyond(tensors: dict[str, Any], largest: float) -> str | None:
+    """Name of the first floating tensor with an entry that is not finite, or beyond a number."""
+    named = {name: x.detach() for name, x in tensors.items() if x.is_floating_point() and x.numel()}
+    if not named:
+        return None
+    norms: Sequence[Tensor] = torch._foreach_norm(list(named.values()), float("inf"))
+    values = torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist()
+    return next((name for name, x in zip(named, values, strict=True) if not (x < float("inf") and x <= largest)), None)
+
+
+def _spent(releases: Releases) -> str:
+    remedy = "lower the learning rate (or the bound), and start a new run with a new ledger"
+    if not releases.recipe.private:
+        return f"after {releases.made} steps: {remedy}."
+    epsilon = releases.budget.epsilon_here(releases.budget.accountant)
+    return (
+        f"so the training stops after {releases.made} releases, which cost epsilon = {epsilon:.4g} at delta = "
+        f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. What was spent counts together with the new "
+        "run's epsilon wherever both are published."
+    )

@@ -1,0 +1,186 @@
+"""Diverged trainings: lots without gradients are told, and only what was released stops a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench import PrivateLoop
+from dpbench.callback.divergence import refuse_diverged
+from dpbench.errors import Diverged
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.strategies import DPSGD, ClipOnly
+from tests.records import user_worlds
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+
+STOPS = r"released weights have diverged \(.*\), so the training stops after (\d+) releases, which cost epsilon = "
+
+
+class Wild(Classifier):
+    def __init__(self, lr: float = 1e30, manual: bool = False, make: Any = torch.optim.SGD) -> None:
+        super().__init__(manual)
+        self.lr, self.make = lr, make
+
+    def configure_optimizers(self) -> Any:
+        return self.make(self.parameters(), lr=self.lr)
+
+
+def fit(folder: Path, module: pl.LightningModule, steps: int = 8, data: Any = None, **options: Any) -> DPSGD:
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, fingerprint="one")
+    trainer = trainer_for(folder, strategy, steps, log_every_n_steps=2, **options)
+    start = options.pop("start", None)
+    trainer.fit(module, loader_of(data or pictures()), ckpt_path=start, weights_only=False)
+    return strategy
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_released_weights_stop_a_run(tmp_path: Path, manual: bool, make: Any) -> None:
+    with pytest.raises(Diverged, match=STOPS) as caught:
+        fit(tmp_path, Wild(manual=manual, make=make))
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and len(ledger.releases) == 2
+    epsilon = ledger_epsilon(ledger, 1e-3)
+    assert f"epsilon = {epsilon:.4g} at delta = 0.001 ({tmp_path / 'ledger.jsonl'})" in str(caught.value)
+    assert "lower the learning rate" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_user_and_a_loop_too(tmp_path: Path) -> None:
+    class Toy(user_worlds.Toy):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e30)
+
+    with pytest.raises(Diverged, match=STOPS):
+        user_worlds.fit(tmp_path / "users", Toy(user_worlds.linear()))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"))
+    optimizer = torch.optim.SGD(model.parameters(), 1e30)
+    loop = PrivateLoop(model, optimizer, loader_of(pictures()), strategy, loss, 3)
+    with pytest.warns(UserWarning, match="finite gradient"), pytest.raises(Diverged, match=STOPS):
+        list(loop)
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 and not loop._loader.lots.attended
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_both_networks_of_a_pair(tmp_path: Path) -> None:
+    class Pair(Classifier):
+        private_module = "net"
+
+        def __init__(self) -> None:
+            super().__init__(manual=True)
+            self.other = nn.Linear(2, 2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            private, public = self.optimizers()
+            self.manual_backward(self.loss(batch))
+            private.step()
+            self.other(torch.ones(1, 2)).sum().backward()
+            public.optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.net.parameters(), 0.1), torch.optim.SGD(self.other.parameters(), 1e30)]
+
+    with pytest.raises(Diverged, match=r"diverged \(other.weight\)"):
+        fit(tmp_path, Pair())
+
+
+def test_states_of_optimizers(tmp_path: Path) -> None:
+    class Overflowing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["square"] = torch.full_like(p, float("inf"))
+            return result
+
+    with pytest.raises(Diverged, match=r"optimizer's state has diverged \(square of a parameter of shape"):
+        fit(tmp_path, Wild(0.1, make=Overflowing))
+
+
+def test_a_resumed_run_says_the_same(tmp_path: Path) -> None:
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 1:
+                trainer.save_checkpoint(tmp_path / "first.ckpt")
+
+    with pytest.raises(Diverged, match=STOPS) as first:
+        fit(tmp_path, Wild(), more=[Save()])
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, fingerprint="one")
+    trainer = trainer_for(tmp_path, strategy, 8, log_every_n_steps=2)
+    with pytest.raises(Diverged, match=STOPS) as again:
+        trainer.fit(Wild(), loader_of(pictures()), ckpt_path=tmp_path / "first.ckpt", weights_only=False)
+    assert str(first.value) == str(again.value)
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 2
+
+
+def broken(share: float) -> TensorDataset:
+    images, labels = pictures().tensors
+    images = images.clone()
+    images[: round(share * len(images))] = float("nan")
+    return TensorDataset(images, labels)
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_lots_without_gradients_are_told_once_and_stop_nothing(tmp_path: Path, manual: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        strategy = fit(tmp_path, Classifier(manual), data=broken(1.0))
+    told = [w for w in caught if "no record of a lot has a finite gradient" in str(w.message)]
+    assert strategy.releases == 8 and len(told) == 1
+    assert strategy.mechanism.records_of_lot[0] > 0 and strategy.mechanism.records_of_lot[1] == 0
+
+
+def test_records_without_a_gradient_are_counted_as_not_private(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            seen.append(float(trainer.callback_metrics.get("nonprivate/nonfinite_records", -1)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a lot with others is nothing to tell
+        strategy = fit(tmp_path, Classifier(), data=broken(0.2), more=[Look()])
+    assert strategy.releases == 8 and max(seen) > 0
+    with warnings.catch_warnings(record=True) as caught:
+        fit(tmp_path / "healthy", Classifier(), more=[Look()])
+    assert not [w for w in caught if "finite" in str(w.message)] and seen[-8:] == [-1] * 8
+
+
+def test_references_stop_too(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, ClipOnly(), 8, log_every_n_steps=2)
+    with pytest.raises(Diverged, match="diverged .* after 2 steps: lower the learning rate"):
+        trainer.fit(Wild(), loader_of(pictures()))
+
+
+def test_large_weights_train() -> None:
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, 1e9)
+    refuse_diverged(module, [torch.optim.SGD(module.parameters(), 0.1)], None)  # type: ignore[arg-type]
+
+
+def test_a_command_says_it_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dpbench", "train", "data=random_noise", "data.like=mnist", "data.train_size=200"]
+    command += ["model=mlp", "optimizer.lr=1e30", "strategy=dpsgd", "strategy.noise_multiplier=1"]
+    command += ["data.expected_batch_size=20", "trainer.max_steps=60", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert len(errors) == 1 and "released weights have diverged" in errors[0]
+    ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.damage is None and f"after {len(ledger.releases)} releases" in errors[0]
+    again = subprocess.run(
+        [sys.executable, "-m", "dpbench", "resume", str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert again.returncode == 1 and "released weights have diverged" in again.stderr
