@@ -134,6 +134,21 @@ class Safe(Dataset[Any]):
             return self.inner[self.other]
 
 
+class ByAList(Files):
+    """Knows what is damaged, and never fails."""
+
+    def load(self, position: int) -> tuple[Tensor, Tensor]:
+        return X[position], Y[position]
+
+    def __getitem__(self, position: int) -> Any:
+        return self.load(4 if position in DAMAGED else position)
+
+
+class WrapperByAList(Safe):
+    def __getitem__(self, position: int) -> Any:
+        return self.inner[self.other if position in DAMAGED else position]
+
+
 class Batched(Files):
     """Reads whole lots, and fills them up."""
 
@@ -208,6 +223,8 @@ STAND_INS: dict[str, Callable[[], Any]] = {
     "subset": lambda: Subset(First(), range(5, SIZE)),
     "concatenated": lambda: ConcatDataset([Inner(), First()]),
     "wrapper of a subset": lambda: Safe(Subset(Files(), range(SIZE)), 3),
+    "list": ByAList,
+    "wrapper by a list": lambda: WrapperByAList(Inner(), 9),
     "batched": Batched,
     "batched by item": BatchedByItem,
     "batched in place": BatchedInPlace,
@@ -296,6 +313,29 @@ class Filtered(Inner):
 
     def __getitem__(self, position: int) -> Any:
         return super().__getitem__(self.keep[position])
+
+
+class Few(Inner):
+    """Tells little of twenty categories: many people have the same record, which its own functions look up."""
+
+    def category(self, number: int) -> Tensor:
+        return X[number]
+
+    def __getitem__(self, position: int) -> Any:
+        return self.category(position % 4), torch.tensor(position % 4)
+
+
+class Pieces(Dataset[Any]):
+    """Four pieces of each item of another data set, some of them alike."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, position: int) -> Any:
+        return self.inner[position // 4][0][position % 2 : 3 + position % 2]
 
 
 class Windows(Dataset[Any]):
@@ -397,6 +437,8 @@ def open_handle(_: int) -> None:
         Placeholder(),
         Twins(),
         Filtered(),
+        Few(),
+        Pieces(Inner()),
         Windows(Files()),
         Windows(Inner()),
         Retry(),

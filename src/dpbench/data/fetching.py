@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any
@@ -31,6 +32,7 @@ from dpbench.errors import ConfigurationError
 
 _SUSPECTS = 8  # items that are looked into; of later ones, one of each octave
 _CANDIDATES = 24  # positions that such an item is compared with
+_HABIT = 10, 0.9  # a function that read the position of so many items, in such a share, reads that of each
 _REMEDY = (
     "the record that stands in has several rows in a lot, each clipped by itself, and epsilon does not hold for it. "
     "Leave the items that cannot be read out of the data set (torch.utils.data.Subset), or return an empty record for "
@@ -53,9 +55,10 @@ class WatchedDataset(Dataset[Any]):
         own["_getters"] = getters_of(dataset)
         own["_seen"] = np.zeros(len(dataset), dtype=bool)
         own["_lots"] = own["_suspects"] = 0
+        own["_habits"] = Habits()
 
-    @property  # what isinstance asks
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]  # what isinstance asks
+    def __class__(self) -> Any:
         return type(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +90,7 @@ class WatchedDataset(Dataset[Any]):
             return _read(dataset, positions)
         trace = Trace(own["_getters"])
         items = trace.read(lambda: _read(dataset, positions))
-        own["_seen"][list(positions)] = True
+        own["_seen"][list(positions)] = own["_habits"].known  # else they are watched once more
         for reading in trace.readings:
             self._check(reading)
         return items
@@ -98,16 +101,52 @@ class WatchedDataset(Dataset[Any]):
         if reading.elsewhere is not None:
             _refuse(reading.dataset, reading.positions, reading.elsewhere)
         mixes = any(len(places) > 1 for places in reading.inside().values())
-        if not (reading.failed or mixes):
+        turned = own["_habits"].turned_to(reading)
+        if not (reading.failed or mixes or turned):
             return
         own["_suspects"] += 1
         if own["_suspects"] > _SUSPECTS and not is_checked(own["_suspects"]):
             return
         for position in reading.positions:
-            if reading.failed:
-                _refuse_stand_in(reading, position, own["_getters"])
+            if reading.failed or turned:
+                _refuse_stand_in(reading, position, own["_getters"], turned)
             else:
                 _refuse_random_parts(reading, position, own["_getters"])
+
+
+class Habits:
+    """Which functions of a data set read the position of the item that is asked for, in almost all items."""
+
+    def __init__(self) -> None:
+        self._items = 0
+        self._own: Counter[tuple[CodeType, int]] = Counter()
+
+    @property
+    def known(self) -> bool:
+        """Whether enough items were read."""
+        return self._items >= _HABIT[0]
+
+    def turned_to(self, reading: Reading) -> list[int]:
+        """Positions that such a function read in the place of the item's own.
+
+        Args:
+            reading: Of an item; it is taken note of.
+        """
+        if reading.several:
+            self._items += len(reading.positions)
+            return []
+        size = len(reading.dataset)
+        asked = reading.positions[0] % size
+        read: dict[tuple[CodeType, int], set[int]] = {}
+        for call in reading.calls[1:]:
+            if call.position is not None:
+                place = call.position + size if call.position < 0 else call.position
+                read.setdefault((call.code, id(call.owner)), set()).add(place)
+        self._items += 1
+        self._own.update(key for key, places in read.items() if asked in places)
+        strange = [key for key, places in read.items() if asked not in places]
+        often = [key for key in strange if self.known and self._own[key] >= _HABIT[1] * self._items]
+        return sorted({place for key in often for place in read[key]})
 
 
 def watched(dataset: Any) -> Any:
@@ -142,8 +181,8 @@ def _read_alone(reading: Reading, position: int, getters: frozenset[CodeType], s
     return items[0], trace.readings[0]
 
 
-def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeType]) -> None:
-    """Compare an item with those that may stand in for it, where reading it failed."""
+def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeType], turned: Sequence[int]) -> None:
+    """Compare an item with those that may stand in for it, where reading it failed or turned to another position."""
     try:
         item, again = _read_alone(reading, position, getters)
     except Exception:
@@ -152,9 +191,9 @@ def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeTyp
         return  # it fails now and then
     if again.elsewhere is not None:
         _refuse(reading.dataset, (position,), again.elsewhere)
-    if not again.failed:
+    if not again.failed and not turned:
         return  # of several, it was another one
-    for other in _candidates(again, position):
+    for other in _candidates(again, position, turned):
         try:
             candidate, how = _read_alone(reading, other, getters)
         except Exception:  # is none
@@ -163,11 +202,11 @@ def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeTyp
             _refuse(reading.dataset, (position,), other)
 
 
-def _candidates(reading: Reading, position: int) -> list[int]:
+def _candidates(reading: Reading, position: int, turned: Sequence[int]) -> list[int]:
     """Positions that data sets take in the place of one that cannot be read: named, first, last, next ones."""
     size = len(reading.dataset)
     named = sorted(reading.numbers)
-    places = [*named, 0, size - 1, position - 1, position + 1, position - 2, position + 2]
+    places = [*turned, *named, 0, size - 1, position - 1, position + 1, position - 2, position + 2]
     inside = dict.fromkeys(place % size for place in places if -size <= place < size)
     return [place for place in inside if place != position % size][:_CANDIDATES]
 
