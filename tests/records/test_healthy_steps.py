@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpbench.records.repeatable_step import without_assertions
 from tests.records.coupling_worlds import (
     Batch,
     Step,
@@ -522,6 +523,14 @@ def noise_of_numpy(module: Steps, batch: Batch) -> Tensor:
 
 
 @healthy(vectors, mlp)
+def first_rows_of_a_large_draw(module: Steps, batch: Batch) -> Tensor:
+    """Whole blocks are drawn, so that processes agree."""
+    x, y = batch
+    blocks = torch.randn(math.ceil(len(x) / 16) * 16, 6)[: len(x)]
+    return each(module, (x + blocks + torch.randn(100, 6)[: len(x)], y)).mean()
+
+
+@healthy(vectors, mlp)
 def generators_of_ones_own(module: Steps, batch: Batch) -> Tensor:
     own = module.__dict__.setdefault("drawn", torch.Generator().manual_seed(1))
     fresh = torch.Generator().manual_seed(7)
@@ -536,6 +545,24 @@ def truncated_normal(module: Steps, batch: Batch) -> Tensor:
     while bool((far := noise.abs() > 1.5).any()):
         noise = torch.where(far, torch.randn(len(batch[0])), noise)
     return each(module, (batch[0] + noise[:, None], batch[1])).mean()
+
+
+@healthy(vectors, mlp)
+def noise_of_numpy_by_arrays(module: Steps, batch: Batch) -> Tensor:
+    level = batch[0].detach().nan_to_num(0, 0, 0).numpy()
+    noise = np.random.normal(level, 0.1) + np.random.default_rng(3).binomial(1, 1 / (1 + np.exp(-level)))
+    noise = noise + np.random.default_rng().uniform(level[:, :1] - 1, level[:, :1] + 1, size=level.shape)
+    return each(module, (torch.from_numpy(noise).float(), batch[1])).mean()
+
+
+@healthy(vectors, mlp)
+def as_many_numbers_as_the_records_ask_for(module: Steps, batch: Batch) -> Tensor:
+    """Noise for some entries of each record."""
+    x, y = batch
+    chosen = x.nan_to_num(0, 0, 0) > 0.5
+    noise = torch.zeros_like(x)
+    noise[chosen] = torch.randn(int(chosen.sum()))
+    return each(module, (x + noise, y)).mean()
 
 
 @healthy(vectors, mlp)
@@ -810,6 +837,49 @@ def passes(name: str, seed: int, lots: int = 6, size: int = 24) -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_steps_pass(name: str) -> None:
     passes(name, 0, lots=3)
+
+
+def test_kinks_that_rounding_crosses_are_told_apart() -> None:
+    """A few records have a number at the kink itself, and lots of another size round it to the other side."""
+
+    def at_the_kink(generator: torch.Generator, size: int) -> Batch:
+        x, y = vectors(generator, size)
+        x[:: size // 6, 0] = 0
+        return x, y
+
+    def gated(module: Steps, batch: Batch) -> Tensor:
+        rounding = 1e-7 if len(batch[0]) > 50 else -1e-7
+        return (each(module, batch) * (batch[0][:, 0] + rounding > 0)).mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probed = probe(Steps(mlp(), gated), lots_of(at_the_kink, [120] * 8, 0))
+    assert probed.rows > 8 * (3 * 120 + 30)  # differences were seen, and explained
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: F.embedding((x * 1e9).long(), torch.zeros(5, 2)),
+        lambda x: torch.zeros(5)[(x * 1e9).long()],
+        lambda x: torch.zeros(5, 3).gather(1, torch.full((5, 1), 7)),
+        lambda x: torch.zeros(5).index_select(0, (x * 1e9).long()),
+        lambda x: F.cross_entropy(torch.zeros(3, 4), (x * 1e9).long()),
+        lambda x: F.binary_cross_entropy(x * 5, torch.zeros(3)),
+        lambda x: torch.bernoulli(x * 5),
+        lambda x: torch.multinomial(x * math.nan, 1),
+    ],
+)
+def test_what_would_end_a_process_on_a_gpu_is_an_error(draw: Callable[[Tensor], Tensor]) -> None:
+    """There is no GPU here; the check is one of arguments."""
+    with without_assertions("cuda"), pytest.raises(IndexError, match="out of range"):
+        draw(torch.full((3,), 0.5))
+    with without_assertions("cuda"):
+        F.cross_entropy(torch.zeros(3, 4), torch.tensor([0, 3, -100]))
+        assert torch.zeros(5)[torch.tensor([0, -5, 4])].shape == (3,)
+        assert torch.zeros(5)[torch.tensor([True, False, True, False, True])].shape == (3,)
+        F.embedding(torch.tensor([0, 4]), torch.zeros(5, 2))
+        F.binary_cross_entropy(torch.full((3,), 0.5), torch.zeros(3))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -52,6 +52,7 @@ _SIZES = {
 _DIMENSIONS = ("rand", "randn")  # whose arguments are the size
 _OTHERS = ("permutation", "permuted", "shuffle", "bytes")
 _NAMES = (*_SIZES, *_DIMENSIONS, *_OTHERS)
+_WHOLE = {"choice", "multinomial", "dirichlet", "multivariate_normal", *_OTHERS}  # whose arrays hold no rows
 _CONSTANT = 0.6  # that rejection samplers of `random` accept
 
 
@@ -70,14 +71,19 @@ class _Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         size = self._size(args, kwargs)
+        arrays = [np.shape(x) for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray) and x.ndim]
+        shape = size or (np.broadcast_shapes(*arrays) if arrays and self._name not in _WHOLE else ())
         if self._draws.shared:
-            source = self._fresh(self._draws.shared_seed(self._name))
-            if not size:
-                return getattr(source, self._name)(*args, **kwargs)
-            one = self._of_size(source, args, kwargs, (1, *size[1:]))
-            return np.repeat(one, size[0], axis=0)
+            seed = self._draws.shared_seed(self._name)
+            if not shape:
+                return getattr(self._fresh(seed), self._name)(*args, **kwargs)
+            return self._by_rows(args, kwargs, shape, [seed] * shape[0])
         seed = self._seed()
-        placement = self._draws.placement(f"numpy.{self._name}", (size,))
+        placement = self._draws.placement(f"numpy.{self._name}", (shape,))
+        if arrays and shape:
+            first = placement is not None and placement.rows[0] is not None and placement.rows[0][0] == 0
+            places = placement.entries(0) if placement is not None and first else range(shape[0])
+            return self._by_rows(args, kwargs, shape, [seed + int(place) for place in places])
         source = self._fresh(seed)
         if placement is None:
             return getattr(source, self._name)(*args, **kwargs)
@@ -85,6 +91,21 @@ class _Method:
         assert own is not None
         numbers = self._of_size(source, args, kwargs, placement.shapes[0])
         return np.take(numbers, placement.entries(0), axis=own[0])
+
+    def _by_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], seeds: Sequence[int]
+    ) -> Any:
+        """Each row of dimension 0 from a seed of its own."""
+        rows = []
+        for number, seed in enumerate(seeds):
+
+            def of(x: Any, number: int = number) -> Any:
+                has_rows = isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]
+                return x[number : number + 1] if has_rows else x
+
+            own = {name: of(value) for name, value in kwargs.items()}
+            rows.append(self._of_size(self._fresh(seed), tuple(map(of, args)), own, (1, *shape[1:])))
+        return np.concatenate(rows) if rows else np.empty(shape)
 
     def _size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """The size that is asked for; empty: a number, or the size of the arguments."""
@@ -166,7 +187,7 @@ class FreshGenerators:
             made = numpys(seed)
             return made if draws is None else _Generator(made, draws)
 
-        np.random.default_rng = seeded  # type: ignore[assignment]
+        np.random.default_rng = seeded
         try:
             yield
         finally:
@@ -194,7 +215,7 @@ def following_host(
             elif isinstance(original, np.random.RandomState):
                 _exchange(stack, holder, key, _RandomState(original, draws))
         if draws.shared:
-            everywhere: Any = random._inst  # type: ignore[attr-defined]
+            everywhere: Any = random._inst
             for source in (everywhere, *sources):
                 _hold(stack, source, draws)
             own = {"random": everywhere.random, "getrandbits": everywhere.getrandbits, "gauss": everywhere.gauss}

@@ -16,6 +16,7 @@ Rows = NDArray[np.int64]
 FEWEST = 3  # records that say something of each other
 _KEPT = 32  # records of a lot that are run without the others
 _GROUPS = 8  # of records, more than half of which must differ where it is no rounding
+_UNTRACKED = "training_step draws random numbers of which nobody knows which record they are for"
 
 
 class Verdicts(Protocol):
@@ -96,16 +97,25 @@ class LotProbe:
         others = names[names != self._victim]
         self._other_rows = self._compared(whole, self._lot.of(others))
         del whole  # and what its layers have kept
-        following = [self._after(self._lot.whole(), repeats)] if carries else []
-        part, part_gap, irregular = self._part()
-        contents = self._contents()
-        if carries:
-            following.append(self._after(self._altered, repeats))
-        poisoned = self._poisoned()
-        if contents.size > self._exact or poisoned.size > self._exact or part_gap.size > self._rounding:
-            self._explain(part, part_gap, irregular, max(contents, poisoned))
-        if carries:
-            self._refuse_carried(*following)
+        first = self._after(self._lot.whole(), repeats) if carries else None
+        part, part_gap, part_irregular = self._part()
+        contents, irregular = self._contents()
+        second = None
+        if carries or self._runner.changed():
+            second = self._after_altered(repeats)
+            if not carries:  # the step keeps only something of what is in the altered lot
+                self._runner.run(self._lot.whole())
+                first = self._after(self._lot.whole(), repeats)
+        poisoned, poisoned_irregular = self._poisoned()
+        contents, irregular = max(contents, poisoned), irregular or poisoned_irregular
+        differs = contents.size > self._exact or part_gap.size > self._rounding
+        if differs and self._is_repeatable():
+            self._refuse_contents(contents, irregular)
+            self._refuse_part(part, part_gap, part_irregular)
+        if first is not None:
+            self._refuse_carried(first, second)
+        elif carries:
+            self._verdicts.failed("a part of")
 
     # ------------------------------------------------------------------------------------- runs
 
@@ -140,26 +150,30 @@ class LotProbe:
                 break
         return part, self._gap(self._kept_rows, part, run), self._runner.irregular
 
-    def _contents(self) -> Gap:
-        """Kept records in the place of all others, but of one, which is a million times as large."""
+    def _contents(self) -> tuple[Gap, bool]:
+        """Kept records in the place of all others, but of one, which is a million times as large.
+
+        Returns:
+            Change of the kept ones, and whether random numbers did not follow.
+        """
         replaced = self._lot.replaced(self._kept)
         self._altered = self._lot.extreme(replaced, self._victim)
         run = self._runner.run(self._altered, quiet=True)
         if run is None:
             self._altered = replaced
             run = self._runner.run(replaced)
-        return self._gap(self._kept_rows, replaced, run)
+        return self._gap(self._kept_rows, replaced, run), self._runner.irregular
 
-    def _poisoned(self) -> Gap:
-        """One record without numbers; none where the step refuses such a record."""
-        if not self._lot.has_floats():
-            return Gap(0.0)
-        for exchanged in (True, False):
-            lot = self._lot.without_numbers(self._victim, exchanged)
-            run = self._runner.run(lot, quiet=True)
-            if run is not None:
-                return self._gap(self._other_rows, lot, run)
-        return Gap(0.0)
+    def _poisoned(self) -> tuple[Gap, bool]:
+        """One record without numbers; no change where the step refuses such a record."""
+        if self._lot.has_floats():
+            for exchanged in (True, False):
+                self._without = self._lot.without_numbers(self._victim, exchanged)
+                run = self._runner.run(self._without, quiet=True)
+                if run is not None:
+                    return self._gap(self._other_rows, self._without, run), self._runner.irregular
+        self._without = self._lot.whole()
+        return Gap(0.0), False
 
     def _after(self, lot: AlteredLot, repeats: bool) -> StepRun | None:
         """The kept records, from the state that the last run has left, which was one of `lot`."""
@@ -167,33 +181,74 @@ class LotProbe:
             self._runner.run(lot, after=True, quiet=True)
         return self._runner.run(self._lot.part(np.sort(self._kept)), after=True)
 
+    def _after_altered(self, repeats: bool) -> StepRun | None:
+        run = self._after(self._altered, repeats)
+        if run is None:  # what is kept of an extreme record may be what the step fails of
+            replaced = self._lot.replaced(self._kept)
+            self._runner.run(replaced)
+            run = self._after(replaced, repeats)
+        return run
+
     # ------------------------------------------------------------------------------------- what follows
 
-    def _explain(self, part: AlteredLot, part_gap: Gap, irregular: bool, contents: Gap) -> None:
-        """Find out why gradients differ: by contents, by number, by order, by rounding, or by chance."""
+    def _is_repeatable(self) -> bool:
+        """Whether the whole lot gives the same gradients again; else there is no verdict."""
         if not self._runner.follows:
             raise _NotFollowed
-        again = self._runner.run(self._lot.whole())
-        if max(self._gap(x, self._lot.whole(), again) for x in (self._kept_rows, self._other_rows)).size > self._exact:
+        whole = self._lot.whole()
+        again = self._runner.run(whole)
+        gap = max(self._gap(rows, whole, again) for rows in (self._kept_rows, self._other_rows))
+        if gap.size > self._exact:
             self._verdicts.unsure("training_step is random beyond the seeds of torch, numpy and random")
-            return
-        if math.isinf(contents.size):
-            self._verdicts.failed("other records in")
-        elif contents.size > self._exact:
-            self._verdicts.refuse(contents, "contents")
-        if math.isinf(part_gap.size):
-            self._verdicts.failed("a part of")
-        elif part_gap.size > self._rounding:
-            self._explain_part(part, part_gap, irregular)
+        return gap.size <= self._exact
 
-    def _explain_part(self, part: AlteredLot, gap: Gap, shared: bool) -> None:
-        """A part differs from the whole lot, though contents of others make no difference.
+    def _refuse_contents(self, gap: Gap, irregular: bool) -> None:
+        """Refuse a step whose gradients depend on the contents of other records.
 
         Args:
-            part: Differs.
-            gap: How much.
+            gap: Largest change where other records are others.
+            irregular: Whether random numbers did not follow then, in a step that draws as many as its records ask for.
+        """
+        if irregular and self._exact < gap.size < math.inf:
+            shared = self._contents_of_shared()
+            if shared is None:
+                self._verdicts.unsure(_UNTRACKED)
+                return
+            gap = shared
+        if math.isinf(gap.size):
+            self._verdicts.failed("other records in")
+        elif gap.size > self._exact:
+            self._verdicts.refuse(gap, "contents")
+
+    def _contents_of_shared(self) -> Gap | None:
+        """The change of contents where all rows have the same random numbers; None where they have not."""
+        whole = self._runner.run(self._lot.whole(), shared=True)
+        if whole is None:
+            return None
+        drawn = self._runner.drawn
+        compared = [(self._compared(whole, self._kept_rows.rows), self._altered)]
+        compared.append((self._compared(whole, self._other_rows.rows), self._without))
+        del whole
+        gaps = []
+        for rows, lot in compared:
+            gaps.append(self._gap(rows, lot, self._runner.run(lot, shared=True, quiet=True)))
+            if self._runner.drawn != drawn:
+                return None
+        return max(gaps)
+
+    def _refuse_part(self, part: AlteredLot, gap: Gap, shared: bool) -> None:
+        """Refuse a step whose gradients depend on the order or number of records, by a part that differs.
+
+        Args:
+            part: Of the lot.
+            gap: How much it differs from the whole.
             shared: Whether its random numbers did not follow the records; then all records get the same ones.
         """
+        if math.isinf(gap.size):
+            self._verdicts.failed("a part of")
+            return
+        if gap.size <= self._rounding:
+            return
         whole = self._runner.run(self._lot.whole(), shared=shared)
         drawn = self._runner.drawn
         if whole is None:
@@ -208,7 +263,7 @@ class LotProbe:
             if gap.size <= self._rounding:
                 return
             if self._runner.drawn != drawn or math.isinf(gap.size):
-                self._verdicts.unsure("training_step draws random numbers that cannot be told apart by records")
+                self._verdicts.unsure(_UNTRACKED)
                 return
         # Rounding crosses no kink in a lot of the same shape.
         moved = self._lot.part(self._random.permutation(np.unique(self._lot.record_of)))
@@ -223,13 +278,13 @@ class LotProbe:
         parts = np.array_split(self._kept, min(_GROUPS, len(self._kept)))
         return [self._compared(whole, self._lot.of(names)) for names in parts]
 
-    def _refuse_carried(self, first: StepRun | None, second: StepRun | None) -> None:
-        """It matters to the next lot which records were in this one."""
-        if first is None or second is None:
-            return
+    def _refuse_carried(self, first: StepRun, second: StepRun | None) -> None:
+        """Refuse a step to whose next lot it matters which records were in this one."""
         rows = np.flatnonzero(first.norms.isfinite().cpu().numpy())
         if not len(rows):
             return
         gap = self._compared(first, rows).gap(second, rows)
-        if gap.size > self._exact:
+        if math.isinf(gap.size):
+            self._verdicts.failed("other records before")
+        elif gap.size > self._exact:
             self._verdicts.refuse_carried(gap)

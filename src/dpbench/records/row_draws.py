@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Shape = tuple[int, ...]
-_PER_ROW, _AT_LEAST = 64, 1024  # draws of one kind before shared numbers change: a loop may wait for others
+_PER_ROW, _AT_LEAST = 16, 256  # draws of one kind before shared numbers change: a loop may wait for others
 
 
 class Placement(NamedTuple):
@@ -52,8 +52,8 @@ class RowDraws:
 
     Attributes:
         shared: Whether the present run has shared numbers.
-        irregular: Whether a draw of the present run had no counterpart in the whole lot, or one whose rows may lie in
-            more than one order (several entries for each).
+        irregular: Whether a draw of the present run had no counterpart in the whole lot, or one of which nobody knows
+            where the rows lie.
     """
 
     def __init__(self, rows: int) -> None:
@@ -62,13 +62,9 @@ class RowDraws:
         self._places = np.arange(rows)
         self._whole: list[tuple[str, tuple[Shape, ...]]] = []
         self._placements: dict[int, Placement] = {}
+        self._dimensions: dict[tuple[str, int], int] = {}
         self._first, self._call = True, 0
         self._repeats: Counter[str] = Counter()
-
-    @property
-    def present_rows(self) -> int:
-        """Of the present run."""
-        return len(self._places)
 
     def begin(self, places: NDArray[np.int64], whole: bool, shared: bool) -> None:
         """Begin a run.
@@ -84,6 +80,7 @@ class RowDraws:
         if whole:
             self._whole.clear()
             self._placements.clear()
+            self._dimensions.clear()
 
     def finish(self) -> None:
         """End a run; it is irregular if it drew less often than the whole lot."""
@@ -111,9 +108,16 @@ class RowDraws:
         except ValueError:
             self.irregular = True
             return None
+        # Several entries of a row may lie in any order, and of a large draw the first rows may be taken.
         self.irregular |= any(own is not None and own[1] > 1 for own in rows)
+        self.irregular |= any(
+            own is None and shape and shape[0] >= self.rows for own, shape in zip(rows, shapes, strict=True)
+        )
         placement = Placement(whole, rows, self._places)
         self._placements[number] = placement
+        for shape, own in zip(shapes, rows, strict=True):
+            if own is not None:
+                self._dimensions[name, len(shape)] = own[0]
         return placement if any(rows) else None
 
     def shared_seed(self, name: str) -> int:
@@ -121,6 +125,10 @@ class RowDraws:
         count = self._repeats[name]
         self._repeats[name] += 1
         return zlib.crc32(name.encode()) + self.turn(count)
+
+    def shared_dimension(self, name: str, shape: Shape) -> int:
+        """Along which all entries of a draw are the same: that of the rows in like draws, if known, else the first."""
+        return self._dimensions.get((name, len(shape)), 0)
 
     def turn(self, count: int) -> int:
         """How often shared numbers have changed before draw `count` of a kind."""
@@ -190,11 +198,11 @@ class FollowingDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         call = _Call(func, list(args), kwargs, generator)
         if self._draws.shared:
-            return call.shared(self._draws.shared_seed(call.name), self._draws.present_rows)
+            return call.shared(self._draws)
         seed = _seed(generator)
         placement = self._draws.placement(call.name, call.shapes)
         if func in _UNEVEN:
-            return call.by_rows(seed, placement, self._draws.present_rows)
+            return call.by_rows(seed, placement)
         return call.drawn(seed) if placement is None else call.placed(seed, placement)
 
 
@@ -258,7 +266,7 @@ class _Call:
             return output.index_select(*cut)
         return type(output)(x.index_select(*cut) for x in output)
 
-    def by_rows(self, seed: int, placement: Placement | None, rows: int) -> Any:
+    def by_rows(self, seed: int, placement: Placement | None) -> Any:
         """Each row of dimension 0 from a seed of its own."""
         count = self.shapes[0][0]
         places: Iterable[int] = range(count)
@@ -268,13 +276,13 @@ class _Call:
             places = placement.entries(0).tolist()
         return self._rows([seed + place for place in places], 0)
 
-    def shared(self, seed: int, rows: int) -> Any:
-        """The same numbers for each row: of the dimension that has their number, or the first one."""
+    def shared(self, draws: RowDraws) -> Any:
+        """The same numbers for each row."""
+        seed = draws.shared_seed(self.name)
         if not self._sized or self._samples:
             return self._seeded(seed, self._args)
-        shape = self.shapes[0]
-        dimension = shape.index(rows) if rows in shape else 0
-        return self._rows([seed] * shape[dimension], dimension)
+        dimension = draws.shared_dimension(self.name, self.shapes[0])
+        return self._rows([seed] * self.shapes[0][dimension], dimension)
 
     def _rows(self, seeds: list[int], dimension: int) -> Any:
         outputs = []

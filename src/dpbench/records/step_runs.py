@@ -22,7 +22,7 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.altered_lots import AlteredLot
 from dpbench.records.host_draws import FreshGenerators, following_host
-from dpbench.records.repeatable_step import uncompiled, without_fused_dropout
+from dpbench.records.repeatable_step import uncompiled, without_assertions, without_fused_dropout
 from dpbench.records.row_draws import FollowingDraws, RowDraws
 from dpbench.records.step_state import StepState
 
@@ -165,7 +165,7 @@ class StepRunner:
             whole: Whether it is the whole lot, whose random numbers others follow.
             shared: Whether all rows get the same random numbers.
             after: Whether the state is what the last run has left behind; the random numbers are still the same.
-            quiet: Whether warnings of the step are to be ignored.
+            quiet: Whether records may be out of any range: warnings of the step are ignored.
         """
         assert self._state is not None
         if after:
@@ -227,6 +227,7 @@ class StepRunner:
             if quiet:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
+                stack.enter_context(without_assertions(device))
             stack.enter_context(uncompiled())
             stack.enter_context(tf32.refused(device))
             stack.enter_context(self._fresh.repeated(draws))
