@@ -58,8 +58,9 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
     facts |= {"sample_rate": _range(rates), "expected_batch_size": sizes}
     beyond = uncovered_delta(ledger)
     if beyond > ledger.header.delta / 10:
-        ends = [header.noise_end for header in ledger.headers]
-        facts |= {"uncovered_delta": beyond, "noise_end": None if None in ends else min(ends)}
+        known = [header.noise_end for header in ledger.headers if header.noise_end is not None]
+        least = min(known) if len(known) == len(ledger.headers) else None
+        facts |= {"uncovered_delta": beyond, "noise_end": least}
     return facts
 
 

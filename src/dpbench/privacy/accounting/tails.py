@@ -45,7 +45,7 @@ def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COO
     """
     shift = 1 / noise_multiplier
     spread = [2**power for power in range(coordinates.bit_length())]
-    beyond = max(k * (_tail(end - shift / math.sqrt(k)) - _tail(end)) for k in [*spread, coordinates])
+    beyond: float = max(k * (_tail(end - shift / math.sqrt(k)) - _tail(end)) for k in [*spread, coordinates])
     return min(1.0, max(0.0, beyond))
 
 
