@@ -23,6 +23,11 @@ from tests.records import user_worlds
 from tests.records.test_module_writes import fit
 from tests.strategies.worlds import Classifier, loader_of, pictures
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Attribute 'network' is an instance of:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
+]
 Adam: Any = torch.optim.Adam
 
 

@@ -85,7 +85,8 @@ class OptimizerSteps:
         if optimizer is self.private:
             self._depth += 1
             if self._unreleased and not type(optimizer).__module__.startswith("torch.optim."):
-                self._writes.refuse_before_release()
+                if self._depth == 1:  # else it is the step of a base class: what was written since is the optimizer's
+                    self._writes.refuse_before_release()
                 before = self._remember
         elif not self._unreleased:
             return None
