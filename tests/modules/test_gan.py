@@ -476,7 +476,7 @@ class OwnOptimizer(GAN):
         (EarlyBackward, "gradients of generator.*before the release"),
         (LateStatistics, "changes encoder"),
         (KeywordEncodes, "private records enter Sequential"),
-        (TrainModeGenerator, "changes generator.*evaluation mode"),
+        (TrainModeGenerator, "depends on the number of the other records"),
         (OwnOptimizer, "before the release of the lot"),
         (AsInTutorials, "ran with gradients before the release.*no_grad"),
         (NestedInTutorials, "ran with gradients before the release"),

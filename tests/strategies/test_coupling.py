@@ -749,7 +749,8 @@ def test_lots_that_are_not_finite_give_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match="contents"):
         fit(tmp_path / "coupled", Net(hard_mining), 10, data)
     data.tensors[0][:] = float("nan")
-    fit(tmp_path / "all", Net(reconstruction), 10, data)
+    with pytest.warns(UserWarning, match="no record of a lot has a finite gradient"):
+        fit(tmp_path / "all", Net(reconstruction), 10, data)
 
 
 def test_steps_that_no_seed_repeats_are_said_to_be_unchecked(tmp_path: Path) -> None:

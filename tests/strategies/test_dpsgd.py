@@ -446,7 +446,7 @@ class WithBatchNorm(Classifier):
         (Penalty, "weight_decay"),
         (Statistics, "forward pass changes mean"),
         (ReassignedBuffer, "forward pass changes mean"),
-        (DataDependentStart, "forward pass changes net.0.bias"),
+        (DataDependentStart, "depends on the contents of the other records"),
         (lambda: PastLightning(manual=True), "stepped before the release of the lot"),
         (lambda: SkipsSome(manual=True), "no private update was made for this lot"),
         (Plateau, "ReduceLROnPlateau watches train_loss"),

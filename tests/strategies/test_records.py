@@ -51,6 +51,8 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[[Any], Any
     words = r"rows, its lot has \d+ records: each row is clipped on its own"
     if collate is drops_one:  # of few records it may already be seen that rows are not where they belong
         words += "|from other records too|into another order"
+    if collate is adds_one_to_some:  # where lots are checked, by the contents of the rows
+        words += "|fills the places of some records up"
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, Classifier(manual), loader, 20, microbatch_size=size)
 

@@ -8,6 +8,7 @@ A strategy designs a recipe; everything here is the same for all of them.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -268,14 +269,16 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
 
 def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
     """Those of a training, as releases see them."""
-
-    def broadcast(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return trainer.strategy.broadcast(value)  # pickled
-        dist.broadcast(value, src=0)
-        return value
-
+    broadcast = partial(_broadcast, trainer.strategy)
     return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
+
+
+def _broadcast(strategy: Any, value: Any) -> Any:
+    """What rank 0 has: tensors as they are, in place, and pickled objects."""
+    if not isinstance(value, Tensor):
+        return strategy.broadcast(value)
+    dist.broadcast(value, src=0)
+    return value
 
 
 def _log(trainer: pl.Trainer, releases: Releases) -> None:

@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.records.module_writes import Writes
 from dpbench.records.withheld_loss import require_watched, step_arguments
+
+
+def _writes_before_closure(optimizer: Optimizer) -> bool:
+    """Whether an optimizer may write into its state before it asks for the loss; torch's do not, but for one."""
+    return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
 class OptimizerSteps:
@@ -84,7 +89,7 @@ class OptimizerSteps:
         before = None
         if optimizer is self.private:
             self._depth += 1
-            if self._unreleased and not type(optimizer).__module__.startswith("torch.optim."):
+            if self._unreleased and _writes_before_closure(optimizer):
                 if self._depth == 1:  # else it is the step of a base class: what was written since is the optimizer's
                     self._writes.refuse_before_release()
                 before = self._remember
