@@ -1,7 +1,7 @@
 """The catalogue of refusals: what each test sees refused, with the kind of the error and the key words of its line.
 
-`python -m tools.refusals write` runs the tests that have no entry yet and adds them; with tests or files behind it, it
-writes theirs again. `tests/refusals/recorder.py` watches the tests and compares them with the catalogue.
+`python -m tools.refusals write` runs the tests that have no entry yet, or were not seen, and adds them; with tests or
+files behind it, it writes theirs again. `tests/refusals/recorder.py` watches them and compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = ("test", "error", "cause", "remedy")
 _KINDS = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, errors.DPBenchError)}
 _MOST_WORDS = 6
 _SHORTEST = 5
-_WORD = re.compile(r"[A-Za-z_][A-Za-z_.=]*[A-Za-z_]")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z_.=]*[A-Za-z_=]")
 _PATH = re.compile(r"\S*/\S*")
 _COMMON_WORDS = """
 about after again another because before being cannot could every first leave other others should their there these
@@ -173,20 +173,26 @@ def _raises_ours(node: ast.AST) -> bool:
 
 
 def difference(test: str, seen: Sequence[tuple[str, str]], catalogue: Catalogue) -> str | None:
-    """Say how the refusals of a test differ from its entries; None if they do not, or it has none.
+    """Say how the refusals of a test differ from its entries; None if they do not.
+
+    Of a function without any entry nothing is said here: `uncatalogued` names it.
 
     Args:
         test: Its node.
         seen: (name of the error's class, message), in their order.
         catalogue: The committed one, by test.
     """
-    entries = [entry for entry in catalogue.get(test, ()) if entry.error != NOT_SEEN]
-    remedy = f"if that is meant, run `python -m tools.refusals write '{function_of(test)}'`."
+    function = function_of(test)
+    remedy = f"if that is meant, run `python -m tools.refusals write '{function}'`."
     if test not in catalogue:
-        return f"the catalogue of refusals has no entry for {test}: {remedy}" if seen else None
-    if entries and len(seen) != len(entries):
+        is_new_case = bool(seen) and function not in catalogue and function in map(function_of, catalogue)
+        return f"the catalogue of refusals has no entry for {test}: {remedy}" if is_new_case else None
+    entries = catalogue[test]
+    if entries[0].error == NOT_SEEN:
+        return None
+    if len(seen) != len(entries):
         return f"{test} sees {len(seen)} refusals, where the catalogue has {len(entries)}: {remedy}"
-    for entry, (error, message) in zip(entries, seen, strict=False):
+    for entry, (error, message) in zip(entries, seen, strict=True):
         if not entry.is_in(error, message):
             return (
                 f"{test} is refused by another line than the catalogue's {entry.error} with "
@@ -225,9 +231,10 @@ def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
     if recorded is not None:
         _save(updated(catalogue, _records(recorded)))
         return
-    words = list(chosen) or uncatalogued(catalogue)
+    unseen = {function_of(test) for test, entries in catalogue.items() if entries[0].error == NOT_SEEN}
+    words = list(chosen) or sorted({*uncatalogued(catalogue), *unseen})
     if not words:
-        print("every test with a refusal has its entry")
+        print("every test with a refusal has its entry, and was seen")
         return
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "records.jsonl"

@@ -45,6 +45,8 @@ DOUBLE = {"precision": "64-true"}
 class Groups(Dataset[Any]):
     """An item is all that a user has: what the example engine takes with `record_of_row`."""
 
+    unit = "user"
+
     def __init__(self, users: UserDataset) -> None:
         self.users = users
 

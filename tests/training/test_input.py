@@ -320,7 +320,7 @@ def test_a_folder_with_files_of_ones_own(
 def test_an_error_of_the_system_is_one_line(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(config: Any, reporter: Any) -> None:
+    def fails(config: Any, reporter: Any, **_: Any) -> None:
         raise IsADirectoryError(21, "Is a directory", "metrics.csv")
 
     monkeypatch.setattr("dpbench.training.run.train_job", fails)

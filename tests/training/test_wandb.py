@@ -77,7 +77,7 @@ def test_the_summary_says_what_the_run_is_and_nothing_private_is_unmarked() -> N
     assert told["val/accuracy"] == one.at("val/accuracy")[-1]["val/accuracy"]
     assert told["privacy/epsilon_rdp"] > told["privacy/epsilon_pld"] > 0
     assert (told["privacy/delta"], told["privacy/unit"], told["privacy/noise_multiplier"]) == (1e-4, "example", 1.1)
-    assert told["privacy/sample_rate"] == pytest.approx(300 / 1237)
+    assert told["privacy/sample_rate"] == pytest.approx(300 / 1237, rel=0.05)  # val_size is an expected number
     assert len(told["config_hash"]) == 16 and (told["seed"], told["steps"]) == (0, 10)
     names = {name for row in [*one.rows, told] for name in row}
     assert any(name.startswith("nonprivate/grad_norm/") for name in names)

@@ -23,7 +23,7 @@ from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.privacy.sampling import ShuffledEpochs
 from tools.golden import worlds
 from tools.golden.runs import kernels_are_there, trainer_for
-from tools.golden.scenarios import Scenario
+from tools.golden.scenarios import Scenario, fixed_keys
 from tools.golden.values import significant
 
 KEYS = {"small": 36, "large": 2**127 + 36}
@@ -42,12 +42,13 @@ def numbers() -> Numbers:
     record: Numbers = {"RANDOM_NUMBERS": RANDOM_NUMBERS}
     for name, key in KEYS.items():
         record[f"lots of the {name} key"] = _lots(key)
-    for tier in ("torch", "kernels") if kernels_are_there() else ("torch",):
-        for name, key in KEYS.items():
-            record[f"noise of the {name} key by {tier}"] = _noise(key, tier)
-    for name, scenario in _SUMS.items():
-        record[f"weights without noise, {name}"] = _weights_without_noise(scenario)
-    record["weights without noise, random masks"] = _weights_with_masks()
+    with fixed_keys():
+        for tier in ("torch", "kernels") if kernels_are_there() else ("torch",):
+            for name, key in KEYS.items():
+                record[f"noise of the {name} key by {tier}"] = _noise(key, tier)
+        for name, scenario in _SUMS.items():
+            record[f"weights without noise, {name}"] = _weights_without_noise(scenario)
+        record["weights without noise, random masks"] = _weights_with_masks()
     return record
 
 

@@ -39,7 +39,7 @@ def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COO
         coordinates: Most that a record can move. One gives a *lower* bound for the record that is best seen.
 
     >>> f"{mass_beyond(1.1, OLDEST_END, coordinates=1):.2g}"
-    '5.8e-07'
+    '5.9e-07'
     >>> mass_beyond(0.3, 11.5) < 1e-14
     True
     """
