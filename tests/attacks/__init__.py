@@ -1,0 +1,1 @@
+"""Attacks that were tried on earlier versions, and what becomes of them."""
