@@ -20,6 +20,8 @@ from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, loader_of, make_users
 from tests.strategies.worlds import weights_of
 
+pytestmark = pytest.mark.own_key  # other processes take the keys that users get
+
 TWO = {"devices": 2, "strategy": "ddp_spawn"}
 
 

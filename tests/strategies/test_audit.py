@@ -279,6 +279,7 @@ def test_nothing_to_audit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.own_key
 def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     sums = []
     for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_spawn"})):

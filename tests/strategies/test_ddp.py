@@ -21,6 +21,7 @@ from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 
 TWO = {"devices": 2, "strategy": "ddp_spawn"}
 pytestmark = [
+    pytest.mark.own_key,  # other processes take the keys that users get
     pytest.mark.filterwarnings("ignore:It is recommended to use `self.log"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
