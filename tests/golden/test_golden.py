@@ -143,7 +143,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a comment", "another stream of noise", "another stream of lots", "another divisor"])
 def test_a_change_of_the_source_is_seen(name: str, outcomes: dict[str, Any], tmp_path: Path) -> None:
     file, old, new, differs = MUTANTS[name]

@@ -882,7 +882,7 @@ def test_what_would_end_a_process_on_a_gpu_is_an_error(draw: Callable[[Tensor], 
         F.binary_cross_entropy(torch.full((3,), 0.5), torch.zeros(3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_steps_pass_with_many_seeds(name: str) -> None:
     for seed in range(1, 11):
