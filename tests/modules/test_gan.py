@@ -178,6 +178,7 @@ def test_every_strategy_trains_both_networks_and_counts_lots(tmp_path: Path, str
     "ignore:It is recommended to use `self.log", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
 @pytest.mark.slow
+@pytest.mark.own_key
 def test_two_processes_agree_with_one(tmp_path: Path, expected: float) -> None:
     ends = []
     for name, options in (("one", {}), ("two", TWO)):

@@ -205,6 +205,7 @@ def test_settings_are_refused_in_both(tmp_path: Path, package: Any) -> None:
 @pytest.mark.slow
 @both
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:It is recommended to use")
+@pytest.mark.own_key
 def test_two_processes(tmp_path: Path, package: Any) -> None:
     script = tmp_path / "two.py"
     script.write_text(

@@ -256,6 +256,7 @@ def test_rows_of_a_record_may_depend_on_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_key
 def test_rows_of_two_processes(tmp_path: Path) -> None:
     one, two = Reads(), Reads()
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)

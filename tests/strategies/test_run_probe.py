@@ -141,6 +141,7 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_key
 def test_two_processes_measure_what_one_measures(tmp_path: Path) -> None:
     for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_spawn"})):
         train(strategies.DPSGD, tmp_path / name, steps=4, **devices)
