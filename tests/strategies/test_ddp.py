@@ -78,9 +78,11 @@ def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected
     ],
 )
 def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: float) -> None:
-    one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False, manual, expected)
-    watched = WatchesItsEnd(noise_multiplier=1.0, seed=0, delta=1e-3, ledger=str(tmp_path / "2" / "ledger.jsonl"))
-    two = run(tmp_path / "2", watched, True, manual, expected)
+    def watched(name: str) -> WatchesItsEnd:
+        return WatchesItsEnd(noise_multiplier=1.0, seed=0, delta=1e-3, ledger=str(tmp_path / name / "ledger.jsonl"))
+
+    one = run(tmp_path / "1", watched("1"), False, manual, expected)  # of the same class: it is part of the key
+    two = run(tmp_path / "2", watched("2"), True, manual, expected)
     assert [(tmp_path / "2" / f"end-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
     books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
