@@ -30,9 +30,8 @@ pytest.RaisesExc.__exit__ = _watched  # type: ignore[method-assign]
 def _is_rarely_run(item: pytest.Item, test: str) -> bool:
     """Whether a test may not have run where the catalogue was written."""
     marked = any(item.get_closest_marker(name) for name in ("slow", "long", "cluster"))
-    return marked or (
-        refusals.function_of(test) in _catalogue and "[" in test and _is_unseen(refusals.function_of(test))
-    )
+    function = refusals.function_of(test)
+    return marked or (function in _catalogue and "[" in test and _is_unseen(function))
 
 
 def _is_unseen(function: str) -> bool:
