@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,11 @@ def test_large_networks_on_cifar10(model: str, strategy: str, tmp_path: Path, da
     words += ["trainer.max_steps=4", "+trainer.limit_test_batches=2", f"data.root={data_folder}", "data.val_size=500"]
     result = train(tmp_path, *words)
     assert result["steps"] == 4
-    assert result["privacy"]["population"] == 49_500 if strategy == "dpsgd" else result["privacy"]["unit"] is None  # type: ignore[index]
+    privacy: dict[str, Any] = result["privacy"]  # type: ignore[assignment]
+    if strategy == "dpsgd":  # who is held out is decided record by record
+        assert abs(privacy["population"] - 49_500) < 150
+    else:
+        assert privacy["unit"] is None
 
 
 def test_mnist_is_learned_privately(tmp_path: Path, data_folder: Path) -> None:
