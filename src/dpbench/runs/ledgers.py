@@ -42,11 +42,13 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         ledger: With releases.
 
     Returns:
-        noise_multiplier: noise over sensitivity of a whole release, statistics included, as accountants take it.
-        noise_std_over_max_grad_norm: what `strategy.noise_multiplier` means, where that is another figure.
-        sample_rate, expected_batch_size: of the lots. Each is [least, most] where releases differ.
-        uncovered_delta: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta; with
-            noise_end, in standard deviations, None for an older version's.
+        Figures by name; each is [least, most] where releases differ.
+
+        - `noise_multiplier`: noise over sensitivity of a whole release, statistics included, as accountants take it.
+        - `noise_std_over_max_grad_norm`: what `strategy.noise_multiplier` means, where that is another figure.
+        - `sample_rate`, `expected_batch_size`: of the lots.
+        - `uncovered_delta`: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta.
+        - `noise_end`: beside it, in standard deviations; None for an older version's.
     """
     size = ledger.header.microbatch_size
     made = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
