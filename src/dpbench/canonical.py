@@ -6,12 +6,14 @@ so that an option that is new changes nothing of what was there before.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import hashlib
 import inspect
 import os
 import random
+import sys
 import types
 from collections.abc import Iterator, Mapping, Set
 from functools import cache, partial
@@ -23,6 +25,8 @@ import numpy as np
 _OURS = "dpbench."
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LONGEST_PATH = 1024
+_LIBRARIES = {"dpbench", "torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning", "numpy"}
+"""Their classes are known by their versions; ours too."""
 _SAMPLED_NAMES = 3  # of a list of names that stands beside the name of a folder
 _WITHOUT_CONTENT = {
     "_thread.lock",
@@ -146,13 +150,25 @@ class Canonical:
         if isinstance(value, types.FunctionType):
             if not str(value.__module__).startswith(_OURS):
                 yield from _code(value.__code__)
+                yield self.digest(_globals_of(value))
             cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
             yield self.digest([*cells, value.__defaults__, value.__kwdefaults__])
-        elif value.__module__ == "__main__" and isinstance(value, type):  # a notebook has no source file
-            for name, one in sorted(vars(value).items()):
-                if isinstance(one, types.FunctionType):
+        elif isinstance(value, type):
+            for cls in filter(is_foreign, value.__mro__):
+                yield from self._class(cls)
+
+    def _class(self, cls: type) -> Iterator[bytes]:
+        """What its source does not say of a class: attributes, and globals that it reads, may have been set later."""
+        for name, one in sorted(vars(cls).items()):
+            function = _function_of(one)
+            if function is not None:
+                if cls.__module__ == "__main__":  # a notebook has no source file
                     yield _words(name)
-                    yield from _code(one.__code__)
+                    yield from _code(function.__code__)
+                yield self.digest(_globals_of(function))
+            elif not name.startswith("__") and is_data(one):
+                yield _words(name)
+                yield self._part(one)
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """What pickling would save of an object, without what equals its default."""
@@ -222,6 +238,42 @@ def defaults_of(cls: type) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+
+def is_foreign(cls: type) -> bool:
+    """Whether somebody else than we, Python and the libraries below have written a class."""
+    package = cls.__module__.partition(".")[0]
+    return (package not in _LIBRARIES and package not in sys.stdlib_module_names) or cls.__module__ == "__main__"
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value is plain: numbers, words, arrays, and containers and namespaces of such."""
+    if isinstance(value, (*_PLAIN, enum.Enum, PurePath, np.ndarray, np.generic)) or _is_of_torch(value):
+        return True
+    if isinstance(value, list | tuple | Set):
+        return all(map(is_data, value))
+    if isinstance(value, Mapping):
+        return all(is_data(one) for pair in value.items() for one in pair)
+    is_record = isinstance(value, types.SimpleNamespace | argparse.Namespace) or dataclasses.is_dataclass(value)
+    return is_record and not isinstance(value, type) and is_data(vars(value))
+
+
+def _function_of(one: Any) -> types.FunctionType | None:
+    """The function behind an attribute of a class: a method, a property, or one in a decorator."""
+    one = getattr(one, "fget", getattr(one, "__func__", one))
+    one = inspect.unwrap(one) if callable(one) else one
+    return one if isinstance(one, types.FunctionType) else None
+
+
+def _globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Plain values of global variables that a function names."""
+    names = sorted(_names_in(function.__code__) & function.__globals__.keys())
+    return {name: value for name in names if is_data(value := function.__globals__[name])}
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _words(*parts: object) -> bytes:

@@ -53,7 +53,9 @@ ATTACKS: dict[str, Attack] = {
         ("without it +" + re.escape("[") + "[1-9]",),  # as many with the record as without
     ),
     "c06_dropout_seed_32_bits.py": Attack(
-        ("tests/callback/test_local_randomness.py::test_masks_of_seeds_that_agree_in_32_bits",)
+        ("tests/callback/test_local_randomness.py::test_masks_of_seeds_that_agree_in_32_bits",),
+        (r"\d of 10 right",),  # by chance
+        ("10 of 10 right",),
     ),
     "c07_same_noise_for_edited_file.py": Attack(
         (
@@ -67,6 +69,7 @@ ATTACKS: dict[str, Attack] = {
             "tests/data/test_held_out.py::test_a_user_more_moves_no_other",
             "tests/data/test_held_out.py::test_an_image_less_moves_no_other",
         ),
+        ("user zzz: 0 OTHER", "user aaa: 0 OTHER", "5001 records: [01] records differ"),
     ),
     "c09_strangers_folder.sh": Attack(
         (
@@ -76,7 +79,11 @@ ATTACKS: dict[str, Attack] = {
         ("pickle: +dpbench export",),
         ("PICKLE-EXECUTED", "MODULE-IMPORTED"),
     ),
-    "c12_networks.py": Attack(("tests/records/test_healthy_steps.py::test_healthy_steps_pass",)),
+    "c12_networks.py": Attack(
+        ("tests/records/test_healthy_steps.py::test_healthy_steps_pass",),
+        (r"bf16-mixed conv +worst 1\.0000",),
+        ("VIOLATION",),
+    ),
     "c16_optimizer_reads_loss.py": Attack(
         ("tests/strategies/test_optimizers.py::test_an_optimizer_that_reads_the_loss_is_refused",),
         ("the optimizer reads the loss of a lot",),

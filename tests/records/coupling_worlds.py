@@ -63,7 +63,7 @@ def probe(
                 one.check(
                     lambda b: module.training_step(b, 0),
                     batch,
-                    Lot(release, groups, groups is not None, limit, recipe, 1.0),
+                    Lot(release, groups, None if groups is None else "", limit, recipe, 1.0),
                 )
                 engine.recording = False
                 if trains:

@@ -716,7 +716,7 @@ def cost(module: pl.LightningModule, lots: int, size: int) -> float:
         trainer = trainer_for(Path(folder), strategy, 1)
         trainer.fit(module, LotLoader(data, Lots(make_sampling("fixed_size", len(data), size), 0)))
         probe = CouplingProbe(trainer, module, PerRecordEngine(module), "mean")
-        lot = Lot(0, None, False, None, strategy.recipe, 1.0)
+        lot = Lot(0, None, None, None, strategy.recipe, 1.0)
         batch = tuple(x[:size] for x in data.tensors)
         release = 0
         while release < lots:

@@ -17,7 +17,7 @@ from tools.golden.ledgers import facts_of, write_missing
 from tools.golden.numbers import numbers, unraised, verdict
 from tools.golden.runs import kernels_are_there, quiet
 from tools.golden.scenarios import Scenario, scenarios
-from tools.golden.values import lines_of, values_of, wrong_twins, wrong_values, wrong_weights
+from tools.golden.values import lines_of, same, values_of, wrong_twins, wrong_values, wrong_weights
 
 FOLDER = base.ROOT / "tests" / "golden"
 _RAISE = (
@@ -59,7 +59,7 @@ def wrong_ledgers() -> Iterator[str]:
     for path in sorted((FOLDER / "ledgers").glob("*.jsonl")):
         now, then = facts_of(path), facts[path.stem]
         now["epsilon"] = {name: value for name, value in now["epsilon"].items() if name in then["epsilon"]}
-        if now != then:
+        if not same(now, then):
             yield f"the ledger {path.name} is {now}, and was {then}"
 
 

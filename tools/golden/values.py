@@ -91,8 +91,17 @@ def wrong_values(chosen: Iterable[Scenario], outcomes: Outcomes, committed: dict
     for name in names:
         now = values_of(outcomes[name])
         for part in sorted({*now, *committed[name]}):
-            if now.get(part) != committed[name].get(part):
+            if not same(now.get(part), committed[name].get(part)):
                 yield f"{name}: {part} is {now.get(part)}, and was {committed[name].get(part)}"
+
+
+def same(now: Any, then: Any) -> bool:
+    """Whether two values are the same; epsilons but for what another machine's Fourier transform rounds (pld)."""
+    if isinstance(now, float) and isinstance(then, float):
+        return math.isclose(now, then, rel_tol=1e-8)
+    if isinstance(now, dict) and isinstance(then, dict):
+        return now.keys() == then.keys() and all(same(value, then[name]) for name, value in now.items())
+    return bool(now == then)
 
 
 def wrong_twins(chosen: Iterable[Scenario], outcomes: Outcomes) -> Iterator[str]:

@@ -103,6 +103,9 @@ def _watched(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
         for name in names if isinstance(names, list | tuple) else [names]:
             if isinstance(name, str):
                 yield type(callback).__name__, name
+        filename = getattr(callback, "filename", None)
+        for name in re.findall(r"\{([^{}:]+)", filename) if isinstance(filename, str) else ():
+            yield f"the filename of {type(callback).__name__}", name
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau:
             yield type(config.scheduler).__name__, str(config.monitor)

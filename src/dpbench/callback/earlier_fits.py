@@ -9,14 +9,36 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.budget import Budget
 
-_TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → the ledger of what it holds
+_TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → (ledger of what it holds, its seal)
 
 
-def note_training(module: nn.Module, ledger: Path | None, releases: int) -> None:
+def note_training(module: nn.Module, budget: Budget, releases: int) -> None:
     """Remember where the releases are recorded that the parameters of a module hold, whoever has them."""
-    if releases and ledger is not None:
-        _TRAINED.update({parameter: ledger for parameter in module.parameters() if parameter.requires_grad})
+    if releases and budget.path is not None:
+        record = budget.path, budget.seal
+        _TRAINED.update({parameter: record for parameter in module.parameters() if parameter.requires_grad})
+
+
+def other_record(module: nn.Module, ledger: Path) -> Path | None:
+    """Where releases were recorded that a module holds and a ledger does not; None if there are none.
+
+    A ledger that was moved away, deleted or edited no longer has them, though another may lie in its place.
+    """
+    for parameter in module.parameters():
+        if parameter not in _TRAINED:
+            continue
+        path, seal = _TRAINED[parameter]
+        if path.resolve() != ledger.resolve() or not _holds(path, seal):
+            return Path(path)
+    return None
+
+
+def _holds(path: Path, seal: Seal | None) -> bool:
+    """Whether a ledger begins as it was sealed; ranks other than 0 have no seal."""
+    return seal is None or (path.is_file() and difference(path, seal, "") is None)
 
 
 def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> bool:
@@ -36,12 +58,12 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
     """
     if last is not None and ledger.resolve() == last.resolve():
         return True
-    earlier = (_TRAINED[parameter] for parameter in pl_module.parameters() if parameter in _TRAINED)
-    before = next((path for path in earlier if path.resolve() != ledger.resolve()), None)
+    before = other_record(pl_module, ledger)
     if before is not None:
+        now = "that file no longer does" if before.resolve() == ledger.resolve() else f"{ledger} does not"
         raise ConfigurationError(
             f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {before} "
-            f"records, not {ledger}: make the module anew, with all of its parts, for a new run, or go on in that "
+            f"recorded; {now}: make the module anew, with all of its parts, for a new run, or go on in that "
             f"ledger (the same strategy with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
         )
     return False

@@ -131,6 +131,11 @@ def require_lot_loader(trainer: pl.Trainer) -> LotLoader:
             "the lots of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
             "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
         )
+    if type(loader).__iter__ is not LotLoader.__iter__ or "__iter__" in vars(loader):
+        raise ConfigurationError(
+            f"{type(loader).__name__} hands out lots by an __iter__ of its own, which nobody checks: a lot must reach "
+            "the training as it was drawn. Transform records in the data set or in a collate_fn."
+        )
     if count_of(loader.dataset) != loader.lots.sampling.population:
         raise ConfigurationError(
             f"the data set has {count_of(loader.dataset)} records, but had {loader.lots.sampling.population} when its "

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from dpbench.callback import guards, run_key
+from dpbench.callback import earlier_fits, guards, run_key
 from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.divergence import EVERY, refuse_diverged
 from dpbench.callback.loss_function import held_by, refuse_hidden_state
@@ -150,6 +150,12 @@ class PrivateLoop:
         strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(strategy.mechanism.plan)
         assert strategy.ledger_path is not None
+        if (before := earlier_fits.other_record(module, strategy.ledger_path)) is not None:
+            warnings.warn(
+                f"the model holds what {before} recorded, too: its epsilon is that of both ledgers together (dpbench "
+                f"account {before} {strategy.ledger_path}).",
+                stacklevel=3,
+            )
         lots.start_at(0, releases.lot_key)
         releases.open_ledger(strategy.ledger_path, horizon, lots.source)
         lots.phase = releases.lot_phase
@@ -213,13 +219,15 @@ class PrivateLoop:
 
     def _end(self) -> None:
         """Give model and loader back as they were, also after an error."""
+        releases = self._strategy._releases
+        earlier_fits.note_training(self._module, releases.budget, releases.made if self._attached else 0)
         self._attached = None
         if self._attends:  # else it is another training's
             self._loader.lots.give_back()
             self._attends = False
-        self._strategy._releases.budget.close()
+        releases.budget.close()
         self._strategy._source.detach()
-        leave_scores(self._strategy._releases)
+        leave_scores(releases)
 
 
 class _Module(pl.LightningModule):

@@ -28,10 +28,12 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import Logger
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from dpbench.callback.strategy_options import StrategyOptions
-from dpbench.canonical import Canonical, digest_of, is_default
+from dpbench.canonical import Canonical, digest_of, is_default, is_foreign
 from dpbench.code import sources_of, versions
 from dpbench.data.contents import contents_of
 from dpbench.data.lots import LotLoader
@@ -40,6 +42,7 @@ from dpbench.privacy.randomness import RANDOM_NUMBERS
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _WORDS = (enum.Enum, type, FunctionType, BuiltinFunctionType, torch.dtype, torch.Size)
 _NO_SETTING = {"training"}  # of modules
+_OF_MODULES = {*vars(nn.Module()), *vars(pl.LightningModule())}  # parameters, hooks, what the trainer sets
 _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noise and bounds are in the plan
     "seed",
     "ledger",
@@ -150,14 +153,36 @@ def _setting(value: Any) -> Any:
 
 
 def _attributes_of(one: Any) -> list[Any]:
-    """Class and public attributes of an object, as far as they are plain; not what lies in files."""
-    own = {name: value for name, value in vars(one).items() if not name.startswith("_") and name not in _NO_SETTING}
-    return [type(one), {name: value for name, value in sorted(own.items()) if _is_setting(value)}]
+    """Class and attributes of an object; not what lies in files.
+
+    Of libraries' and our own objects the public ones, as far as they are plain; of others' all, whatever they hold, and
+    buffers that `state_dict` leaves out.
+    """
+    foreign = is_foreign(type(one))
+    own = {name: value for name, value in vars(one).items() if name not in (_OF_MODULES if foreign else _NO_SETTING)}
+    if foreign:
+        own = {name: value for name, value in own.items() if not _is_elsewhere(value)}
+    else:
+        own = {name: value for name, value in own.items() if not name.startswith("_") and _is_setting(value)}
+    if isinstance(one, nn.Module):
+        own |= {f"buffer {name}": x for name, x in one._buffers.items() if name in one._non_persistent_buffers_set}
+    return [type(one), dict(sorted(own.items()))]
+
+
+def _is_elsewhere(value: Any) -> bool:
+    """Whether an attribute is covered elsewhere, or says where and how a training runs."""
+    if isinstance(value, str):
+        return _is_path(value)
+    return isinstance(value, PurePath | nn.Module | pl.Trainer | Logger | DataLoader | Dataset | pl.LightningDataModule)
+
+
+def _is_path(word: str) -> bool:
+    return os.path.isabs(word) or (os.sep in word and os.path.exists(word))
 
 
 def _is_setting(value: Any) -> bool:
     if isinstance(value, str):
-        return os.sep not in value
+        return not _is_path(value)
     if isinstance(value, PurePath):
         return False
     if isinstance(value, list | tuple | set | frozenset):

@@ -24,6 +24,8 @@ from dpbench.callback.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
+from dpbench.callback.released_gradients import ReleasedGradients
+from dpbench.callback.saved_records import refuse_saved_records
 from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
 from dpbench.data.lots import LotLoader
@@ -78,6 +80,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._attached: Attached | None = None
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()
+        self._gradients = ReleasedGradients()
         self._fixed = True
 
     @property
@@ -129,6 +132,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         found = self._attached = self._source.attach(trainer, pl_module, self._releases)
         choices.refuse_choices(trainer)  # schedules too
         guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
+        self._gradients.follow(found.optimizer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
@@ -137,6 +141,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         lots = loader.lots
         lots.take_over()
         self._loader, self._attends = loader, True
+        if self.private:
+            refuse_saved_records(trainer, pl_module, loader.dataset)
         guards.refuse_other_unit(self._source.unit, lots.sampling)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
@@ -172,8 +178,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
-        earlier_fits.note_training(pl_module, self._releases.budget.path, self.releases if self._attached else 0)
+        earlier_fits.note_training(pl_module, self._releases.budget, self.releases if self._attached else 0)
         self._attached = None
+        self._gradients.forget()
         if self._loader is not None and self._attends:  # else the lots are another training's by now
             self._loader.lots.give_back()
             self._attends = False
@@ -215,6 +222,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._source.close_lot()
         for parameter, gradient in zip(trained.parameters, self._releases.release(), strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
+        self._gradients.note(trained.parameters)
         self._released = True
 
     def on_train_batch_end(

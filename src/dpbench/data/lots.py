@@ -336,6 +336,8 @@ class LotLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
         refuse_unattended(self.lots.attended)
+        if self.lots.sampling.record_changes:
+            refuse_repeated(self.dataset)  # again: the indices of a Subset may be others by now
         self._begin_items()  # of workers, which start now
         batches = super().__iter__()
         while True:

@@ -96,7 +96,7 @@ def _leaves(batch: Any) -> list[Tensor]:
     know_as_tree(batch)
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = max((len(leaf) for leaf in tensors), default=0)
-    return [leaf.detach().reshape(rows, -1) for leaf in tensors if len(leaf) == rows]
+    return [leaf.detach().reshape(rows, -1) for leaf in tensors if rows and len(leaf) == rows]
 
 
 def _bytes_of(table: Tensor) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -58,6 +59,8 @@ class UserDataset(Dataset[Cohort]):
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         column = np.asarray(users)
+        if column.dtype.kind in "US" and not isinstance(users, np.ndarray):
+            column = np.array(users, dtype=object)  # numpy would make one text each of 1, "1" and 1.0
         if column.dtype.kind == "O":
             column = _words(column)
         if column.shape != (count_of(examples),):
@@ -222,8 +225,9 @@ def refuse_users(dataset: Dataset[Any]) -> None:
 
 def _words(column: NDArray[Any]) -> NDArray[Any]:
     """Names that are objects, as text; several kinds cannot be put in order."""
-    kinds = {type(name) for name in column.ravel().tolist()}
-    if kinds & {type(None), float}:
+    names = column.ravel().tolist()
+    kinds = {type(name) for name in names}
+    if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in names):
         raise ConfigurationError("some examples have no user (None, NaN): leave them out, or name their user.")
     if len(kinds) > 1:
         kinds_said = ", ".join(sorted(kind.__name__ for kind in kinds))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,12 +45,13 @@ class LotRows:
         rows: Number of its rows.
         chosen: Those of the piece, ascending.
         record_of: Record (or microbatch) of each of these.
-        numbered: Whether the batch itself may hold `record_of`.
+        index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
     """
 
-    def __init__(self, batch: Any, rows: int, chosen: Rows, record_of: Rows, numbered: bool) -> None:
-        self._batch, self._rows, self._chosen, self._numbered = batch, rows, chosen, numbered
+    def __init__(self, batch: Any, rows: int, chosen: Rows, record_of: Rows, index: str | None) -> None:
+        self._batch, self._rows, self._chosen = batch, rows, chosen
         self.record_of = record_of
+        self._numbers = frozenset[int]() if index is None else self._numbering(index)
         self.everything = np.arange(len(chosen))
 
     def whole(self) -> AlteredLot:
@@ -101,41 +103,50 @@ class LotRows:
     def _lot(self, contents: Rows, places: Rows | None = None) -> AlteredLot:
         places = contents if places is None else places
         batch = select(self._batch, self._rows, self._chosen[contents])
-        if self._numbered:
-            batch = self._renumbered(batch, self.record_of[contents], self.record_of[places])
+        if self._numbers:
+            batch = self._renumbered(batch, self.record_of[places])
         return AlteredLot(batch, places)
 
-    def _renumbered(self, batch: Any, old: Rows, names: Rows) -> Any:
+    def _numbering(self, index: str) -> frozenset[int]:
+        """Which of the batch's tensors say the record of each row; in a part of the lot labels may do so by chance."""
+        if index and isinstance(self._batch, Mapping):
+            named = self._batch[index]
+            return frozenset(place for place, x in enumerate(self._tensors()) if x is named)
+        before, own = torch.from_numpy(self.record_of), torch.from_numpy(self._chosen)
+        return frozenset(
+            place
+            for place, x in enumerate(self._tensors())
+            if x.shape == (self._rows,) and not x.is_floating_point() and torch.equal(x.cpu()[own].long(), before)
+        )
+
+    def _renumbered(self, batch: Any, names: Rows) -> Any:
         """The batch with its entry of each row's record counted from 0 again, in the order of the rows."""
-        before = torch.from_numpy(old)
         first, inverse = np.unique(names, return_index=True, return_inverse=True)[1:]
         now = torch.from_numpy(first.argsort().argsort()[inverse])
+        return self._mapped(batch, lambda x, is_number: now.to(x) if is_number else x)
 
-        def renumbered(x: Any) -> Any:
-            if not isinstance(x, Tensor) or x.shape != before.shape or x.is_floating_point():
-                return x
-            return now.to(x) if torch.equal(x.cpu().long(), before) else x
-
-        return tree_map(renumbered, batch)
+    def _mapped(self, batch: Any, change: Callable[[Tensor, bool], Tensor]) -> Any:
+        """The batch with each tensor x in the place of `change`(x, whether it says the record of each row)."""
+        places = itertools.count()
+        return tree_map(lambda x: change(x, next(places) in self._numbers) if isinstance(x, Tensor) else x, batch)
 
     def _changed(
         self, lot: AlteredLot, name: int, change: Callable[[Tensor], Tensor], other: int | None = None
     ) -> AlteredLot:
         """A lot in which the floating-point numbers of a record are changed, and whole ones taken from another row."""
         rows = torch.from_numpy(np.flatnonzero(self.record_of[lot.places] == name))
-        numbers = torch.from_numpy(self.record_of)
 
-        def changed(x: Any) -> Any:
-            if not isinstance(x, Tensor) or not x.dim() or len(x) != len(lot.places):
+        def changed(x: Tensor, is_number: bool) -> Tensor:
+            if not x.dim() or len(x) != len(lot.places):
                 return x
             places = rows.to(x.device)
             if _is_float(x):
                 return x.index_copy(0, places, change(x[places]))
-            if other is None or (self._numbered and x.shape == numbers.shape and torch.equal(x.cpu().long(), numbers)):
+            if other is None or is_number:
                 return x
             return x.index_copy(0, places, x[other].expand(len(rows), *x.shape[1:]))
 
-        return AlteredLot(tree_map(changed, lot.batch), lot.places)
+        return AlteredLot(self._mapped(lot.batch, changed), lot.places)
 
 
 def _is_float(x: Tensor) -> bool:

@@ -56,7 +56,7 @@ class Lot(NamedTuple):
     Attributes:
         release: Its number.
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
-        several: Whether the batch itself may hold `record_of`.
+        row_index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
         limit: Most rows that fit into memory, or None.
         recipe: What becomes of a record's gradient.
         bound: Smallest bound of it.
@@ -64,7 +64,7 @@ class Lot(NamedTuple):
 
     release: int
     record_of: Rows | None
-    several: bool
+    row_index: str | None
     limit: int | None
     recipe: Recipe
     bound: float
@@ -127,7 +127,7 @@ class CouplingProbe:
         probe = LotProbe(
             self._runner,
             self,
-            LotRows(batch, rows, piece, record_of[piece], lot.several),
+            LotRows(batch, rows, piece, record_of[piece], lot.row_index),
             release=lot.release,
             floor=lot.recipe.negligible_norm(lot.bound),
             rounding=self._tolerance(same_shape=False),

@@ -164,8 +164,12 @@ class Examples:
         assert self._engine is not None
         attached(self._engine.recording or None)  # by `open_lot`
         bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
-        several, recipe = self._divisor is None, self._releases.recipe
-        return Lot(self._releases.made, self._rows, several, self._most_rows, recipe, bound)
+        index = None
+        if self._divisor is None:  # several rows of a record
+            assert self._loader is not None
+            given = self._loader.record_of_row
+            index = given if isinstance(given, str) else ""
+        return Lot(self._releases.made, self._rows, index, self._most_rows, self._releases.recipe, bound)
 
     def _in_pieces(self, training_step: Any) -> Any:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from dpbench.canonical import digest_of
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.records.saved_values import SavedValues
@@ -31,6 +32,7 @@ class Saved:
         contents: Whether to compare contents, too; costs a pass over all tensors.
         extra: Those of its modules, by name, that have an extra state (`get_extra_state`).
         optimizers: The tensors of whose states are compared too.
+        datamodule: Whose `state_dict` is compared with the contents.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Saved:
         contents: bool = False,
         extra: Mapping[str, nn.Module] | None = None,
         optimizers: Sequence[Optimizer] = (),
+        datamodule: Any = None,
     ) -> None:
-        self._module, self._extra, self._optimizers = module, extra or {}, optimizers
+        self._module, self._extra, self._optimizers, self._datamodule = module, extra or {}, optimizers, datamodule
         self._states = _extra_states(self._extra)
         self._tensors = _tensors(module) + _tensors_of_states(optimizers)
         self._versions = _versions(self._tensors)
         self._sums = [_sum(x) for x in self._tensors] if contents else None
+        self._entries = _added_entries(module, datamodule) if contents else {}
 
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
@@ -55,6 +59,9 @@ class Saved:
         extra = [
             f"{name}.get_extra_state()".lstrip(".") for name, state in states.items() if state != self._states[name]
         ]
+        if self._sums is not None:
+            entries = _added_entries(self._module, self._datamodule)
+            extra += [name for name in {**self._entries, **entries} if self._entries.get(name) != entries.get(name)]
         same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
         if same and versions == self._versions and sums == self._sums:
             return extra
@@ -85,7 +92,13 @@ class Writes:
         self._updated: tuple[Saved, SavedValues] | None = None  # as of its update
 
     def _saved(self) -> tuple[Saved, SavedValues]:
-        tensors = Saved(self._module, is_checked(self._lots), self._extra, self._trainer.optimizers)
+        tensors = Saved(
+            self._module,
+            is_checked(self._lots),
+            self._extra,
+            self._trainer.optimizers,
+            getattr(self._trainer, "datamodule", None),
+        )
         return tensors, SavedValues(self._trainer, self._module)
 
     def draw_lot(self) -> None:
@@ -145,6 +158,20 @@ class Writes:
                 "private discriminator in evaluation mode: BatchNorm would tell how many records there were.)"
             )
 
+    def refuse_before_update(self) -> None:
+        """Refuse writes between the release and the update.
+
+        Raises:
+            UnsupportedModuleError: The model was written to.
+        """
+        if self._before is not None and (changed := _written(self._before)):
+            raise UnsupportedModuleError(
+                f"{', '.join(changed)} changed between the release of a lot and its update (in on_before_optimizer_step"
+                " or configure_gradient_clipping, of the module or of a callback), where what training_step has kept "
+                "of the lot is in sight, and would be saved without noise: what follows from released weights alone "
+                "belongs into on_before_zero_grad or on_train_epoch_end."
+            )
+
     def forget(self) -> None:
         """Drop what was remembered of the lot."""
         self._before = self._updated = None
@@ -158,6 +185,20 @@ def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
 
 def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
     return {name: pickle.dumps(module.get_extra_state()) for name, module in modules.items()}
+
+
+def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
+    """Hashes of what `state_dict` saves beside parameters, buffers and extra states: by an override or a hook."""
+    own = dict(_named(module))
+    own |= dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    entries = {}
+    for name, value in module.state_dict().items():
+        is_own = name in own and isinstance(value, Tensor) and value.data_ptr() == own[name].data_ptr()
+        if not is_own and not name.endswith("_extra_state"):
+            entries[f"state_dict()[{name!r}]"] = digest_of(value)
+    if datamodule is not None:
+        entries["the data module's state_dict()"] = digest_of(datamodule.state_dict())
+    return entries
 
 
 def _written(saved: tuple[Saved, SavedValues]) -> list[str]:

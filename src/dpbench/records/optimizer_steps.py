@@ -86,16 +86,22 @@ class OptimizerSteps:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Hand no loss of private records to an optimizer; the losses of other networks are theirs."""
-        before = None
+        before = after = None
         if optimizer is self.private:
             self._depth += 1
+            after = self._refuse_writes
             if self._unreleased and _writes_before_closure(optimizer):
                 if self._depth == 1:  # else it is the step of a base class: what was written since is the optimizer's
                     self._writes.refuse_before_release()
                 before = self._remember
         elif not self._unreleased:
             return None
-        return step_arguments(args, kwargs, before)
+        return step_arguments(args, kwargs, before, after)
+
+    def _refuse_writes(self) -> None:
+        """Refuse writes by hooks between the release and the update."""
+        if self._due:
+            self._writes.refuse_before_update()
 
     def _remember(self) -> None:
         if self._unreleased:

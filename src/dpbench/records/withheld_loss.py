@@ -41,19 +41,42 @@ class _WithheldLoss(Tensor):
 WITHHELD_LOSS: Tensor = torch.empty((), device="meta").as_subclass(_WithheldLoss)
 
 
-def without_loss(closure: Callable[..., Any], before: Callable[[], None] | None = None) -> Callable[..., Any]:
-    """The same closure, which hands out no loss (None stays None), with something called before it."""
+def without_loss(
+    closure: Callable[..., Any],
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> Callable[..., Any]:
+    """The same closure, which hands out no loss (None stays None), with something called before and after it."""
 
     def withheld(*args: Any, **kwargs: Any) -> Tensor | None:
         if before is not None:
             before()
-        return None if closure(*args, **kwargs) is None else WITHHELD_LOSS
+        loss = closure(*args, **kwargs)
+        if after is not None:
+            after()
+        return None if loss is None else WITHHELD_LOSS
 
     return withheld
 
 
+def with_closures(
+    args: Sequence[Any], kwargs: Mapping[str, Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `Optimizer.step` (the optimizer first) with its closure, if it has one, in a wrapper."""
+    optimizer, *positional = args
+    options = dict(kwargs)
+    if positional and callable(positional[0]):
+        positional[0] = wrap(positional[0])
+    if callable(options.get("closure")):
+        options["closure"] = wrap(options["closure"])
+    return (optimizer, *positional), options
+
+
 def step_arguments(
-    args: Sequence[Any], kwargs: Mapping[str, Any], before: Callable[[], None] | None = None
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `Optimizer.step` from which nothing of a lot can be read.
 
@@ -61,14 +84,14 @@ def step_arguments(
         args: The optimizer, then perhaps the closure, and more.
         kwargs: Perhaps the closure, and more.
         before: Called before each call of the closure.
+        after: Called after it.
 
     Raises:
         ConfigurationError: Beside the closure there is a value that could be computed from records; flags, whole
             numbers and strings are let through.
     """
     optimizer, *positional = args
-    options = dict(kwargs)
-    named = {f"argument {place}": value for place, value in enumerate(positional, 1)} | options
+    named = {f"argument {place}": value for place, value in enumerate(positional, 1)} | dict(kwargs)
     for place, (name, value) in enumerate(named.items()):
         closure = callable(value) and (name == "closure" or place == 0)
         if not closure and not isinstance(value, _HARMLESS):
@@ -77,11 +100,7 @@ def step_arguments(
                 "training_step computes of a lot is exact, and would get into the weights without noise. Optimizers "
                 "of private training see the released p.grad alone."
             )
-    if positional and callable(positional[0]):
-        positional[0] = without_loss(positional[0], before)
-    if callable(options.get("closure")):
-        options["closure"] = without_loss(options["closure"], before)
-    return (optimizer, *positional), options
+    return with_closures(args, kwargs, lambda closure: without_loss(closure, before, after))
 
 
 def require_watched(optimizer: Any) -> None:

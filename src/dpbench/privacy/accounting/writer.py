@@ -118,8 +118,8 @@ class LedgerWriter:
             if not resume:
                 raise LedgerError(
                     f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
-                    "folder, a trainer's default_root_dir=... or logger, or a strategy's ledger=...), or move the file "
-                    "away."
+                    "folder, a trainer's default_root_dir=... or logger, or a strategy's ledger=...), or, with a new "
+                    "model, move the file away."
                 )
             return self._continue(header, start, known)
         if start:

@@ -1,0 +1,58 @@
+"""What lies between a release and its update: the optimizer must get the released gradients as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import ConfigurationError
+from dpbench.records.withheld_loss import with_closures
+
+
+class ReleasedGradients:
+    """Released gradients on their way to the optimizer.
+
+    Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`), and
+    whatever the training step has kept of its lot is in their sight. A scaling of `p.grad` by the loss of the lot would
+    carry the loss into the weights, and nobody can tell that from one by its own norm.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: list[tuple[nn.Parameter, Tensor | None, int]] = []
+        self._handle: RemovableHandle | None = None
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Look at the gradients again when the optimizer's closure returns."""
+        self._handle = optimizer.register_step_pre_hook(self._with_check)
+
+    def note(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Remember the gradients that were just released."""
+        self._gradients = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in parameters]
+
+    def forget(self) -> None:
+        """End with this optimizer."""
+        self._gradients = []
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _with_check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return with_closures(args, kwargs, self._checked)
+
+    def _checked(self, closure: Any) -> Any:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            output = closure(*args, **kwargs)
+            for parameter, gradient, version in self._gradients:
+                if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
+                    raise ConfigurationError(
+                        "a hook has changed p.grad between the release and the update (on_before_optimizer_step or "
+                        "configure_gradient_clipping, of the module or of a callback after the strategy), where what "
+                        "training_step has kept of the lot is in sight: let an optimizer do it, in a step() of its own."
+                    )
+            return output
+
+        return checked

@@ -1,0 +1,395 @@
+"""Attacks that are in no text: ways in which ordinary code of users broke the guarantee without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Subset, TensorDataset
+
+from dpbench import DPSGD, LotLoader, PrivateLoop
+from dpbench.data.lots import Lots, make_sampling
+from dpbench.data.users import UserDataset
+from dpbench.errors import ConfigurationError, LedgerError, UnsupportedModuleError
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from tests.strategies.worlds import trainer_for
+
+POPULATION = 60
+TEMPERATURE = SimpleNamespace(value=1.0)
+
+
+def records(size: int = POPULATION) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(size, 5, generator=generator), torch.randint(3, (size,), generator=generator))
+
+
+def loader_of(data: Any = None, seed: int = 1) -> LotLoader:
+    data = records() if data is None else data
+    return LotLoader(data, Lots(make_sampling("poisson", len(data), 12), seed))
+
+
+def strategy_of(**options: Any) -> DPSGD:
+    return DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3, **{"seed": 1, **options})
+
+
+class Module(pl.LightningModule):
+    """Remembers of each lot its loss and its mean, as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(5, 3)
+        self.register_buffer("mean", torch.zeros(5))
+        self.seen = SimpleNamespace(loss=torch.zeros(()), mean=torch.zeros(5))
+
+    def temperature(self) -> float:
+        return 1.0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self.net(batch[0]) / self.temperature(), batch[1])
+        self.seen = SimpleNamespace(loss=loss.detach(), mean=batch[0].sum(0))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(folder: Path, module: pl.LightningModule, steps: int = 4, loader: Any = None, **options: Any) -> pl.Trainer:
+    strategy = options.pop("strategy", None) or strategy_of()
+    trainer = trainer_for(folder, strategy, steps, more=options.pop("callbacks", []), **options)
+    trainer.fit(module, loader or loader_of())
+    return trainer
+
+
+# ------------------------------------------------------------------------------- between a release and its update
+
+
+def scale_gradients(module: Module, optimizer: Any) -> None:
+    for parameter in module.net.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(module.seen.loss)
+
+
+def replace_gradients(module: Module, optimizer: Any) -> None:
+    for parameter in module.net.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad * module.seen.loss
+
+
+def skip_lots(module: Module, optimizer: Any) -> None:
+    for parameter in module.net.parameters():
+        parameter.grad = None
+
+
+def write_weights(module: Module, optimizer: Any) -> None:
+    with torch.no_grad():
+        module.net.weight.mul_(1 - 0.01 * module.seen.loss)
+
+
+def write_buffer(module: Module, optimizer: Any) -> None:
+    module.mean.lerp_(module.seen.mean, 0.1)
+
+
+def set_learning_rate(module: Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 * float(module.seen.loss)
+
+
+def only_look(module: Module, optimizer: Any) -> None:
+    module.norm = sum(float(p.grad.norm()) for p in module.net.parameters() if p.grad is not None)  # type: ignore[assignment]
+
+
+class Hook(pl.Callback):
+    def __init__(self, act: Callable[[Any, Any], None]) -> None:
+        self.act = act
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.act(pl_module, optimizer)
+
+
+class OwnHook(Module):
+    def __init__(self, act: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.act = act
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.act(self, optimizer)
+
+
+class Clipping(Module):
+    """The hook of Lightning that runs last before an update."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        scale_gradients(self, optimizer)
+
+
+@pytest.mark.parametrize("act", [scale_gradients, replace_gradients, skip_lots])
+def test_released_gradients_reach_the_optimizer_as_they_are(tmp_path: Path, act: Any) -> None:
+    with pytest.raises(ConfigurationError, match="p.grad between the release and the update"):
+        fit(tmp_path / "own", OwnHook(act))
+    with pytest.raises(ConfigurationError, match="let an optimizer do it"):
+        fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
+
+
+def test_gradients_are_not_clipped_after_their_release(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="configure_gradient_clipping"):
+        fit(tmp_path, Clipping())
+
+
+@pytest.mark.parametrize("act", [write_weights, write_buffer, set_learning_rate])
+def test_nothing_is_written_between_release_and_update(tmp_path: Path, act: Any) -> None:
+    with pytest.raises(UnsupportedModuleError, match="between the release of a lot and its update"):
+        fit(tmp_path / "own", OwnHook(act))
+    with pytest.raises(UnsupportedModuleError, match="between the release of a lot and its update"):
+        fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
+
+
+def test_looking_at_released_gradients_is_free(tmp_path: Path) -> None:
+    module = OwnHook(only_look)
+    fit(tmp_path, module, callbacks=[Hook(only_look)])
+    assert module.norm > 0  # type: ignore[operator]
+
+
+# ------------------------------------------------------------------------------- what names a seeded run
+
+
+class Setting(Module):
+    """A temperature that lies where `place` says."""
+
+    classwide = 1.0
+
+    def __init__(self, place: str, value: float) -> None:
+        super().__init__()
+        self.place = place
+        TEMPERATURE.value = value if place == "global" else 1.0
+        type(self).classwide = value if place == "class" else 1.0
+        own = value if place in ("private", "array", "object", "function", "buffer", "word", "teacher") else 1.0
+        self._private = own if place == "private" else 1.0
+        self.array = np.array([own if place == "array" else 1.0])
+        self.object = Holder(own if place == "object" else 1.0)
+        self.function = (lambda x, v=own: x / v) if place == "function" else (lambda x, v=1.0: x / v)
+        self.register_buffer("scale", torch.tensor(own if place == "buffer" else 1.0), persistent=False)
+        self.word = f"temperature/{own if place == 'word' else 1.0}"
+        teacher = nn.Linear(1, 1)
+        nn.init.constant_(teacher.weight, own if place == "teacher" else 1.0)
+        self.teachers = [teacher]  # no submodule
+
+    def temperature(self) -> float:
+        word, teacher = float(self.word.split("/")[1]), float(self.teachers[0].weight)
+        product = TEMPERATURE.value * self.classwide * self._private * self.array[0] * self.object.value
+        return product * float(self.scale) * word * teacher / self.function(1.0)
+
+
+class Holder:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+@pytest.mark.own_key
+@pytest.mark.parametrize(
+    "place", ["private", "array", "object", "function", "buffer", "word", "teacher", "global", "class"]
+)
+def test_settings_are_part_of_the_key_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    keys: list[Any] = []
+    add_noise = Mechanism.add_noise
+
+    def watched(self: Mechanism, key: Any) -> None:
+        keys.append(tuple(key))
+        add_noise(self, key)
+
+    monkeypatch.setattr(Mechanism, "add_noise", watched)
+    for name, value in (("one", 1.0), ("other", 3.0), ("again", 1.0)):
+        fit(tmp_path / name, Setting(place, value), 1)
+    one, other, again = keys
+    assert one == again
+    assert one != other
+
+
+# ------------------------------------------------------------------------------- what is saved
+
+
+class Saving(Module):
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Bank(Module):
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("bank", x.clone())
+
+
+class Data(pl.LightningDataModule):
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.mean: Any = None
+
+    def train_dataloader(self) -> LotLoader:
+        return loader_of()
+
+
+def test_hyperparameters_hold_no_records(tmp_path: Path) -> None:
+    data = records()
+    for number, held in enumerate((data, data.tensors[0], data.tensors[0].numpy(), {"of": [data.tensors[1]]})):
+        with pytest.raises(ConfigurationError, match=r"hparams hold x .* save_hyperparameters\(ignore=\['x'\]\)"):
+            fit(tmp_path / str(number), Saving(held), loader=loader_of(data))
+    with pytest.raises(ConfigurationError, match="hparams of the data module hold x"):
+        fit(tmp_path / "data", Module(), loader=Data(data.tensors[0]))
+    fit(tmp_path / "weights", Saving(torch.ones(3)))  # of classes, say
+
+
+def test_buffers_hold_no_records(tmp_path: Path) -> None:
+    data = records()
+    with pytest.raises(ConfigurationError, match="buffer bank holds training records"):
+        fit(tmp_path, Bank(data.tensors[0]), loader=loader_of(data))
+    fit(tmp_path / "public", Bank(torch.ones(POPULATION, 5)), loader=loader_of(data))
+
+
+class Overriding(Module):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {**super().state_dict(*args, **kwargs), "seen": self.seen.mean}
+
+
+class Hooked(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_state_dict_post_hook(lambda module, state, *_: state.update(seen=self.seen.mean))
+
+
+class OfData(Data):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.mean = batch[0].sum(0)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+
+@pytest.mark.parametrize("make", [Overriding, Hooked])
+def test_state_dict_gains_nothing_of_a_lot(tmp_path: Path, make: Any) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"state_dict\(\)\['seen'\]"):
+        fit(tmp_path, make())
+
+
+def test_the_data_modules_state_gains_nothing_of_a_lot(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModuleError, match="the data module's state_dict"):
+        fit(tmp_path, Module(), loader=OfData(torch.ones(2)))
+
+
+class Logging(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize("word", ["{step}-{train_loss:.6f}", "{val_loss}-{nonprivate/loss}"])
+def test_names_of_checkpoints_say_nothing_of_records(tmp_path: Path, word: str) -> None:
+    callback = pl.callbacks.ModelCheckpoint(tmp_path, filename=word)
+    with pytest.raises(ConfigurationError, match="filename of ModelCheckpoint watches"):
+        fit(tmp_path, Logging(), callbacks=[callback], enable_checkpointing=True)
+
+
+# ------------------------------------------------------------------------------- what is drawn
+
+
+class Standardized(LotLoader):
+    def __iter__(self) -> Any:
+        for x, y in super().__iter__():
+            yield [(x - x.mean(0)) / x.std(0), y]
+
+
+def test_lots_reach_the_training_as_they_were_drawn(tmp_path: Path) -> None:
+    data = records()
+    with pytest.raises(ConfigurationError, match="an __iter__ of its own"):
+        fit(tmp_path, Module(), loader=Standardized(data, loader_of(data).lots))
+
+
+class Resampling(Module):
+    def on_train_epoch_start(self) -> None:
+        dataset = self.trainer.train_dataloader.dataset
+        dataset.indices = torch.randint(POPULATION, (len(dataset.indices),)).tolist()
+
+
+def test_indices_that_are_drawn_anew_repeat_no_record(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="records of the training data are there twice"):
+        fit(tmp_path, Resampling(), 20, loader=loader_of(Subset(records(), range(POPULATION))))
+
+
+@pytest.mark.parametrize("names", [[1, "1", 1.0], [b"a", "a", "b"], ["a", "b", 1]])
+def test_users_are_named_in_one_way(names: list[Any]) -> None:
+    with pytest.raises(ConfigurationError, match="users are named in several ways"):
+        UserDataset(records(), names * (POPULATION // 3))
+
+
+def windows(items: Any) -> dict[str, Tensor]:
+    """Of record i there are i % 4 windows."""
+    rows = [(x.roll(shift), y, place) for place, (x, y, n) in enumerate(items) for shift in range(int(n))]
+    return {
+        "x": torch.stack([row[0] for row in rows]) if rows else torch.zeros(0, 5),
+        "y": torch.tensor([int(row[1]) for row in rows], dtype=torch.long),
+        "record": torch.tensor([row[2] for row in rows], dtype=torch.long),
+    }
+
+
+class OfWindows(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch["x"]), batch["y"])
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_labels_that_equal_the_numbers_of_records(tmp_path: Path, by_name: bool) -> None:
+    """A false alarm: in a part of a lot, labels were taken for the index of the records, and counted anew."""
+    x, y = records(40).tensors
+    data = TensorDataset(x, y, torch.arange(40) % 4)
+    index: Any = "record" if by_name else (lambda batch: batch["record"])
+    for seed in (15, 39, 57):  # of lots whose labels do so, and of one without a row
+        lots = Lots(make_sampling("poisson", 40, 3), 0)
+        loader = LotLoader(data, lots, windows, record_of_row=index)
+        strategy = strategy_of(seed=seed)
+        fit(tmp_path / str(seed), OfWindows(), 8, loader, strategy=strategy)
+        assert strategy.releases == 8
+
+
+# ------------------------------------------------------------------------------- ledgers that were moved away
+
+
+def test_a_ledger_that_was_moved_away_still_counts(tmp_path: Path) -> None:
+    module, ledger = Module(), tmp_path / "ledger.jsonl"
+    fit(tmp_path, module, strategy=strategy_of(ledger=str(ledger)))
+    with pytest.raises(LedgerError, match="with a new model, move the file away"):
+        fit(tmp_path, module, strategy=strategy_of(ledger=str(ledger)))
+    ledger.rename(tmp_path / "old.jsonl")
+    with pytest.raises(ConfigurationError, match="that file no longer does"):
+        fit(tmp_path, module, strategy=strategy_of(ledger=str(ledger)))
+    fit(tmp_path, Module(), strategy=strategy_of(ledger=str(ledger)))
+
+
+def test_a_loop_says_that_an_earlier_ledger_counts_too(tmp_path: Path) -> None:
+    model = nn.Linear(5, 3)
+
+    def train(name: str) -> None:
+        loop = PrivateLoop(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loader_of(),
+            strategy_of(ledger=str(tmp_path / name)),
+            lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+            steps=3,
+        )
+        assert list(loop) == [1, 2, 3]
+
+    train("one.jsonl")
+    with pytest.warns(UserWarning, match=r"dpbench account .*one.jsonl .*two.jsonl"):
+        train("two.jsonl")
