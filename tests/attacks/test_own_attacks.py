@@ -371,7 +371,7 @@ def test_a_ledger_that_was_moved_away_still_counts(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="with a new model, move the file away"):
         fit(tmp_path, module, strategy=strategy_of(ledger=str(ledger)))
     ledger.rename(tmp_path / "old.jsonl")
-    with pytest.raises(ConfigurationError, match="that file no longer does"):
+    with pytest.raises(ConfigurationError, match="that file no longer has it"):
         fit(tmp_path, module, strategy=strategy_of(ledger=str(ledger)))
     fit(tmp_path, Module(), strategy=strategy_of(ledger=str(ledger)))
 

@@ -201,7 +201,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LotLoader(make_users(), sampling_of(make_users(), "user"), record_of_row=lambda batch: batch[0]),
         "collate_fn and record_of_row are for examples",
     ),
-    "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "is not the cohort of users"),
+    "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "an __iter__ of its own"),
     "subset": (
         lambda: LotLoader(Subset(make_users(), range(8)), sampling_of(range(8), "user")), "Subset of users .* has lost",
     ),

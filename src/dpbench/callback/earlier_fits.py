@@ -60,10 +60,11 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
         return True
     before = other_record(pl_module, ledger)
     if before is not None:
-        now = "that file no longer does" if before.resolve() == ledger.resolve() else f"{ledger} does not"
+        gone = before.resolve() == ledger.resolve()
+        which = f"{before} recorded, and that file no longer has it" if gone else f"{before} records, not {ledger}"
         raise ConfigurationError(
-            f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {before} "
-            f"recorded; {now}: make the module anew, with all of its parts, for a new run, or go on in that "
+            f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {which}: "
+            f"make the module anew, with all of its parts, for a new run, or go on in that "
             f"ledger (the same strategy with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
         )
     return False

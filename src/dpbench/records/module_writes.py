@@ -192,9 +192,8 @@ def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
     own = dict(_named(module))
     own |= dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     entries = {}
-    for name, value in module.state_dict().items():
-        is_own = name in own and isinstance(value, Tensor) and value.data_ptr() == own[name].data_ptr()
-        if not is_own and not name.endswith("_extra_state"):
+    for name, value in module.state_dict(keep_vars=True).items():
+        if value is not own.get(name) and not name.endswith("_extra_state"):
             entries[f"state_dict()[{name!r}]"] = digest_of(value)
     if datamodule is not None:
         entries["the data module's state_dict()"] = digest_of(datamodule.state_dict())
