@@ -17,6 +17,7 @@ from benchmarks.workloads import Workload
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
+from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
@@ -46,7 +47,7 @@ def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mech
     groups = strategy.recipe.groups(engine.names, [p.numel() for p in engine.parameters])
     size = workload.microbatch_size
     summands = Summands("microbatch", size) if size > 1 else UNITS
-    return Mechanism(strategy.recipe, sampling, 1.0, engine.parameters, groups, summands=summands)
+    return Mechanism(strategy.recipe, sampling, Gaussian(1.0), engine.parameters, groups, summands=summands)
 
 
 def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimizer = SGD) -> Step:
@@ -65,7 +66,7 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
         with torch.no_grad():
             mechanism.clear()
             mechanism.accumulate(engine.backward(loss, len(x)), len(x), merge)
-            mechanism.add_noise((1, next(releases)))
+            mechanism.add_noise(lambda step: (1, next(releases)))
             for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient
         optimizer.step()

@@ -142,7 +142,7 @@ def strategies(device: str, folder: Path) -> str:
             grads = engine.backward(F.cross_entropy(model(x), y), len(x))
             with torch.no_grad():
                 mechanism.accumulate(grads, len(x))
-                mechanism.add_noise((1, 1))
+                mechanism.add_noise(lambda step: (1, 1))
                 released = mechanism.post_process()
             assert all(bool(one.isfinite().all()) for one in released), f"{strategy} of {name} is not finite"
             made += 1

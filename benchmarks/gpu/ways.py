@@ -150,7 +150,7 @@ def private(workload: Workload, device: str, mixed: bool = False, compiled: bool
         with torch.no_grad():
             mechanism.clear()
             mechanism.accumulate(engine.backward(loss, len(x)), len(x))
-            mechanism.add_noise((1, next(releases)))
+            mechanism.add_noise(lambda step: (1, next(releases)))
             for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient
         optimizer.step()

@@ -27,6 +27,7 @@ from dpbench.privacy.mechanism.groups import (
 )
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
+from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
@@ -54,7 +55,7 @@ class Case:
     def build(self, sizes: list[tuple[int, ...]] | None = None, z: float = Z, **options: Any) -> Mechanism:
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in (sizes or SHAPES)]
         options |= {"summands": self.summands}
-        return Mechanism(self.recipe, self.sampling, z, parameters, self.groups, METRIC_SIZES, **options)
+        return Mechanism(self.recipe, self.sampling, Gaussian(z), parameters, self.groups, METRIC_SIZES, **options)
 
 
 FLAT = flat_groups(NAMES, SIZES, 0.7)
@@ -185,7 +186,7 @@ def _noise(case: Case) -> list[str]:
     mechanism, draws = case.build(), []
     for release in range(1200):
         mechanism.clear()
-        mechanism.add_noise((1, release))
+        mechanism.add_noise(lambda step, release=release: (1, release))
         draws.append(mechanism.total.clone())
     problems = []
     by_release = [by_query(mechanism, draw) for draw in draws]

@@ -15,6 +15,7 @@ from dpbench.privacy.mechanism.adaptive import Adaptation, MeanNormBounds, Quant
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 
@@ -23,14 +24,14 @@ def mechanism(adaptation: Adaptation, expected: int = 100, z: float = 1.0, bound
     """One parameter of two coordinates."""
     sampling = FixedSizeSampling(10**6, expected)
     groups = flat_groups(["w"], [2], bound)
-    return Mechanism(Recipe(adaptation=adaptation), sampling, z, [nn.Parameter(torch.zeros(2))], groups)
+    return Mechanism(Recipe(adaptation=adaptation), sampling, Gaussian(z), [nn.Parameter(torch.zeros(2))], groups)
 
 
 def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
     """One round on records of known norms; the bound of the next."""
     machine.clear()
     machine.accumulate([InstantiatedGradients(lambda: torch.stack([norms, torch.zeros_like(norms)], 1))], len(norms))
-    machine.add_noise((key,))
+    machine.add_noise(lambda step: (key,))
     machine.post_process()
     return machine.plan.groups[0].max_grad_norm
 
@@ -128,7 +129,7 @@ def test_an_empty_lot_is_measured_too() -> None:
     machine = Mechanism(
         Recipe(adaptation=QuantileBounds()),
         PoissonSampling(1000, 0.1),
-        1.0,
+        Gaussian(1.0),
         [nn.Parameter(torch.zeros(2))],
         flat_groups(["w"], [2], 1.0),
     )

@@ -23,6 +23,7 @@ from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, normalizing
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
@@ -104,7 +105,7 @@ def test_sums_of_a_network_against_the_reference(name: str) -> None:
     mechanism = Mechanism(
         case.recipe,
         case.sampling,
-        0.9,
+        Gaussian(0.9),
         engine.parameters,
         case.groups,
         {"accuracy": 1, "loss": 1, "class_counts": 3},
@@ -361,7 +362,7 @@ def test_the_correction_changes_no_query() -> None:
     assert corrected.plan == plain.plan
     corrected.clear()
     corrected.accumulate(gradients_of(torch.randn(5, sum(SIZES))), 5)
-    corrected.add_noise((0,))
+    corrected.add_noise(lambda step: (0,))
     update = torch.cat([part.flatten() for part in corrected.post_process()])
     assert set(update.abs().double().mul(1e6).round().tolist()) <= {0.0, 1e4}
 

@@ -21,6 +21,7 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import unclipped_weights
 from dpbench.privacy.mechanism.noise import checksum, grid_spacing
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import UNSCHEDULED, Schedules
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.privacy.sampling import PoissonSampling, Sampling
@@ -50,8 +51,9 @@ def made(
     horizon: Horizon = Horizon(),  # noqa: B008
     sampling: Sampling = SAMPLING,
     summands: Summands = UNITS,
+    schedules: Schedules = UNSCHEDULED,
 ) -> Releases:
-    releases = Releases(recipe, Budget(target, 1e-4, "rdp"), z, seed=3, fingerprint="a run")
+    releases = Releases(recipe, Budget(target, 1e-4, "rdp"), z, 3, "a run", schedules)
     OPEN.append(releases)
     folder.mkdir(exist_ok=True)
     if start is not None:

@@ -36,7 +36,7 @@ class NoiseOnEveryRank(DPSGD):
         others = self._releases
         if others.processes.rank:
             own, release = others.mechanism, others.release
-            others.release = lambda: (own.add_noise(others.key_of(Stream.NOISE)), release())[1]  # type: ignore[method-assign]
+            others.release = lambda: (own.add_noise(lambda _: others.key_of(Stream.NOISE)), release())[1]  # type: ignore[method-assign]
 
 
 class SameLotOnEveryRank(DPSGD):

@@ -72,7 +72,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self.ledger_path = ledger_place(self.ledger)
         self.recipe = self._with_common_parts(self.design())
         budget = Budget(self.target_epsilon, self.delta, self.accountant)
-        self._releases = Releases(self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint)
+        self._releases = Releases(
+            self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
+        )
         self._source = self._source_of_records()
         self._restored = self._released = self._stopping = self._attends = False
         self._admitted: bool | None = None

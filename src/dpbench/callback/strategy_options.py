@@ -14,6 +14,7 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 
@@ -27,6 +28,10 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         noise_multiplier: z, noise in units of the sensitivity of the whole release, statistics included.
         target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; beside a
             noise_multiplier, training stops before the step that would exceed it.
+        noise_schedule: How z moves over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E times
+            z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
+            the share of the steps that are over. With a target, z is found for the whole. None: constant.
+        max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
         seed: Makes a run repeatable: the key of noise, lots and the model's own randomness comes from it and from all
@@ -58,6 +63,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
+    noise_schedule: Schedule | None = None
+    max_grad_norm_schedule: Schedule | None = None
     delta: float = 1e-5
     accountant: str = "rdp"
     seed: int | None = None
@@ -94,6 +101,19 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         Raises:
             ConfigurationError: An option is out of range.
         """
+
+    def _schedules(self, recipe: Recipe) -> Schedules:
+        """How noise and bounds move."""
+        check_schedule("noise_schedule", self.noise_schedule)
+        check_schedule("max_grad_norm_schedule", self.max_grad_norm_schedule)
+        if self.max_grad_norm_schedule is not None and recipe.adaptation is not None:
+            raise ConfigurationError(
+                f"the bounds of {type(self).__name__} adapt to the gradients: leave max_grad_norm_schedule out, or "
+                "take a strategy with fixed bounds (dpsgd)."
+            )
+        if self.noise_schedule is not None and not recipe.private:
+            raise ConfigurationError(f"{type(self).__name__} is no private training: leave noise_schedule out.")
+        return Schedules(self.noise_schedule, self.max_grad_norm_schedule)
 
     def _with_common_parts(self, recipe: Recipe) -> Recipe:
         check_share(self.metrics_share)

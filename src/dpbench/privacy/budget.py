@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from dpbench.errors import BudgetExhausted, ConfigurationError
-from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier, remaining_releases
+from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale, remaining_releases
 from dpbench.privacy.accounting.composition import check_delta, epsilon, find_accountant
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import Event, Summands, SumQuery, equivalent_queries
+from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
@@ -34,6 +35,17 @@ class Horizon(NamedTuple):
 
 
 ENDLESS = Horizon()
+
+
+class Costs(Protocol):
+    """Says what each release of a training costs."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether all cost the same."""
+
+    def event_of(self, step: int) -> Event:
+        """The cost of a release on a lot of its own."""
 
 
 class Budget:
@@ -72,6 +84,7 @@ class Budget:
         self._writer: LedgerWriter | None = None
         self._opened = False
         self._processes = ALONE
+        self._costs: Costs | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -90,13 +103,16 @@ class Budget:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
-    def calibrated(self, horizon: Horizon, sampling: Sampling, summands: Summands) -> float:
+    def calibrated(
+        self, horizon: Horizon, sampling: Sampling, summands: Summands, factors: Factors = CONSTANT
+    ) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
         Args:
             horizon: Number of steps.
             sampling: Of each release.
             summands: Of each release.
+            factors: By which the multiplier of each release differs from it.
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
@@ -108,11 +124,16 @@ class Budget:
             )
         changes = summands.changes(sampling)
 
-        def with_noise(noise_multiplier: float) -> Event:
-            return Event(sampling, (SumQuery("all", changes, noise_multiplier),))
+        counts = Counter(factors.values) if factors else Counter({1.0: int(steps)})
+
+        def with_noise(noise_multiplier: float) -> Counter[Event]:
+            releases = Counter[Event]()
+            for factor, count in counts.items():
+                releases[Event(sampling, (SumQuery("all", changes, factor * noise_multiplier),))] += count
+            return releases
 
         assert self.target_epsilon is not None
-        z = calibrate_noise_multiplier(with_noise, int(steps), self.target_epsilon, self.delta, self.accountant)
+        z = calibrate_scale(with_noise, self.target_epsilon, self.delta, self.accountant)
         return z * (1 + 1e-8)  # costs are counted to ten digits
 
     def open(
@@ -161,11 +182,10 @@ class Budget:
         own = self._writer is not None and self._writer.differs(release)
         return bool(self._processes.broadcast(own))
 
-    def leave_replay(self, event: Event, number: int) -> int:
+    def leave_replay(self, number: int) -> int:
         """Go on in a new phase from a release that came out otherwise than it is recorded.
 
         Args:
-            event: The cost of a release on a lot of its own.
             number: Of that release.
 
         Returns:
@@ -179,42 +199,56 @@ class Budget:
             self._writer.leave_replay()
         phase = self._share()
         if self.target_epsilon is not None and self.remaining is not None:
-            joint = {one: queries for one, queries in self.joint.items() if one >= number}
-            again = Counter(
-                Event(event.sampling, equivalent_queries((*event.queries, *queries))) for queries in joint.values()
-            )
-            most = max(self.remaining, replays, 1)
-            self.remaining = self._allowed(again, event, most)
+            self.remaining = self._allowed(number, max(self.remaining, replays, 1))
             self.refuse_overdraft()
         return phase
 
-    def _allowed(self, again: Counter[Event], event: Event, most: int) -> int:
-        """How many releases the target allows: first some on lots that were used before, then others."""
-        assert self.target_epsilon is not None
-        spent, count = Counter(self.spent), 0
-        for costly in again.elements():
-            spent[costly] += 1
-            if epsilon(spent, self.delta, self.accountant) > self.target_epsilon:
-                return count
-            count += 1
-        return count + remaining_releases(spent, event, self.target_epsilon, self.delta, self.accountant, most)
+    def _allowed(self, number: int, most: int) -> int:
+        """How many releases the target allows from one on: first those on lots that were used before, then others.
 
-    def limit(self, event: Event, start: int, horizon: Horizon) -> None:
+        Args:
+            number: Of the first.
+            most: Where to stop counting.
+        """
+        assert self.target_epsilon is not None and self._costs is not None
+        ahead = [self._costs_again(one) for one in sorted(self.joint) if one >= number]
+        target = self.target_epsilon, self.delta, self.accountant
+        if not self._costs.constant:
+            others = (self._costs.event_of(number + len(ahead) + one) for one in range(most - len(ahead)))
+            return affordable_releases(self.spent, [*ahead, *others], *target)
+        count = affordable_releases(self.spent, ahead, *target)
+        if count < len(ahead):
+            return count
+        return count + remaining_releases(self.spent + Counter(ahead), self._costs.event_of(number), *target, most)
+
+    def _costs_again(self, number: int) -> Event:
+        """The cost of a release on a lot with whatever was answered on it before."""
+        assert self._costs is not None
+        event = self._costs.event_of(number)
+        return Event(event.sampling, equivalent_queries((*event.queries, *self.joint[number])))
+
+    def limit(self, costs: Costs, start: int, horizon: Horizon) -> None:
         """Find how many releases the target allows.
 
         Args:
-            event: The cost of each coming release.
+            costs: Of the coming releases.
             start: Releases of the restored checkpoint.
             horizon: Of this training.
 
         Raises:
             BudgetExhausted: The target allows no further release.
         """
+        self._costs = costs
         if self.target_epsilon is None:
             return
         replays, made = self.repeated.total(), min(start, horizon.made)  # by this trainer
         most = _UNBOUNDED if horizon.planned == float("inf") else max(int(horizon.planned) - made - replays, 1)
-        new = remaining_releases(self.spent, event, self.target_epsilon, self.delta, self.accountant, most)
+        target = self.target_epsilon, self.delta, self.accountant
+        if costs.constant:
+            new = remaining_releases(self.spent, costs.event_of(start), *target, most)
+        else:
+            first = start + replays
+            new = affordable_releases(self.spent, [costs.event_of(first + one) for one in range(most)], *target)
         self.remaining = replays + new  # replays of recorded releases cost nothing
         if not self.remaining:
             raise BudgetExhausted(

@@ -21,14 +21,16 @@ from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
 from dpbench.privacy.canaries.canaries import Canaries
-from dpbench.privacy.events import NOISE_END, Event, Summands, equivalent_queries
+from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
+from dpbench.privacy.mechanism.noise_process import noise_of
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import UNSCHEDULED, Schedules, factors_of
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
@@ -72,6 +74,7 @@ class Releases:
         noise_multiplier: z of each release, or None: the one that uses the budget up.
         seed: Key of the noise, for runs that can be repeated; None takes the operating system's entropy.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
+        schedules: By which noise and bounds move.
 
     Attributes:
         made: Number of releases so far.
@@ -90,8 +93,10 @@ class Releases:
         noise_multiplier: float | None,
         seed: int | None = None,
         fingerprint: str | None = None,
+        schedules: Schedules = UNSCHEDULED,
     ) -> None:
         self.recipe, self.budget, self.seed, self.fingerprint = recipe, budget, seed, fingerprint
+        self._schedules = schedules
         self.made = self.phase = 0
         self.noise_multiplier = self._given_noise = noise_multiplier
         self.observers: list[Observer] = []
@@ -168,10 +173,23 @@ class Releases:
         """
         if self.recipe.private and sampling.record_changes < 1:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
+        noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.planned)
+        bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.planned)
         if self.noise_multiplier is None:
-            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands)
-        self._names, facts = trained.names, (groups, metric_sizes, self.memory, summands)
-        self._mechanism = Mechanism(self.recipe, sampling, self.noise_multiplier, trained.parameters, *facts)
+            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands, noise_factors)
+        self._names = trained.names
+        self._mechanism = Mechanism(
+            self.recipe,
+            sampling,
+            noise_of(self.noise_multiplier, noise_factors),
+            trained.parameters,
+            groups,
+            metric_sizes,
+            self.memory,
+            summands,
+            bound_factors,
+            self.made,
+        )
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
 
@@ -196,12 +214,7 @@ class Releases:
         resumed = self.made > 0 or self.fingerprint is not None
         place = self.memory.get("place") if self.made else None
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
-        self.budget.limit(self._event(), self.made, horizon)
-
-    def _event(self) -> Event:
-        """The cost of a release on a lot of its own."""
-        plan = self.mechanism.plan
-        return Event(plan.sampling, equivalent_queries(plan.queries))
+        self.budget.limit(self.mechanism, self.made, horizon)
 
     def _replay_key(self) -> str | None:
         """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
@@ -287,7 +300,7 @@ class Releases:
             if self.processes.rank == 0:
                 warnings.warn(_OTHER_SUM.format(number=self.made, path=self.budget.path), stacklevel=2)
             mechanism.total.copy_(exact)
-            self.phase = self.budget.leave_replay(self._event(), self.made)
+            self.phase = self.budget.leave_replay(self.made)
             self._add_noise()
         if self.canaries is not None:
             self.canaries.read(mechanism)
@@ -302,17 +315,17 @@ class Releases:
             return
         mechanism = self.mechanism
         if self.processes.rank == 0:
-            key = noise_key(self.key, mechanism.digest, self.phase, self.made, self.processes.apart)
-            mechanism.add_noise(key)
+            mechanism.add_noise(
+                lambda step: noise_key(self.key, mechanism.digest, self.phase, step, self.processes.apart)
+            )
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
         """The release as the ledger records it, with whatever was released on its lot before."""
-        plan = self.mechanism.plan
-        queries = plan.queries
+        queries = self.mechanism.queries
         if self.made in self.budget.joint:
             queries = (*queries, *self.budget.joint[self.made])
-        return Release(self.made, plan.sampling, queries, checksum(self.mechanism.total).hex())
+        return Release(self.made, self.mechanism.plan.sampling, queries, checksum(self.mechanism.total).hex())
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scipy import optimize
@@ -105,13 +105,36 @@ def calibrate_noise_multiplier(
     >>> round(calibrate_noise_multiplier(release, steps=8000, target_epsilon=3.0, delta=1e-5), 3)
     0.879
     """
+    return calibrate_scale(lambda z: Counter({event_for(z): steps}), target_epsilon, delta, accountant, spent)
+
+
+def calibrate_scale(
+    events_for: Callable[[float], Counter[Event]],
+    target_epsilon: float,
+    delta: float,
+    accountant: str = "rdp",
+    spent: Mapping[Event, int] | None = None,
+) -> float:
+    """Smallest scale of the noise (to 1e-7 of its value) for which releases stay within `target_epsilon`.
+
+    Args:
+        events_for: The releases of a training, whose noise may differ, for a scale of it.
+        target_epsilon: ε.
+        delta: δ.
+        accountant: A name in `ACCOUNTANTS`.
+        spent: Releases made before, part of the composition.
+
+    Raises:
+        ConfigurationError: No noise reaches the target.
+    """
     check_delta(delta)
     check_target(target_epsilon)
     before = Counter(spent or {})
-    composable({event_for(1.0): 1, **before}, accountant)  # refuses what the accountant does not cover
+    composable(events_for(1.0) + before, accountant)  # refuses what the accountant does not cover
+    steps = events_for(1.0).total()
 
-    def at(noise_multiplier: float, name: str = accountant) -> float:
-        events = before + Counter({event_for(noise_multiplier): steps})
+    def at(scale: float, name: str = accountant) -> float:
+        events = before + events_for(scale)
         return _bounded_epsilon(events, delta, name, target_epsilon)
 
     low, high = _SMALLEST_NOISE, _LARGEST_NOISE
@@ -138,6 +161,18 @@ def remaining_releases(
 
     start = largest_count(lambda count: fits(count, "rdp"), most) if accountant == "pld" else 1
     return largest_count(fits, most, max(start, 1))
+
+
+def affordable_releases(
+    spent: Mapping[Event, int], ahead: Sequence[Event], target_epsilon: float, delta: float, accountant: str
+) -> int:
+    """Count how many of the releases ahead, in their order, keep the whole within `target_epsilon`."""
+
+    def fits(count: int) -> bool:
+        events = Counter(spent) + Counter(ahead[:count])
+        return _bounded_epsilon(events, delta, accountant, target_epsilon) <= target_epsilon
+
+    return largest_count(fits, len(ahead), max(len(ahead), 1))
 
 
 def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:

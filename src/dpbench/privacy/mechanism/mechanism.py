@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from dpbench.canonical import digest_of
-from dpbench.privacy.events import UNITS, Summands
+from dpbench.privacy.events import UNITS, Event, Summands, SumQuery, equivalent_queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_norms
 from dpbench.privacy.mechanism.metrics import Value
+from dpbench.privacy.mechanism.noise_process import Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe, Transform
+from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
 from dpbench.privacy.sampling import Sampling
 
 Merge = tuple[Tensor, int, float | Tensor]
@@ -37,15 +39,19 @@ class Mechanism:
     Args:
         recipe: What is done with the records.
         sampling: How lots are drawn.
-        noise_multiplier: z of each whole release.
+        noise: Of all releases.
         parameters: Trainable parameters.
         groups: Partition of the parameters with the first bounds.
         metric_sizes: Number of values of each metric that the module offers.
         memory: The `state_dict` of a run that is resumed.
         summands: What the sums are over.
+        bound_factors: Of the groups' bounds, by step; not beside an adaptation.
+        step: Number of the next release.
 
     Attributes:
         plan: Of the next release.
+        noise: Of all releases.
+        step: Number of the next release.
         first_plan: Of the first release; names the run.
         digest: A number for `first_plan`, part of the key of the noise: the same unit noise scaled in two ways would
             reveal the sum. (Not of the present plan: its bounds differ in the last bit between one process and two,
@@ -62,36 +68,62 @@ class Mechanism:
         self,
         recipe: Recipe,
         sampling: Sampling,
-        noise_multiplier: float,
+        noise: Noise,
         parameters: Sequence[torch.nn.Parameter],
         groups: tuple[VectorGroup, ...],
         metric_sizes: Mapping[str, int] | None = None,
         memory: Mapping[str, Any] | None = None,
         summands: Summands = UNITS,
+        bound_factors: Factors = CONSTANT,
+        step: int = 0,
     ) -> None:
-        self.recipe, self._summands = recipe, summands
+        self.recipe, self.noise, self.step = recipe, noise, step
+        self._summands, self._bound_factors = summands, bound_factors
         self.metrics: dict[str, float] = {}
         self._metrics = [dict(values) for values in (memory or {}).get("metrics", ())]
-        self._sampling, self._z = sampling, noise_multiplier
+        self._sampling = sampling
         self._sizes = tuple(parameter.numel() for parameter in parameters)
         self.metric_sizes = dict(metric_sizes or {})
         bounds: tuple[Bounds, Bounds] | None = (memory or {}).get("bounds") if recipe.adaptation is not None else None
         first, present = bounds if bounds and len(bounds[0]) == len(groups) else (None, None)
-        self.first_plan = self._plan_for(groups if first is None else with_bounds(groups, first))
-        self.plan = self.first_plan if present is None else self._plan_for(with_bounds(groups, present))
-        self.digest = plan_digest(self.first_plan)
+        self._groups = groups if first is None else with_bounds(groups, first)
+        self.first_plan = self.plan_of(0)
+        self._groups = self._groups if present is None else with_bounds(groups, present)
+        self.plan = self.first_plan if step == 0 and present is None else self.plan_of(step)
+        self.digest = self._digest()
         if recipe.denoiser is not None:
             recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
         self._layout = _flat_layout(parameters, sum(statistic.size for statistic in self.plan.statistics))
+        self._state = noise.init(self._layout.size)
         self.clear()
 
-    def _plan_for(self, groups: tuple[VectorGroup, ...]) -> ReleasePlan:
+    def plan_of(self, step: int) -> ReleasePlan:
+        """The plan of a release; where bounds adapt, with those of the next one, which cost the same."""
         recipe, sampling, summands, statistics = self.recipe, self._sampling, self._summands, list[Statistic]()
+        z, groups = self.noise.multiplier(step), self._groups
+        if self._bound_factors:
+            factor = self._bound_factors.at(step)
+            groups = with_bounds(groups, [factor * group.max_grad_norm for group in groups])
         if recipe.adaptation is not None:
-            statistics += recipe.adaptation.statistics(groups, summands.expected(sampling), self._z)
+            statistics += recipe.adaptation.statistics(groups, summands.expected(sampling), z)
         if recipe.metrics is not None:
-            statistics += recipe.metrics.statistics(self.metric_sizes, self._z, sampling, summands)
-        return ReleasePlan(sampling, groups, self._z, self._sizes, tuple(statistics), recipe.allocation, summands)
+            statistics += recipe.metrics.statistics(self.metric_sizes, z, sampling, summands)
+        return ReleasePlan(sampling, groups, z, self._sizes, tuple(statistics), recipe.allocation, summands)
+
+    def event_of(self, step: int) -> Event:
+        """What a release on a lot of its own costs."""
+        plan = self.plan_of(step)
+        return Event(plan.sampling, equivalent_queries(self.noise.cost(plan.queries, step)))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the plan of each release is the same, but for bounds that adapt."""
+        return self.noise.constant and not self._bound_factors
+
+    def _digest(self) -> int:
+        if self.constant:
+            return plan_digest(self.first_plan)
+        return int(digest_of([self.first_plan, self.noise, self._bound_factors])[:32], 16)
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
@@ -162,9 +194,14 @@ class Mechanism:
         finally:
             self.total, self.gradients, self._statistics = kept
 
-    def add_noise(self, key: Sequence[int]) -> None:
-        """Make the sums of all processes private, once; the noise is a function of `key`."""
-        self.plan.privatize(self.total, key)
+    def add_noise(self, keys: Keys) -> None:
+        """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
+        self.noise.add_(self.total, self.plan, self.step, keys, self._state)
+
+    @property
+    def queries(self) -> tuple[SumQuery, ...]:
+        """The release as the ledger records it."""
+        return self.noise.cost(self.plan.queries, self.step)
 
     def post_process(self) -> list[Tensor]:
         """Post-processing of the noised sums: the update, the next bounds, the private metrics.
@@ -178,15 +215,19 @@ class Mechanism:
         else:
             for view, std, bound in zip(self.gradients, plan.parameter_stds, plan.parameter_bounds, strict=True):
                 view.copy_(denoiser.correct(view, std, plan.denominator, bound))
-        if plan.statistics:
+        if plan.statistics or self.recipe.adaptation is not None:
             self._adapt(plan.divide_statistics_(self._statistics).tolist())
+        self.step += 1
+        if not self.constant or self.recipe.adaptation is not None:
+            self.plan = self.plan_of(self.step)
         return self.gradients
 
     def _adapt(self, released: list[float]) -> None:
         adaptation, groups = self.recipe.adaptation, self.plan.groups
         if adaptation is not None:
-            own, released = released[: len(groups)], released[len(groups) :]
-            self.plan = self._plan_for(with_bounds(groups, adaptation.next_bounds(groups, own)))
+            count = sum(statistic.size for statistic in self.plan.statistics if not statistic.of_units)
+            own, released = released[:count], released[count:]
+            self._groups = with_bounds(groups, adaptation.next_bounds(groups, own))
         if self.recipe.metrics is not None:
             self.metrics = self.recipe.metrics.named(released, self.metric_sizes)
             self._metrics.append(self.metrics)

@@ -1,0 +1,106 @@
+"""The noise of a training as a process: how much at each step, which, and what the ledger states of it.
+
+A release asks its noise for three things and knows nothing else of it, so that another process (noise that is
+correlated among steps, say) is another class.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dpbench.privacy.events import SumQuery
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.schedules import Factors
+
+Keys = Callable[[int], Sequence[int]]
+"""Step → key of its random numbers, for one use of them."""
+
+
+class Noise(ABC):
+    """Noise of all steps of a training."""
+
+    @abstractmethod
+    def multiplier(self, step: int) -> float:
+        """Z of a step, in units of the sensitivity of the whole release."""
+
+    def init(self, size: int) -> Any:
+        """State that `add_` keeps from step to step, for a flat sum of `size` numbers; None: none.
+
+        A resumed run makes it again from the keys, so that checkpoints hold no noise.
+        """
+        return None
+
+    def add_(self, total: Tensor, plan: ReleasePlan, step: int, keys: Keys, state: Any) -> Tensor:
+        """Add the noise of a step to a flat sum, in place: independent of that of all others unless stated otherwise.
+
+        Args:
+            total: Flat sum over all records, shape (D,).
+            plan: Of the release: standard deviations along the sum.
+            step: Number of the release.
+            keys: Of random numbers.
+            state: Of `init`.
+        """
+        return plan.privatize(total, keys(step))
+
+    def cost(self, queries: tuple[SumQuery, ...], step: int) -> tuple[SumQuery, ...]:
+        """What the ledger states of the release of a step.
+
+        Args:
+            queries: Sensitivities, and the noise on each coordinate.
+            step: Number of the release.
+        """
+        return queries
+
+    @property
+    def constant(self) -> bool:
+        """Whether each release costs the same."""
+        return True
+
+
+@dataclass(frozen=True)
+class Gaussian(Noise):
+    """Independent Gaussian noise, the same at each step.
+
+    Attributes:
+        noise_multiplier: z.
+    """
+
+    noise_multiplier: float
+
+    def multiplier(self, step: int) -> float:
+        """Z."""
+        return self.noise_multiplier
+
+
+@dataclass(frozen=True)
+class Scheduled(Noise):
+    """Independent Gaussian noise whose multiplier moves, by values that were fixed before training.
+
+    Guarantee: the composition of Gaussian mechanisms with multipliers z·f_t, each in the ledger.
+
+    Attributes:
+        noise_multiplier: z.
+        factors: f_t.
+    """
+
+    noise_multiplier: float
+    factors: Factors
+
+    def multiplier(self, step: int) -> float:
+        """z·f_t."""
+        return self.noise_multiplier * self.factors.at(step)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the factors are one."""
+        return not self.factors
+
+
+def noise_of(noise_multiplier: float, factors: Factors) -> Noise:
+    """Independent noise, scheduled where there are factors."""
+    return Scheduled(noise_multiplier, factors) if factors else Gaussian(noise_multiplier)

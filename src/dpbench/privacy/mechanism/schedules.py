@@ -1,0 +1,153 @@
+"""Schedules: how a value moves over the steps of a training, fixed before the first one.
+
+A schedule that followed the records would itself be a release. So its values are computed from the number of steps
+alone, before training, and stored: they are part of the plan, of the key of the noise and, release by release, of the
+ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dpbench.errors import ConfigurationError
+
+Schedule = str | Sequence[float] | Callable[[float], float]
+"""What a base value is multiplied by: "linear:E", "exponential:E", "cosine:E" (from 1 to E), "step:F@P/F@P" (factor F
+from the share P of the steps on), "constant"; a factor for each step; or a function of the share of the steps that are
+over, from 0 to 1."""
+
+MOST_STAIRS = 100
+"""Values that a named schedule or a function takes: as many distinct costs as accountants compose exactly."""
+_LARGEST = 1e6
+_KINDS: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda end, progress: 1 + (end - 1) * progress,
+    "exponential": lambda end, progress: end**progress,
+    "cosine": lambda end, progress: end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2,
+}
+_FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of a base value, one for each step; after the last one it stays.
+
+    Attributes:
+        values: Positive; empty: always 1.
+    """
+
+    values: tuple[float, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def at(self, step: int) -> float:
+        """The factor of a step, counted from 0."""
+        return self.values[min(step, len(self.values) - 1)] if self.values else 1.0
+
+
+CONSTANT = Factors()
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """How the values of a training move; None: not.
+
+    Attributes:
+        noise_multiplier: Schedule of z.
+        max_grad_norm: Schedule of the bounds of all groups.
+    """
+
+    noise_multiplier: Schedule | None = None
+    max_grad_norm: Schedule | None = None
+
+
+UNSCHEDULED = Schedules()
+
+
+def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
+    """Evaluate a schedule.
+
+    Args:
+        name: Of the option, for messages.
+        schedule: What was asked for; None: nothing.
+        steps: Planned number of steps.
+
+    Raises:
+        ConfigurationError: The training has no end, or a value is no positive number.
+
+    >>> factors_of("noise_schedule", "linear:0.5", 5).values
+    (1.0, 0.875, 0.75, 0.625, 0.5)
+    >>> factors_of("noise_schedule", "step:0.5@0.5/0.25@0.75", 4).values
+    (1.0, 1.0, 0.5, 0.25)
+    """
+    if schedule is None or schedule == "constant":
+        return Factors()
+    if not (math.isfinite(steps) and steps >= 1):
+        raise ConfigurationError(f"{name} needs a number of steps: set max_steps or max_epochs.")
+    count = int(steps)
+    if isinstance(schedule, str):
+        values = _by_progress(name, _named(name, schedule), count)
+    elif callable(schedule):
+        values = _by_progress(name, schedule, count)
+    else:
+        values = list(schedule)
+        if len(values) != count:
+            raise ConfigurationError(
+                f"{name} has {len(values)} factors, and the training {count} steps: give one each."
+            )
+    for step, value in enumerate(values):
+        if not (isinstance(value, int | float) and 1 / _LARGEST <= value <= _LARGEST):
+            raise ConfigurationError(
+                f"{name} must be a positive number at every step, from {1 / _LARGEST:g} to {_LARGEST:g}, and is "
+                f"{value!r} at step {step}."
+            )
+    return Factors(tuple(map(float, values)))
+
+
+def check_schedule(name: str, schedule: Schedule | None) -> None:
+    """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
+    if isinstance(schedule, str) and schedule != "constant":
+        _named(name, schedule)
+
+
+def _by_progress(name: str, function: Callable[[float], float], steps: int) -> list[float]:
+    """Values in at most `MOST_STAIRS` stairs."""
+    stairs = min(steps, MOST_STAIRS)
+    try:
+        values = [float(function(stair / max(stairs - 1, 1))) for stair in range(stairs)]
+    except Exception as error:
+        raise ConfigurationError(f"{name} cannot be evaluated: {type(error).__name__}: {error}.") from error
+    return [values[step * stairs // steps] for step in range(steps)]
+
+
+def _named(name: str, schedule: str) -> Callable[[float], float]:
+    kind, _, rest = schedule.partition(":")
+    try:
+        if kind in _KINDS:
+            end = float(rest)
+            if not 0 < end < math.inf:
+                raise ValueError
+            return lambda progress: _KINDS[kind](end, progress)
+        if kind == "step":
+            return _stairs(rest)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"{name} must be {_FORMS}, not {schedule!r}.")
+
+
+def _stairs(text: str) -> Callable[[float], float]:
+    """Factors from shares of the steps on.
+
+    Raises:
+        ValueError: They are no positive numbers, or the shares do not ascend from above 0 to below 1.
+    """
+    pairs = []
+    for stair in text.split("/"):
+        factor, _, share = stair.partition("@")
+        pairs.append((float(share), float(factor)))
+    shares = [share for share, _ in pairs]
+    if shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1 or min(factor for _, factor in pairs) <= 0:
+        raise ValueError
+    return lambda progress: next((factor for share, factor in reversed(pairs) if progress >= share), 1.0)

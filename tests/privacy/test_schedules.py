@@ -1,0 +1,250 @@
+"""Noise and bounds that move over the steps: what is released, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import stats
+from torch import Tensor, nn
+
+from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.privacy.accounting.composition import epsilon as ledger_epsilon_of
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.budget import Horizon
+from dpbench.privacy.mechanism.adaptive import Adaptation
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.noise_process import Gaussian, Scheduled, noise_of
+from dpbench.privacy.mechanism.plan import Statistic
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import MOST_STAIRS, Factors, Schedules, factors_of
+from dpbench.privacy.sampling import PoissonSampling
+from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
+
+STEPS = 12
+NOISE = Schedules(noise_multiplier="linear:0.25")
+BOUND = Schedules(max_grad_norm="exponential:0.1")
+FALLING = factors_of("noise_schedule", NOISE.noise_multiplier, STEPS).values
+
+
+def independent_epsilon(multipliers: Sequence[float], delta: float = 1e-4) -> float:
+    """By dp_accounting, release by release."""
+    accountant = rdp_privacy_accountant.RdpAccountant()
+    for z in multipliers:
+        accountant.compose(dp_event.PoissonSampledDpEvent(SAMPLING.rate, dp_event.GaussianDpEvent(z)))
+    return float(accountant.get_epsilon(delta))
+
+
+# ------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (None, ()),
+        ("constant", ()),
+        ("linear:3", (1.0, 2.0, 3.0)),
+        ("exponential:0.25", (1.0, 0.5, 0.25)),
+        ("cosine:0.5", (1.0, 0.75, 0.5)),
+        ("step:0.5@0.5/2@0.9", (1.0, 0.5, 2.0)),
+        ([1, 0.5, 0.1], (1.0, 0.5, 0.1)),
+        (lambda share: 1 - share / 2, (1.0, 0.75, 0.5)),
+    ],
+)
+def test_values(schedule: Any, expected: tuple[float, ...]) -> None:
+    assert factors_of("noise_schedule", schedule, 3).values == pytest.approx(expected)
+
+
+def test_long_schedules_move_in_stairs() -> None:
+    values = factors_of("noise_schedule", "linear:0.5", 4001).values
+    assert len(values) == 4001 and len(set(values)) == MOST_STAIRS
+    assert values[0] == 1 and values[-1] == 0.5 and sorted(values, reverse=True) == list(values)
+    assert factors_of("noise_schedule", "linear:0.5", 1).values == (1.0,)
+
+
+def test_after_its_end_a_schedule_stays() -> None:
+    assert Factors((1.0, 0.5)).at(7) == 0.5 and Factors().at(3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "words"),
+    [
+        ("linear", 3, "must be constant, linear:END"),
+        ("linear:0", 3, "must be constant, linear:END"),
+        ("linear:-1", 3, "must be constant, linear:END"),
+        ("sine:1", 3, "not 'sine:1'"),
+        ("step:0.5", 3, "step:FACTOR@SHARE"),
+        ("step:0.5@0.5/0.1@0.2", 3, "step:FACTOR@SHARE"),
+        ("step:0.5@1.5", 3, "step:FACTOR@SHARE"),
+        ("linear:0.5", math.inf, "set max_steps or max_epochs"),
+        ([1.0, 0.5], 3, "has 2 factors, and the training 3 steps"),
+        ([1.0, 0.0, 1.0], 3, "is 0.0 at step 1"),
+        ([1.0, math.nan, 1.0], 3, "is nan at step 1"),
+        ([1.0, "a", 1.0], 3, "is 'a' at step 1"),
+        (lambda share: -1.0, 3, "is -1.0 at step 0"),
+        (lambda share: 1 / 0, 3, "cannot be evaluated: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_schedule(schedule: Any, steps: float, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        factors_of("noise_schedule", schedule, steps)
+
+
+def test_noise_without_a_schedule_is_plain() -> None:
+    assert noise_of(1.5, Factors()) == Gaussian(1.5) and Gaussian(1.5).constant
+    scheduled = noise_of(2.0, Factors((1.0, 0.5)))
+    assert isinstance(scheduled, Scheduled) and not scheduled.constant
+    assert [scheduled.multiplier(step) for step in range(3)] == [2.0, 1.0, 1.0]
+
+
+# ------------------------------------------------------------------------------- releases
+
+
+def test_the_noise_of_each_release_is_the_scheduled_one(tmp_path: Path) -> None:
+    releases, draws = made(tmp_path, horizon=Horizon(STEPS), schedules=NOISE), []
+    for step in range(STEPS):
+        lot = rows(step)
+        draws.append((10 * release(releases, lot) - lot.sum(0)) / FALLING[step])
+    noise = torch.cat(draws).double().numpy()
+    for factor, fits in ((1.0, True), (2 / 3, False), (1.5, False)):
+        assert (stats.kstest(noise / factor, "norm").pvalue > 1e-4) == fits
+    constant = np.concatenate([draw.double().numpy() * z for draw, z in zip(draws, FALLING, strict=True)])
+    assert stats.kstest(constant, "norm").pvalue < 1e-4  # it does move
+
+
+def test_bounds_follow_their_schedule(tmp_path: Path) -> None:
+    """The sum is that of gradients clipped at C·f_t, and a record moves it by no more, which the ledger states."""
+    releases = made(tmp_path, z=1e-6, horizon=Horizon(STEPS), schedules=BOUND)
+    factors = factors_of("max_grad_norm_schedule", BOUND.max_grad_norm, STEPS).values
+    for step, factor in enumerate(factors):
+        lot = 5 * rows(step).double()
+        clipped = lot * (factor / lot.norm(dim=1, keepdim=True)).clamp(max=1)
+        (query,) = releases.mechanism.queries
+        assert query.sensitivity == pytest.approx(factor) and query.noise_std == pytest.approx(1e-6 * factor)
+        torch.testing.assert_close(10 * release(releases, lot.float()).double(), clipped.sum(0), rtol=1e-4, atol=1e-4)
+        moved = clipped.sum(0) - clipped[1:].sum(0)
+        assert moved.norm() <= query.sensitivity * (1 + 1e-6)
+    stated = [one.queries[0].sensitivity for _, one in read_ledger(tmp_path / "ledger.jsonl").releases]
+    assert stated == pytest.approx(factors)
+
+
+def test_the_ledger_costs_what_an_independent_accountant_says(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=0.8, horizon=Horizon(STEPS), schedules=NOISE)
+    for step in range(STEPS):
+        release(releases, rows(step))
+        assert releases.epsilon() == pytest.approx(independent_epsilon([0.8 * f for f in FALLING[: step + 1]]), 1e-8)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger_epsilon_of(ledger.events, 1e-4) == releases.epsilon()
+    assert [one.queries[0].noise_std for _, one in ledger.releases] == pytest.approx([0.8 * f for f in FALLING])
+
+
+def test_a_target_is_spent_in_the_planned_steps(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=None, target=2.0, horizon=Horizon(STEPS), schedules=NOISE)
+    for step in range(STEPS):
+        release(releases, rows(step))
+    assert 2.0 * (1 - 1e-5) < releases.epsilon() <= 2.0
+    assert releases.noise_multiplier is not None
+    assert independent_epsilon([releases.noise_multiplier * f for f in FALLING]) <= 2.0
+    with pytest.raises(BudgetExhausted):
+        release(releases)
+
+
+@pytest.mark.parametrize("schedule", ["linear:0.2", "linear:5", [1.0] * 9 + [0.01, 1.0, 1.0]])
+def test_training_stops_before_the_release_that_would_exceed_the_target(tmp_path: Path, schedule: Any) -> None:
+    """Whatever that costs: the last one may cost more than all before it."""
+    factors = factors_of("noise_schedule", schedule, STEPS).values
+    target = (independent_epsilon(factors[:9]) + independent_epsilon(factors[:10])) / 2
+    releases = made(tmp_path, target=target, horizon=Horizon(STEPS), schedules=Schedules(schedule))
+    count = 0
+    while not releases.budget.exhausted:
+        release(releases, rows(count))
+        count += 1
+    assert count == 9 and releases.epsilon() <= target
+
+
+def test_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path) -> None:
+    both = Schedules("cosine:0.3", "linear:2")
+    options: dict[str, Any] = {"horizon": Horizon(STEPS), "schedules": both, "target": 30.0}
+    straight = made(tmp_path / "straight", **options)
+    expected = [release(straight, rows(step)) for step in range(STEPS)]
+    crashed = made(tmp_path / "crashed", **options)
+    for step in range(5):
+        release(crashed, rows(step))
+    state = crashed.state_dict()
+    for step in range(5, 8):
+        release(crashed, rows(step))
+    crashed.budget.close()
+    resumed = made(tmp_path / "crashed", start=state, **{**options, "horizon": Horizon(STEPS, 5)})
+    assert resumed.phase == 0 and resumed.budget.remaining == STEPS - 5
+    for step in range(5, STEPS):
+        assert torch.equal(release(resumed, rows(step)), expected[step])
+    names = ("straight", "crashed")
+    one, other = ((tmp_path / name / "ledger.jsonl").read_bytes() for name in names)
+    assert one == other
+
+
+def test_a_replay_that_differs_counts_again_at_its_own_cost(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"horizon": Horizon(STEPS), "schedules": NOISE, "target": 30.0}
+    crashed = made(tmp_path, **options)
+    release(crashed, rows(0))
+    state = crashed.state_dict()
+    for step in range(1, 4):
+        release(crashed, rows(step))
+    crashed.budget.close()
+    resumed = made(tmp_path, start=state, **{**options, "horizon": Horizon(STEPS, 1)})
+    with pytest.warns(UserWarning, match="comes out otherwise"):
+        release(resumed, rows(50))
+    assert resumed.phase == 1 and resumed.budget.remaining == STEPS - 2
+    for step in range(2, STEPS):
+        release(resumed, rows(step))
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 + STEPS
+
+
+def test_other_schedules_have_other_noise(tmp_path: Path) -> None:
+    """Also where the first release is the same."""
+    digests = set()
+    for number, schedules in enumerate((Schedules(), NOISE, BOUND, Schedules("cosine:0.25"), Schedules("linear:0.2"))):
+        releases = made(tmp_path / str(number), horizon=Horizon(STEPS), schedules=schedules)
+        digests.add(releases.mechanism.digest)
+    assert len(digests) == 5
+
+
+# ------------------------------------------------------------------------------- an adaptation without statistics
+
+
+@dataclass(frozen=True)
+class Halving(Adaptation):
+    """Bounds that follow from nothing but the number of releases."""
+
+    def statistics(self, groups: Any, expected_records: float, noise_multiplier: float) -> tuple[Statistic, ...]:
+        return ()
+
+    def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+        return squared_norms.new_zeros(0)
+
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+        assert not released
+        return tuple(group.max_grad_norm / 2 for group in groups)
+
+
+def test_an_adaptation_without_statistics_works() -> None:
+    """It was ignored."""
+    groups = (VectorGroup("all", (0,), 1.0),)
+    parameters = [nn.Parameter(torch.zeros(WIDTH))]
+    mechanism = Mechanism(Recipe(adaptation=Halving()), PoissonSampling(100, 0.1), Gaussian(1.0), parameters, groups)
+    bounds = []
+    for step in range(4):
+        mechanism.clear()
+        bounds.append(mechanism.plan.groups[0].max_grad_norm)
+        mechanism.add_noise(lambda number, step=step: (1, step))
+        mechanism.post_process()
+    assert bounds == [1.0, 0.5, 0.25, 0.125]
