@@ -21,7 +21,7 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import unclipped_weights
 from dpbench.privacy.mechanism.noise import checksum, grid_spacing
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import UNSCHEDULED, Schedules
+from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.privacy.sampling import PoissonSampling, Sampling
@@ -52,6 +52,7 @@ def made(
     sampling: Sampling = SAMPLING,
     summands: Summands = UNITS,
     schedules: Schedules = UNSCHEDULED,
+    size_factors: Factors = CONSTANT,
 ) -> Releases:
     releases = Releases(recipe, Budget(target, 1e-4, "rdp"), z, 3, "a run", schedules)
     OPEN.append(releases)
@@ -61,7 +62,7 @@ def made(
     releases.take_part(processes)
     trained = Trained([nn.Parameter(torch.zeros(WIDTH))], ["w"])
     groups = recipe.groups(trained.names, trained.sizes)
-    releases.begin(sampling, summands, trained, groups, {}, horizon)
+    releases.begin(sampling, summands, trained, groups, {}, horizon, size_factors)
     releases.open_ledger(folder / "ledger.jsonl", horizon)
     return releases
 

@@ -16,6 +16,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 from torch import Tensor, nn
 
+from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon as ledger_epsilon_of
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -216,6 +217,71 @@ def test_other_schedules_have_other_noise(tmp_path: Path) -> None:
         releases = made(tmp_path / str(number), horizon=Horizon(STEPS), schedules=schedules)
         digests.add(releases.mechanism.digest)
     assert len(digests) == 5
+
+
+# ------------------------------------------------------------------------------- sizes of lots
+
+
+SIZES = factors_of("expected_batch_size_schedule", "linear:3", STEPS)
+
+
+def test_lots_of_scheduled_sizes_are_divided_and_accounted_for_as_such(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=1e-6, horizon=Horizon(STEPS), size_factors=SIZES)
+    for step in range(STEPS):
+        expected = SAMPLING.expected_batch_size * SIZES.at(step)
+        assert releases.mechanism.plan.denominator == pytest.approx(expected)
+        lot = rows(step)
+        torch.testing.assert_close(release(releases, lot), lot.sum(0) / expected, rtol=1e-4, atol=1e-4)
+    rates = [one.sampling.rate for _, one in read_ledger(tmp_path / "ledger.jsonl").releases]
+    assert rates == pytest.approx([SAMPLING.rate * factor for factor in SIZES.values])
+
+
+def test_scheduled_sizes_cost_what_an_independent_accountant_says(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=None, target=3.0, horizon=Horizon(STEPS), schedules=NOISE, size_factors=SIZES)
+    for step in range(STEPS):
+        release(releases, rows(step))
+    accountant = rdp_privacy_accountant.RdpAccountant()
+    for step in range(STEPS):
+        assert releases.noise_multiplier is not None
+        gaussian = dp_event.GaussianDpEvent(releases.noise_multiplier * FALLING[step])
+        accountant.compose(dp_event.PoissonSampledDpEvent(SAMPLING.rate * SIZES.at(step), gaussian))
+    assert releases.epsilon() == pytest.approx(accountant.get_epsilon(1e-4), 1e-8)
+    assert 3.0 * (1 - 1e-5) < releases.epsilon() <= 3.0
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+def test_lots_have_their_scheduled_sizes(kind: str) -> None:
+    lots = Lots(make_sampling(kind, 2000, 20), 1, "step:5@0.5")
+    lots.plan(200)
+    drawn = [len(lots.lot(step)) for step in range(200)]
+    first, last = np.mean(drawn[:100]), np.mean(drawn[100:])
+    if kind == "fixed_size":
+        assert (first, last) == (20, 100)
+    else:
+        assert abs(first - 20) < 4 * math.sqrt(20 / 100) and abs(last - 100) < 4 * math.sqrt(100 / 100)
+    lots.give_back()
+    assert not lots.size_factors
+
+
+def test_no_schedule_draws_the_lots_of_before() -> None:
+    plain, constant = (Lots(make_sampling("poisson", 300, 20), 1, schedule) for schedule in (None, "constant"))
+    assert not constant.plan(50)
+    assert all(np.array_equal(plain.lot(step), constant.lot(step)) for step in range(50))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "schedule", "words"),
+    [
+        ("poisson", 20, "linear:100", "gives lots of"),
+        ("poisson", 20, "linear:0.01", "must hold between 1 and all 300"),
+        ("full", 300, "linear:0.5", "'full' lots have one size"),
+        ("shuffled", 20, "linear:0.5", "have one size"),
+        ("poisson", 20, "linear:x", "expected_batch_size_schedule must be"),
+    ],
+)
+def test_sizes_that_no_lot_can_have(kind: str, size: int, schedule: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Lots(make_sampling(kind, 300, size), 1, schedule).plan(10)
 
 
 # ------------------------------------------------------------------------------- an adaptation without statistics

@@ -140,13 +140,14 @@ class PrivateLoop:
         guards.refuse_optimizer(found.optimizer, trained.parameters, trained.names)
         guards.refuse_other_unit(source.unit, lots.sampling)
         releases.forget()
+        lot_sizes = lots.plan(self._steps)
         releases.take_part(ALONE, key)
         let_canaries_in(strategy.audit, releases, lots, trained)
         sampling = lots.sampling
         source.begin(self._loader)
         guards.warn_of_delta(strategy.delta if strategy.private else 0.0, sampling.population, sampling.unit)
         horizon, groups = Horizon(self._steps), first_groups(source, releases, trained)
-        releases.begin(sampling, source.summands, trained, groups, {}, horizon)
+        releases.begin(sampling, source.summands, trained, groups, {}, horizon, lot_sizes)
         strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(strategy.mechanism.plan)
         assert strategy.ledger_path is not None

@@ -47,8 +47,9 @@ class NonPrivate(pl.Callback):
         """Take lots over, if the data come in lots."""
         if isinstance(trainer.train_dataloader, LotLoader):
             refuse_users(trainer.train_dataloader.dataset)
-            trainer.train_dataloader.lots.take_over()
             self._lots = trainer.train_dataloader.lots
+            self._lots.take_over()
+            self._lots.plan(trainer.estimated_stepping_batches)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the lots, which may be drawn without this callback again."""

@@ -153,14 +153,15 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             releases.forget()
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
         key = self._run_key(trainer, pl_module, loader)
+        horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
+        lot_sizes = lots.plan(horizon.planned)
         releases.take_part(processes_of(trainer, alike), key)
         let_canaries_in(self.audit, releases, lots, trained)
         sampling = lots.sampling
         self._source.begin(loader)
         guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population, sampling.unit)
-        horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
         groups, sizes = first_groups(self._source, releases, trained), getattr(pl_module, "record_metrics", {})
-        releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon)
+        releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon, lot_sizes)
         self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
         guards.warn_of_split(self.mechanism.plan)
         lots.start_at(releases.made, releases.lot_key)  # lot t belongs to release t

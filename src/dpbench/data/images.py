@@ -162,6 +162,8 @@ class ImageDataModule(pl.LightningDataModule):
         split: How the records of `val_size` are chosen. "hash": each by a hash of itself, so that one record more moves
             no other one. "permutation": exactly `val_size`, by their number, as in runs of before; one record more then
             exchanges most of them, and epsilon holds for a record of the training set alone.
+        expected_batch_size_schedule: How it moves over the steps: "linear:E", "exponential:E" or "cosine:E" (to E times
+            that size), "step:F@P/F@P", or a factor for each step; None: not.
 
     Raises:
         ConfigurationError: An option is unknown, out of range, or not for this data set.
@@ -185,6 +187,7 @@ class ImageDataModule(pl.LightningDataModule):
         like: str | None = None,
         inserted: Inserted = _NOTHING,
         split: HeldOutBy = "hash",
+        expected_batch_size_schedule: str | list[float] | None = None,
     ) -> None:
         super().__init__()
         check_split(split)
@@ -194,6 +197,7 @@ class ImageDataModule(pl.LightningDataModule):
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         self.root = data_root(root)
         self._expected_batch_size, self._kind = expected_batch_size, "poisson" if sampling is None else sampling
+        self._size_schedule = expected_batch_size_schedule
         self._val_size, self._eval_batch_size = val_size, eval_batch_size
         self._image_size = image_size if image_size is not None else self.spec.side
         self._download, self._seed = download, seed
@@ -310,7 +314,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
-        return LotLoader(self.train_set, Lots(self.sampling, self._seed))
+        return LotLoader(self.train_set, Lots(self.sampling, self._seed, self._size_schedule))
 
     def _eval_loader(self, images: InMemoryImages | None) -> DataLoader[Batch]:
         assert images is not None

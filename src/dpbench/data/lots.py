@@ -28,6 +28,7 @@ from dpbench.data.records import Collation, count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.data.users import UserDataset, ask_for_unit, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
+from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedule, check_schedule, factors_of
 from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_sequence, source_of
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
@@ -45,6 +46,8 @@ class Lots(TorchSampler[list[int]]):
     Args:
         sampling: What is drawn; the ledger records it.
         seed: Key of the draws, or None for the operating system's entropy.
+        size_schedule: How the expected size of lots moves over the steps of a training, see
+            `privacy.mechanism.schedules`; None: not.
 
     Attributes:
         position: Number of lots that were handed out; the whole state.
@@ -57,9 +60,10 @@ class Lots(TorchSampler[list[int]]):
             strategy. None: the same.
         added: Records of an audit, which are drawn like those of the data set and come after them; set by the strategy.
             They are in no lot that a loader hands out.
+        size_factors: Of the expected size, by step; evaluated by `plan` from the schedule.
     """
 
-    def __init__(self, sampling: Sampling, seed: int | None) -> None:
+    def __init__(self, sampling: Sampling, seed: int | None, size_schedule: Schedule | None = None) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
         if not isinstance(sampling, Sampling):
@@ -69,7 +73,9 @@ class Lots(TorchSampler[list[int]]):
             )
         if not isinstance(sampling.unit, str) or not sampling.unit.strip():
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
+        check_schedule("expected_batch_size_schedule", size_schedule)
         self._sampling = sampling
+        self._size_schedule, self.size_factors = size_schedule, CONSTANT
         self.position = self.phase = self.microbatches = 0
         self.attended = False
         self.work: NDArray[Any] | None = None
@@ -120,9 +126,26 @@ class Lots(TorchSampler[list[int]]):
             )
         self.attended = True
 
+    def plan(self, steps: float) -> Factors:
+        """Fix the sizes of all lots of a training.
+
+        Args:
+            steps: Their number.
+
+        Returns:
+            Factors of the expected size, by step.
+
+        Raises:
+            ConfigurationError: A lot would have no valid size, or the training no end.
+        """
+        self.size_factors = factors_of("expected_batch_size_schedule", self._size_schedule, steps)
+        for factor in set(self.size_factors.values):
+            self.sampling.resized(factor)
+        return self.size_factors
+
     def give_back(self) -> None:
         """End what `take_over` began."""
-        self.attended, self.added = False, 0
+        self.attended, self.added, self.size_factors = False, 0, CONSTANT
 
     def start_at(self, position: int, run: int | None = None) -> None:
         """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
@@ -143,7 +166,7 @@ class Lots(TorchSampler[list[int]]):
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
             microbatch lies on one rank as a whole), else None.
         """
-        key = (step, rank, world, self.phase, self.microbatches, id(self.work), self.added)
+        key = (step, rank, world, self.phase, self.microbatches, id(self.work), self.added, id(self.size_factors))
         if key not in self._shares:
             if len(self._shares) >= _REMEMBERED:
                 self._shares.pop(next(iter(self._shares)))
@@ -183,7 +206,7 @@ class Lots(TorchSampler[list[int]]):
         return len(np.intersect1d(positions, self._lot(step)))
 
     def _lot(self, step: int) -> Positions:
-        sampling = self.sampling
+        sampling = self.sampling.resized(self.size_factors.at(step))
         number, place = divmod(step, sampling.lots_per_draw)
         key = number, self.phase, self.added
         if self._drawn is None or self._drawn[0] != key:
@@ -284,6 +307,7 @@ class LotLoader(DataLoader[Any]):
         expected_batch_size: float,
         seed: int | None = None,
         unit: str | None = None,
+        expected_batch_size_schedule: Schedule | None = None,
         **options: Any,
     ) -> LotLoader:
         """Poisson sampling: each record is in each lot with probability `expected_batch_size` / len(dataset).
@@ -295,11 +319,12 @@ class LotLoader(DataLoader[Any]):
             unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy. None:
                 what the data set says in its attribute `unit` ("user"), or an example. A data set without that
                 attribute is asked about: all of a patient has to be one item.
+            expected_batch_size_schedule: How the expected size moves over the steps, such as "linear:4".
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
         unit = unit or str(getattr(dataset, "unit", "example"))
         sampling = make_sampling("poisson", count_of(dataset), expected_batch_size, unit)
-        return cls(dataset, Lots(sampling, seed), **options)
+        return cls(dataset, Lots(sampling, seed, expected_batch_size_schedule), **options)
 
     @classmethod
     def from_dataloader(

@@ -42,6 +42,7 @@ class UserDataModule(pl.LightningDataModule):
             "hash": each by a hash of the name, so that one user more moves no other one. "permutation": exactly as many
             as asked for, by their number, as in runs of before; one user more then exchanges most of them, and epsilon
             holds for a user of the training set alone.
+        expected_batch_size_schedule: How it moves over the rounds, as for `ImageDataModule`; None: not.
 
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
@@ -63,6 +64,7 @@ class UserDataModule(pl.LightningDataModule):
         options: dict[str, Any] | None = None,
         unit: Literal["user", "example"] = "user",
         split: Split = "hash",
+        expected_batch_size_schedule: str | list[float] | None = None,
     ) -> None:
         super().__init__()
         check_split(split)
@@ -70,6 +72,7 @@ class UserDataModule(pl.LightningDataModule):
         self.name, self.root, self.unit = name, data_root(root), unit
         self.options: Mapping[str, Any] = checked_options(name, options or {})
         self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
+        self._size_schedule = expected_batch_size_schedule
         self._val_users, self._eval_batch_size = val_users, eval_batch_size
         self._download, self._seed = download, seed
         self._data: UserData | None = None
@@ -167,7 +170,7 @@ class UserDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
         collate = None if self.unit == "user" else self.users.collate_fn
-        return LotLoader(self.train_set, Lots(self.sampling, self._seed), collate)
+        return LotLoader(self.train_set, Lots(self.sampling, self._seed, self._size_schedule), collate)
 
     def _eval_loader(self, examples: Dataset[Any]) -> DataLoader[Any]:
         collate = Collation(examples, self.users.collate_fn)

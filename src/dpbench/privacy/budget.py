@@ -104,7 +104,12 @@ class Budget:
         self._seal = Seal.read(state.get("ledger"))
 
     def calibrated(
-        self, horizon: Horizon, sampling: Sampling, summands: Summands, factors: Factors = CONSTANT
+        self,
+        horizon: Horizon,
+        sampling: Sampling,
+        summands: Summands,
+        noise_factors: Factors = CONSTANT,
+        size_factors: Factors = CONSTANT,
     ) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
@@ -112,7 +117,8 @@ class Budget:
             horizon: Number of steps.
             sampling: Of each release.
             summands: Of each release.
-            factors: By which the multiplier of each release differs from it.
+            noise_factors: By which the multiplier of each release differs from it.
+            size_factors: By which the expected size of each lot differs from that of `sampling`.
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
@@ -123,13 +129,16 @@ class Budget:
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
             )
         changes = summands.changes(sampling)
-
-        counts = Counter(factors.values) if factors else Counter({1.0: int(steps)})
+        if noise_factors or size_factors:
+            factors = Counter((size_factors.at(step), noise_factors.at(step)) for step in range(int(steps)))
+        else:
+            factors = Counter({(1.0, 1.0): int(steps)})
+        counts = {(sampling.resized(size), noise): count for (size, noise), count in factors.items()}
 
         def with_noise(noise_multiplier: float) -> Counter[Event]:
             releases = Counter[Event]()
-            for factor, count in counts.items():
-                releases[Event(sampling, (SumQuery("all", changes, factor * noise_multiplier),))] += count
+            for (lots, factor), count in counts.items():
+                releases[Event(lots, (SumQuery("all", changes, factor * noise_multiplier),))] += count
             return releases
 
         assert self.target_epsilon is not None

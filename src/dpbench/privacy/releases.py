@@ -30,7 +30,7 @@ from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.noise_process import noise_of
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import UNSCHEDULED, Schedules, factors_of
+from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
@@ -157,6 +157,7 @@ class Releases:
         groups: tuple[VectorGroup, ...],
         metric_sizes: Mapping[str, int],
         horizon: Horizon = ENDLESS,
+        size_factors: Factors = CONSTANT,
     ) -> None:
         """Fix the plan of the first release; `take_part` comes before.
 
@@ -167,6 +168,7 @@ class Releases:
             groups: Partition of them with the first bounds.
             metric_sizes: Number of values of each metric that the module offers.
             horizon: Number of steps, for which the noise is found where it was not given.
+            size_factors: Of the expected lot size, by step.
 
         Raises:
             ConfigurationError: The plan has no solution, or no noise reaches the target.
@@ -176,7 +178,7 @@ class Releases:
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.planned)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.planned)
         if self.noise_multiplier is None:
-            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands, noise_factors)
+            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands, noise_factors, size_factors)
         self._names = trained.names
         self._mechanism = Mechanism(
             self.recipe,
@@ -188,6 +190,7 @@ class Releases:
             self.memory,
             summands,
             bound_factors,
+            size_factors,
             self.made,
         )
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:

@@ -29,6 +29,11 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     """
     if microbatch_size == 1:
         return 0, 1 if loader.record_of_row is None else None
+    if loader.lots.size_factors:
+        raise ConfigurationError(
+            f"microbatch_size={microbatch_size} does not go with expected_batch_size_schedule: a lot has a fixed "
+            "number of microbatches. Leave one out."
+        )
     if loader.record_of_row is not None:
         raise ConfigurationError(
             f"microbatch_size={microbatch_size} does not go with record_of_row: the rows of one record, or those of a "

@@ -46,6 +46,7 @@ class Mechanism:
         memory: The `state_dict` of a run that is resumed.
         summands: What the sums are over.
         bound_factors: Of the groups' bounds, by step; not beside an adaptation.
+        size_factors: Of the expected lot size, by step.
         step: Number of the next release.
 
     Attributes:
@@ -75,13 +76,15 @@ class Mechanism:
         memory: Mapping[str, Any] | None = None,
         summands: Summands = UNITS,
         bound_factors: Factors = CONSTANT,
+        size_factors: Factors = CONSTANT,
         step: int = 0,
     ) -> None:
         self.recipe, self.noise, self.step = recipe, noise, step
-        self._summands, self._bound_factors = summands, bound_factors
+        self._summands, self._bound_factors, self._size_factors = summands, bound_factors, size_factors
         self.metrics: dict[str, float] = {}
         self._metrics = [dict(values) for values in (memory or {}).get("metrics", ())]
         self._sampling = sampling
+        self._samplings: dict[float, Sampling] = {}
         self._sizes = tuple(parameter.numel() for parameter in parameters)
         self.metric_sizes = dict(metric_sizes or {})
         bounds: tuple[Bounds, Bounds] | None = (memory or {}).get("bounds") if recipe.adaptation is not None else None
@@ -99,8 +102,8 @@ class Mechanism:
 
     def plan_of(self, step: int) -> ReleasePlan:
         """The plan of a release; where bounds adapt, with those of the next one, which cost the same."""
-        recipe, sampling, summands, statistics = self.recipe, self._sampling, self._summands, list[Statistic]()
-        z, groups = self.noise.multiplier(step), self._groups
+        recipe, summands, statistics = self.recipe, self._summands, list[Statistic]()
+        z, groups, sampling = self.noise.multiplier(step), self._groups, self._sampling_of(step)
         if self._bound_factors:
             factor = self._bound_factors.at(step)
             groups = with_bounds(groups, [factor * group.max_grad_norm for group in groups])
@@ -110,6 +113,12 @@ class Mechanism:
             statistics += recipe.metrics.statistics(self.metric_sizes, z, sampling, summands)
         return ReleasePlan(sampling, groups, z, self._sizes, tuple(statistics), recipe.allocation, summands)
 
+    def _sampling_of(self, step: int) -> Sampling:
+        factor = self._size_factors.at(step)
+        if factor not in self._samplings:
+            self._samplings[factor] = self._sampling.resized(factor)
+        return self._samplings[factor]
+
     def event_of(self, step: int) -> Event:
         """What a release on a lot of its own costs."""
         plan = self.plan_of(step)
@@ -118,12 +127,12 @@ class Mechanism:
     @property
     def constant(self) -> bool:
         """Whether the plan of each release is the same, but for bounds that adapt."""
-        return self.noise.constant and not self._bound_factors
+        return self.noise.constant and not self._bound_factors and not self._size_factors
 
     def _digest(self) -> int:
         if self.constant:
             return plan_digest(self.first_plan)
-        return int(digest_of([self.first_plan, self.noise, self._bound_factors])[:32], 16)
+        return int(digest_of([self.first_plan, self.noise, self._bound_factors, self._size_factors])[:32], 16)
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:

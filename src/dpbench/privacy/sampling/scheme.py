@@ -114,6 +114,29 @@ class Sampling(ABC):
             )
         return type(self).at_rate(population, self.expected_batch_size / population, self.unit)
 
+    def resized(self, factor: float) -> Self:
+        """The same scheme with lots of another expected size, in whole numbers where lots are whole.
+
+        Args:
+            factor: Of the expected size; 1 gives the scheme itself.
+
+        Raises:
+            ConfigurationError: Lots would be larger than the population or empty, hold everybody, or have parameters
+                that their rate does not determine.
+        """
+        if factor == 1:
+            return self
+        rate = self.rate * factor
+        again = type(self).at_rate(self.population, self.rate, self.unit)
+        if self.everybody or self.lots_per_draw > 1 or not _alike(self, again):
+            raise ConfigurationError(f"{self.kind!r} lots have one size: leave expected_batch_size_schedule out.")
+        if not 1 <= rate * self.population <= self.population:
+            raise ConfigurationError(
+                f"expected_batch_size_schedule gives lots of {rate * self.population:g} {self.unit}s: they must hold "
+                f"between 1 and all {self.population}."
+            )
+        return type(self).at_rate(self.population, rate, self.unit)
+
     @property
     @abstractmethod
     def expected_batch_size(self) -> float:
