@@ -91,7 +91,11 @@ ATTACKS: dict[str, Attack] = {
     "c17_hparams.py": Attack(
         ("tests/records/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), ("hparams",), ()
     ),
-    "c19_planted_kernels.sh": Attack(("tests/privacy/test_native.py::test_known_answers_find_what_is_wrong",)),
+    "c19_planted_kernels.sh": Attack(
+        ("tests/privacy/test_native.py::test_known_answers_find_what_is_wrong",),
+        (r"nobody.*kernels\.so", "test accuracy"),
+        (r"accuracy +[3-9]\d\.",),  # 83 % without noise at epsilon 0.2
+    ),
     "c20_fallback_items.py": Attack(
         (
             "tests/data/test_fetching.py::test_an_item_in_the_place_of_another_is_refused",
@@ -109,7 +113,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "c24_timing.py": Attack(()),  # a text: docs/guarantee.md, and a line at the start of a training by user
     "c25_loop.py": Attack((COUPLED, PROBED), ("depends on the contents of the other records",)),
-    "c26_accumulated_noise.py": Attack(
+    "c26_accumulated_noise.py": Attack(  # imports a program that is kept back
         ("tests/auditing/test_fresh.py::test_each_fault_is_found_by_the_test_that_is_due",),
     ),
 }
