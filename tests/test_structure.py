@@ -1,20 +1,19 @@
-"""The rooms of the house, who may enter them, and how large anything in them may be."""
+"""The packages, what each may import, and that nothing public is without a user."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from tools import rooms
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
-OPTIONS_OF_USERS = {"strategies", "modules", "data"}  # rooms whose constructors take what a YAML of conf/ holds
 
 
 def test_rooms_import_only_what_they_may() -> None:
@@ -32,21 +31,26 @@ def test_contributing_shows_the_contracts() -> None:
     assert text.count(rooms.BEGIN) == text.count(rooms.END) == 1
 
 
-def functions(node: ast.AST) -> list[ast.FunctionDef]:
-    return [found for found in ast.walk(node) if isinstance(found, ast.FunctionDef)]
+WORD = re.compile(r"[A-Za-z_]\w*")
+READERS = ("src/hydra_plugins", "conf", "docs", "benchmarks", "tools")  # whoever may use a public name, beside the package and its users
+TEXTS = {".yaml", ".md", ".py", ".ipynb", ".toml"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_files_classes_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 600
-    for function in functions(ast.parse(text)):
-        first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
-        assert (function.end_lineno or 0) - first.lineno < 60, function.name
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef):
-            assert (node.end_lineno or 0) - node.lineno < 300, node.name
-            if path.parent.name not in OPTIONS_OF_USERS:
-                for constructor in (own for own in functions(node) if own.name == "__init__"):
-                    arguments = constructor.args
-                    assert len(arguments.args) + len(arguments.kwonlyargs) - 1 <= 10, node.name
+def test_every_public_name_has_a_user() -> None:
+    """Named elsewhere in the package, in the configuration or in a page, or registered by a decorator."""
+    sources = {path: path.read_text(encoding="utf-8") for path in FILES}
+    named = Counter(word for text in sources.values() for word in WORD.findall(text))
+    pages = [path for folder in READERS for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    elsewhere = {word for path in [*pages, ROOT / "README.md", ROOT / "pyproject.toml"] for word in words_of(path)}
+    unused = [
+        f"{path.relative_to(PACKAGE)}: {node.name}"
+        for path, text in sources.items()
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        if named[node.name] == 1 and node.name not in elsewhere and not node.decorator_list
+    ]
+    assert not unused
+
+
+def words_of(path: Path) -> set[str]:
+    return set(WORD.findall(path.read_text(encoding="utf-8")))
