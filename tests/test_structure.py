@@ -32,7 +32,13 @@ def test_contributing_shows_the_contracts() -> None:
 
 
 WORD = re.compile(r"[A-Za-z_]\w*")
-READERS = ("src/hydra_plugins", "conf", "docs", "benchmarks", "tools")  # whoever may use a public name, beside the package and its users
+READERS = (
+    "src/hydra_plugins",
+    "conf",
+    "docs",
+    "benchmarks",
+    "tools",
+)  # whoever may use a public name, beside the package and its users
 TEXTS = {".yaml", ".md", ".py", ".ipynb", ".toml"}
 
 

@@ -19,17 +19,15 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from dpbench.callback import earlier_fits, guards, run_key
-from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.divergence import EVERY, refuse_diverged
 from dpbench.callback.loss_function import held_by, refuse_hidden_state
-from dpbench.callback.strategy import PrivateStrategy, first_groups
+from dpbench.callback.session import PrivateSession
+from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.budget import Horizon
 from dpbench.privacy.processes import ALONE
-from dpbench.privacy.randomness import Stream, keyed_seed
 from dpbench.records.examples import SECOND_RELEASE, Examples
-from dpbench.records.source import Attached, attached
 
 _OVER = object()  # the epoch
 Loss = Callable[[Any, Any], Tensor]
@@ -80,8 +78,7 @@ class PrivateLoop:
         self._trainer = _trainer_of(optimizer, loader)
         self._loader = guards.require_lot_loader(self._trainer)
         self._modes: dict[nn.Module, bool] = {}
-        self._attached: Attached | None = None
-        self._attends = False
+        self._session = PrivateSession(strategy._releases, strategy._source, strategy.audit, strategy.delta)
         self._trains: list[int] = []
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -95,7 +92,7 @@ class PrivateLoop:
     def __iter__(self) -> Iterator[int]:
         """Train: after each release and its update, its number from 1 on."""
         strategy, releases = self._strategy, self._strategy._releases
-        if releases.made or strategy._attached is not None or releases.budget.path is not None:
+        if releases.made or strategy._session.is_attached or releases.budget.path is not None:
             raise ConfigurationError(
                 "this strategy has trained already: make a new one, with another ledger, and a new loop. What both "
                 "have released counts together (dpbench account LEDGER LEDGER)."
@@ -123,33 +120,17 @@ class PrivateLoop:
                     stacklevel=2,
                 )
         finally:
-            self._end()
+            self._session.end(self._module)
 
     def _begin(self) -> None:
-        """As the hooks of the strategy do, in their order."""
-        strategy, releases, source = self._strategy, self._strategy._releases, self._strategy._source
-        lots, module = self._loader.lots, self._module
-        lots.take_over()
-        self._attends = True
+        strategy, session, module = self._strategy, self._session, self._module
+        session.acquire(self._loader)
         module.look_at_loss()
         self._modes = {part: part.training for part in module.modules()}
-        source.check(self._trainer, module)
+        strategy._source.check(self._trainer, module)
         key = self._run_key()
-        found = self._attached = source.attach(self._trainer, module, releases)
-        trained = found.trained
-        guards.refuse_optimizer(found.optimizer, trained.parameters, trained.names)
-        guards.refuse_other_unit(source.unit, lots.sampling)
-        releases.forget()
-        lot_sizes = lots.plan(self._steps)
-        releases.take_part(ALONE, key)
-        let_canaries_in(strategy.audit, releases, lots, trained)
-        sampling = lots.sampling
-        source.begin(self._loader)
-        guards.warn_of_delta(strategy.delta if strategy.private else 0.0, sampling.population, sampling.unit)
-        horizon, groups = Horizon(self._steps), first_groups(source, releases, trained)
-        releases.begin(sampling, source.summands, trained, groups, {}, horizon, lot_sizes)
-        strategy.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
-        guards.warn_of_split(strategy.mechanism.plan)
+        session.attach(self._trainer, module)
+        strategy._releases.forget()
         assert strategy.ledger_path is not None
         if (before := earlier_fits.other_record(module, strategy.ledger_path)) is not None:
             warnings.warn(
@@ -157,9 +138,8 @@ class PrivateLoop:
                 f"account {before} {strategy.ledger_path}).",
                 stacklevel=3,
             )
-        lots.start_at(0, releases.lot_key)
-        releases.open_ledger(strategy.ledger_path, horizon, lots.source)
-        lots.phase = releases.lot_phase
+        session.begin(ALONE, key, strategy.ledger_path, Horizon(self._steps), {})
+        strategy._set_solved("noise_multiplier", strategy._releases.noise_multiplier)
         self._trains = self._trainable()
 
     def _run_key(self) -> int | None:
@@ -188,47 +168,29 @@ class PrivateLoop:
 
     def _one_lot(self, batch: Any) -> None:
         """One lot, one release, one update."""
-        releases, source, module = self._strategy._releases, self._strategy._source, self._module
-        trained = attached(self._attached).trained
-        _refuse_scaled_losses(trained.parameters[0].device.type)
+        session, module, step = self._session, self._module, self._strategy.releases
+        parameters = session.attached.trained.parameters
+        _refuse_scaled_losses(parameters[0].device.type)
         for part, mode in self._modes.items():
             part.training = mode  # whatever an evaluation has left
         batch = module.transfer_batch_to_device(batch, module.device, 0)
-        guards.clear_gradients(trained.parameters)
-        releases.open_lot()
-        source.open_lot(batch)
-        guards.seed_device(keyed_seed(releases.key_of(Stream.MODEL, 0)), module.device)
+        session.open(batch, module.device, 0)
         with torch.enable_grad():
-            loss = module.training_step(batch, releases.made)
+            loss = module.training_step(batch, step)
             module.on_before_zero_grad(self._optimizer)
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(
                     f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
                 )
-            if not loss.requires_grad or any(parameter.grad is not None for parameter in trained.parameters):
+            if not loss.requires_grad or any(parameter.grad is not None for parameter in parameters):
                 raise ConfigurationError(
                     "the loss has no gradient, or was differentiated already: return it undetached, leave backward() "
                     "to the loop, and do not run the loop in torch.inference_mode()."
                 )
             module.backward(loss)
-        releases.budget.refuse_overdraft()
-        source.close_lot()
-        for parameter, gradient in zip(trained.parameters, releases.release(), strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
+        session.release()
         self._optimizer.step()
-        module.on_train_batch_end(None, batch, releases.made)
-
-    def _end(self) -> None:
-        """Give model and loader back as they were, also after an error."""
-        releases = self._strategy._releases
-        earlier_fits.note_training(self._module, releases.budget, releases.made if self._attached else 0)
-        self._attached = None
-        if self._attends:  # else it is another training's
-            self._loader.lots.give_back()
-            self._attends = False
-        releases.budget.close()
-        self._strategy._source.detach()
-        leave_scores(releases)
+        module.on_train_batch_end(None, batch, self._strategy.releases)
 
 
 class _Module(pl.LightningModule):

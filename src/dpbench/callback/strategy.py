@@ -19,27 +19,22 @@ from torch.optim import Optimizer
 
 from dpbench.callback import choices, earlier_fits, guards, run_key
 from dpbench.callback.agreement import are_alike, refuse_other_records
-from dpbench.callback.audit import leave_scores, let_canaries_in
 from dpbench.callback.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
-from dpbench.callback.released_gradients import ReleasedGradients
 from dpbench.callback.saved_records import refuse_saved_records
+from dpbench.callback.session import PrivateSession
 from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.budget import Budget, Horizon, check_noise
-from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.mechanism import Mechanism, mean_norms
+from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
-from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed
-from dpbench.privacy.releases import Observer, Releases, Trained
-from dpbench.records.examples import SECOND_RELEASE
-from dpbench.records.source import Attached, RecordSource, attached
+from dpbench.privacy.releases import Observer, Releases
+from dpbench.records.source import attached
 from dpbench.records.users import Users
 
 _NO_RELEASE = (
@@ -76,13 +71,11 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
         )
         self._source = self._source_of_records()
-        self._restored = self._released = self._stopping = self._attends = False
+        self._session = PrivateSession(self._releases, self._source, self.audit, self.delta)
+        self._restored = self._stopping = False
         self._admitted: bool | None = None
-        self._loader: LotLoader | None = None
-        self._attached: Attached | None = None
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()
-        self._gradients = ReleasedGradients()
         self._fixed = True
 
     @property
@@ -120,7 +113,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         if stage != "fit":
             return
         leave_group_at_exit()
-        self._restored, self._loader, self._attached, self._admitted = False, None, None, None
+        self._restored, self._admitted = False, None
+        self._session.reset()
         refuse_others(trainer, self, (PrivateStrategy, NonPrivate))
         choices.refuse_choices(trainer)
         guards.refuse_trainer_settings(trainer, pl_module)
@@ -131,21 +125,17 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """Let the source of records take over the training step and the backward pass."""
         attached(self._admitted)
         self._settings = None if self.seed is None else run_key.settings_of(trainer, pl_module, self)
-        found = self._attached = self._source.attach(trainer, pl_module, self._releases)
+        self._session.attach(trainer, pl_module)
         choices.refuse_choices(trainer)  # schedules too
-        guards.refuse_optimizer(found.optimizer, found.trained.parameters, found.trained.names)
-        self._gradients.follow(found.optimizer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
-        trained, releases = attached(self._attached).trained, self._releases
+        releases = self._releases
+        _ = self._session.attached
         loader = guards.require_lot_loader(trainer)
-        lots = loader.lots
-        lots.take_over()
-        self._loader, self._attends = loader, True
+        self._session.acquire(loader)
         if self.private:
             refuse_saved_records(trainer, pl_module, loader.dataset)
-        guards.refuse_other_unit(self._source.unit, lots.sampling)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
             if trainer.global_step:
@@ -154,19 +144,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
         key = self._run_key(trainer, pl_module, loader)
         horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
-        lot_sizes = lots.plan(horizon.planned)
-        releases.take_part(processes_of(trainer, alike), key)
-        let_canaries_in(self.audit, releases, lots, trained)
-        sampling = lots.sampling
-        self._source.begin(loader)
-        guards.warn_of_delta(self.delta if self.private else 0.0, sampling.population, sampling.unit)
-        groups, sizes = first_groups(self._source, releases, trained), getattr(pl_module, "record_metrics", {})
-        releases.begin(sampling, self._source.summands, trained, groups, sizes, horizon, lot_sizes)
-        self.__dict__["noise_multiplier"] = releases.noise_multiplier  # as it was solved for
-        guards.warn_of_split(self.mechanism.plan)
-        lots.start_at(releases.made, releases.lot_key)  # lot t belongs to release t
-        releases.open_ledger(ledger, horizon, lots.source)
-        lots.phase = releases.lot_phase
+        sizes = getattr(pl_module, "record_metrics", {})
+        self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes)
+        self._set_solved("noise_multiplier", releases.noise_multiplier)
 
     def _run_key(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: LotLoader) -> int | None:
         """Key of a seeded run, after a check that all processes have the same records; None without a seed."""
@@ -181,15 +161,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
-        earlier_fits.note_training(pl_module, self._releases.budget, self.releases if self._attached else 0)
-        self._attached = None
-        self._gradients.forget()
-        if self._loader is not None and self._attends:  # else the lots are another training's by now
-            self._loader.lots.give_back()
-            self._attends = False
-        self._releases.budget.close()
-        self._source.detach()
-        leave_scores(self._releases)  # last: a full disk keeps neither the ledger's lock nor the module
+        self._session.end(pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the module back also after an error."""
@@ -202,37 +174,25 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     ) -> None:
         """Begin a lot: its release, its records, and the random numbers of the model."""
         guards.stop_gradient_averaging(trainer)
-        guards.require_same_loader(trainer, self._loader, self.releases)
-        self._released, self._stopping = False, trainer.should_stop
-        guards.clear_gradients(attached(self._attached).trained.parameters)
-        self._releases.open_lot()
-        self._source.open_lot(batch)
-        # Dropout and the like: a function of (seed, release, rank), so that replays repeat; without a seed, unknown.
+        guards.require_same_loader(trainer, self._session.loader, self.releases)
+        self._stopping = trainer.should_stop
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
-        guards.seed_device(keyed_seed(self._releases.key_of(Stream.MODEL, rank)), pl_module.device)
+        self._session.open(batch, pl_module.device, rank)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Release the sums of the lot to `p.grad`."""
-        trained, own = attached(self._attached)
-        if optimizer is not own:
+        if optimizer is not self._session.attached.optimizer:
             return
-        if self._released:
-            raise ConfigurationError(SECOND_RELEASE)
         choices.refuse_stop(trainer, self._stopping)
-        self._releases.budget.refuse_overdraft()
-        self._source.close_lot()
-        for parameter, gradient in zip(trained.parameters, self._releases.release(), strict=True):
-            parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
-        self._gradients.note(trained.parameters)
-        self._released = True
+        self._session.release()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Show the epsilon so far; stop before the step that would exceed the budget."""
-        if not self._released:
+        if not self._session.released:
             raise ConfigurationError(_NO_RELEASE)
         choices.refuse_choices(trainer)
         self._unused_lots.note(self.mechanism, self._source, pl_module.log)
@@ -247,12 +207,13 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse choices by validation data that are training data."""
-        if self._loader is not None and self.private and not trainer.sanity_checking:
-            choices.refuse_training_records(trainer, self._loader.dataset)
+        loader = self._session.loader
+        if loader is not None and self.private and not trainer.sanity_checking:
+            choices.refuse_training_records(trainer, loader.dataset)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that no lot of the epoch was left out."""
-        attached(self._attached)
+        _ = self._session.attached
         self._source.finish_epoch()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -302,14 +263,3 @@ def _log(trainer: pl.Trainer, releases: Releases) -> None:
     values |= mechanism.take_metrics()
     for logger in trainer.loggers if values else ():
         logger.log_metrics(values, step=releases.made)  # Lightning counts one less
-
-
-def first_groups(source: RecordSource, releases: Releases, trained: Trained) -> tuple[VectorGroup, ...]:
-    """The partition of the parameters with the bounds of the first release, the same on all processes."""
-    recipe = releases.recipe
-    groups = recipe.groups(trained.names, trained.sizes)
-    if recipe.bounds_from_noise is None or releases.memory.get("bounds") is not None:
-        return groups
-    piece = source.on_noise(keyed_generator((releases.key, Stream.NOISE_BATCH)))
-    means = mean_norms(piece.gradients, piece.rows, piece.merge, recipe.transform, trained.sizes, groups)
-    return with_bounds(groups, releases.processes.broadcast([recipe.bounds_from_noise * mean for mean in means]))

@@ -94,6 +94,10 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             )
         super().__setattr__(name, value)
 
+    def _set_solved(self, name: str, value: Any) -> None:
+        """Set an option that a training has solved for."""
+        object.__setattr__(self, name, value)
+
     @abstractmethod
     def design(self) -> Recipe:
         """Make the recipe of this strategy from its own options; the common ones are added to it.
