@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -515,7 +516,7 @@ def test_choices_that_others_may_have_written_are_not_read(tmp_path: Path, monke
         choices._chosen.clear()
         choices._writable.cache_clear()
         choices._trusted.cache_clear()
-        return choices.fastest(("k",), {"first": lambda: None, "second": lambda: None})
+        return choices.fastest(("k",), {"first": lambda: None, "second": lambda: time.sleep(0.005)})
 
     monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
     file = Path(choices._path(("k",)))

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -32,6 +33,8 @@ def fits(hint: Any, value: Any) -> bool:
         return isinstance(value, list) and all(fits(inner[0], one) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(inner[1], one) for one in value.values())
+    if origin in (Sequence, Callable):
+        return isinstance(value, origin)
     if inner:
         return any(fits(one, value) for one in inner)
     if hint is float:
