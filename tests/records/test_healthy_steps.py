@@ -787,10 +787,12 @@ def low_rank_bert() -> nn.Module:
 
 
 def peft_gpt() -> nn.Module:
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(
-        gpt(), peft.LoraConfig(r=2, lora_dropout=0.1, fan_in_fan_out=True, target_modules=["c_attn"])
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, for what transformers is about to rename
+        import peft
+
+        options = peft.LoraConfig(r=2, lora_dropout=0.1, fan_in_fan_out=True, target_modules=["c_attn"])
+        return peft.get_peft_model(gpt(), options)
 
 
 def classified_texts(module: Steps, batch: Batch) -> Tensor:
