@@ -267,6 +267,15 @@ class Hooked(Module):
         self.register_state_dict_post_hook(lambda module, state, *_: state.update(seen=self.seen.mean))
 
 
+class Plain(Module):
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return super().state_dict()
+
+
+def test_a_state_dict_without_options_is_fine(tmp_path: Path) -> None:
+    fit(tmp_path, Plain())
+
+
 class OfData(Data):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.mean = batch[0].sum(0)

@@ -192,7 +192,11 @@ def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
     own = dict(_named(module))
     own |= dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     entries = {}
-    for name, value in module.state_dict(keep_vars=True).items():
+    try:
+        state = module.state_dict(keep_vars=True)
+    except TypeError:  # an override without torch's options
+        state = module.state_dict()
+    for name, value in state.items():
         if value is not own.get(name) and not name.endswith("_extra_state"):
             entries[f"state_dict()[{name!r}]"] = digest_of(value)
     if datamodule is not None:

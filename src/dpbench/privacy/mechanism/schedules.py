@@ -108,6 +108,8 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
 
 def check_schedule(name: str, schedule: Schedule | None) -> None:
     """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
+    if isinstance(schedule, bytes):
+        raise ConfigurationError(f"{name} must be {_FORMS}, not {schedule!r}.")
     if isinstance(schedule, str) and schedule != "constant":
         _named(name, schedule)
 
