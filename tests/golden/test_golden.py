@@ -118,7 +118,7 @@ def test_other_epsilons_events_and_weights_are_said(outcomes: dict[str, Any]) ->
     assert not list(wrong_weights(chosen, outcomes, outcomes))
 
     other = copy.deepcopy(committed)
-    other[killed.name]["epsilon"]["pld"] *= 1 + 1e-9
+    other[killed.name]["epsilon"]["pld"] *= 1 + 1e-7
     other[straight.name]["events"][0]["count"] = 19
     said = list(wrong_values(chosen, outcomes, other))
     assert [line.partition(" is ")[0] for line in said] == [f"{killed.name}: epsilon", f"{straight.name}: events"]

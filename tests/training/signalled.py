@@ -21,6 +21,8 @@ from dpbench.training import run
 class Signals(pl.Callback):
     """Sends a signal to the process that made it, from whichever process trains."""
 
+    observes_only = True  # else its process would be part of the key
+
     def __init__(self, number: int, step: int, times: int = 1) -> None:
         self._pid, self._number, self._step, self._times = os.getpid(), number, step, times
 
@@ -34,7 +36,7 @@ class Signals(pl.Callback):
 
 
 class Preempted(Signals):
-    """Sends it where submitit made the process; elsewhere it is of the configuration, and so of the noise, only."""
+    """Sends it where submitit made the process; elsewhere it is of the configuration only."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, *more: Any) -> None:
         if "SUBMITIT_EXECUTOR" in os.environ:
