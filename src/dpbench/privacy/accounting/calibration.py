@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from scipy import optimize
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import PLD_LIMIT, PLD_MOST_RELEASES
+from dpbench.privacy.accounting.accountants import PLD_LIMIT, PLD_MOST_RELEASES, RenyiAccountant
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import Sampling, find_scheme
@@ -19,6 +19,10 @@ _SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e4
 _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
 _MOST_STEPS = 10**9
+_FEW = 3  # distinct costs, whose epsilon takes milliseconds
+_TRIALS = 30
+_QUICK_ORDERS = tuple(map(float, [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 192, 256]))
+"""Of Rényi divergences, for a first guess where there are many: whole orders take milliseconds, others do not."""
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
 
 
@@ -76,6 +80,32 @@ def _solve_near(
         if (epsilon_at(there) <= target) != inside:
             return _solve(epsilon_at, target, min(here, there), max(here, there))
         here = there
+
+
+def _refined(epsilon_at: Callable[[float], float], target: float, guess: float, low: float, high: float) -> float:
+    """Solve where each epsilon takes seconds and falls with the noise: from a good guess, by the secant of logarithms.
+
+    Returns:
+        A number whose epsilon is at most the target, and within 1e-5 of it unless that takes too many trials.
+    """
+    below, above = low, high  # too little noise, and enough
+    here, slope = guess, -1.5
+    before: tuple[float, float] | None = None
+    for _ in range(_TRIALS):
+        gap = math.log(max(epsilon_at(here), 1e-300) / target)
+        if gap <= 0:
+            above = min(above, here)
+            if gap >= -1e-5:
+                return here
+        else:
+            below = max(below, here)
+        if before is not None and math.isfinite(gap) and before[0] != here:
+            slope = min((gap - before[1]) / math.log(here / before[0]), -0.1)
+        before = here, gap
+        aim = gap + 3e-6  # a little below the target
+        there = here * math.exp(min(max(-aim / slope, -1.0), 1.0)) if math.isfinite(gap) else 2 * here
+        here = there if below < there < above else math.sqrt(below * above)
+    return above
 
 
 def calibrate_noise_multiplier(
@@ -138,6 +168,14 @@ def calibrate_scale(
         return _bounded_epsilon(events, delta, name, target_epsilon)
 
     low, high = _SMALLEST_NOISE, _LARGEST_NOISE
+    if len(events_for(1.0)) > _FEW:
+        quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)  # an upper bound for rdp
+
+        def roughly(scale: float) -> float:
+            return quick.epsilon(before + events_for(scale), delta)
+
+        if roughly(high) <= target_epsilon:
+            return _refined(at, target_epsilon, _solve(roughly, target_epsilon, low, high), low, high)
     if at(high) > target_epsilon:
         raise ConfigurationError(
             f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
