@@ -91,6 +91,7 @@ def test_after_its_end_a_schedule_stays() -> None:
         ([1.0, 0.0, 1.0], 3, "is 0.0 at step 1"),
         ([1.0, math.nan, 1.0], 3, "is nan at step 1"),
         ([1.0, "a", 1.0], 3, "is 'a' at step 1"),
+        ([True, 1.0, 1.0], 3, "is True at step 0"),
         (lambda share: -1.0, 3, "is -1.0 at step 0"),
         (lambda share: 1 / 0, 3, "cannot be evaluated: ZeroDivisionError"),
     ],
@@ -277,9 +278,12 @@ def test_no_schedule_draws_the_lots_of_before() -> None:
         ("full", 300, "linear:0.5", "'full' lots have one size"),
         ("shuffled", 20, "linear:0.5", "have one size"),
         ("poisson", 20, "linear:x", "expected_batch_size_schedule must be"),
+        ("poisson", 20, True, "or a function, not True"),
+        ("poisson", 20, 3, "or a function, not 3"),
+        ("poisson", 20, {"kind": "linear"}, "or a function, not {'kind'"),
     ],
 )
-def test_sizes_that_no_lot_can_have(kind: str, size: int, schedule: str, words: str) -> None:
+def test_sizes_that_no_lot_can_have(kind: str, size: int, schedule: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Lots(make_sampling(kind, 300, size), 1, schedule).plan(10)
 

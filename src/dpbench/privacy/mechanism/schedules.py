@@ -99,7 +99,7 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
                 f"{name} has {len(values)} factors, and the training {count} steps: give one each."
             )
     for step, value in enumerate(values):
-        if not (isinstance(value, int | float) and 1 / _LARGEST <= value <= _LARGEST):
+        if not (type(value) in (int, float) and 1 / _LARGEST <= value <= _LARGEST):
             raise ConfigurationError(
                 f"{name} must be a positive number at every step, from {1 / _LARGEST:g} to {_LARGEST:g}, and is "
                 f"{value!r} at step {step}."
@@ -109,8 +109,11 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
 
 def check_schedule(name: str, schedule: Schedule | None) -> None:
     """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
-    if isinstance(schedule, bytes):
-        raise ConfigurationError(f"{name} must be {_FORMS}, not {schedule!r}.")
+    has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)  # or is a word
+    if schedule is not None and not has_factors and not callable(schedule):
+        raise ConfigurationError(
+            f"{name} must be {_FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
+        )
     if isinstance(schedule, str) and schedule != "constant":
         _named(name, schedule)
 
