@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpbench import PrivateLoop
-from dpbench.callback.divergence import refuse_diverged
 from dpbench.errors import Diverged
+from dpbench.guards.divergence import refuse_diverged
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly

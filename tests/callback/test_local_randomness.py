@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 
 import dpbench
 from dpbench import PrivateLoop
-from dpbench.callback import guards
 from dpbench.data.lots import LotLoader
 from dpbench.privacy.randomness import keyed_generator, keyed_seed, seed_global_generators
 from dpbench.records import LocalTraining, Users
+from dpbench.session import session
 from dpbench.strategies import DPSGD
 from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
@@ -42,7 +42,7 @@ def _numbers_of_other_tests() -> Any:
 
 
 def drawn(seed: int) -> dict[str, list[float]]:
-    guards.seed_device(seed, CPU)
+    seed_global_generators((seed,), CPU)
     return {name: draw() for name, draw in DRAWS.items()}
 
 
@@ -92,12 +92,12 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
     assert calls <= {
         "privacy/randomness.py",
         "data/fetching.py",  # items that are read twice and thrown away
-        "records/row_draws.py",  # probes
+        "guards/row_draws.py",  # probes
         "data/images.py",  # noise images for first bounds
         "data/scattering.py",  # a test image of the transform
-        "records/coupling.py",  # probes
+        "guards/coupling.py",  # probes
         "records/record_gradients.py",  # first bounds, on noise
-        "records/step_state.py",  # probes
+        "guards/step_state.py",  # probes
         "records/users.py",  # first bounds, on noise
         "reproduce/tracking.py",  # pictures
         "synthesis/checkpoint.py",  # samples of a trained generator
@@ -188,7 +188,11 @@ def test_users_draw_numbers_of_their_own(tmp_path: Path, seed: int | None) -> No
 def test_masks_of_seeds_that_agree_in_32_bits(tmp_path: Path) -> None:
     """The attack of the review: with the low bits of the seed alone, nobody gets the masks."""
     seen: list[int] = []
-    real = guards.seed_device
+
+    def seed(parts: tuple[int, ...], device: torch.device) -> None:
+        seen.extend(parts)
+        seed_global_generators(parts, device)
+
     masks: list[Tensor] = []
 
     class Masks(Classifier):
@@ -198,7 +202,7 @@ def test_masks_of_seeds_that_agree_in_32_bits(tmp_path: Path) -> None:
             return super().loss(batch)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(guards, "seed_device", lambda seed, device: (seen.append(seed), real(seed, device))[1])
+        patched.setattr(session, "seed_global_generators", seed)
         strategy = DPSGD(noise_multiplier=1.0, delta=1e-3)
         trainer_for(tmp_path, strategy, 1).fit(Masks(), loader_of(pictures()))
     torch.manual_seed(seen[0] % 2**32)

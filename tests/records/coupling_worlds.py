@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpbench.guards.coupling import CouplingProbe
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.records.coupling import CouplingProbe, Lot
+from dpbench.records.source import Lot
 from dpbench.strategies import DPSGD
+from tests.records.plain_training import plain_training
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]
@@ -45,15 +46,8 @@ def probe(
     Raises:
         UnsupportedModuleError: As a training would be refused.
     """
-    trainer: Any = SimpleNamespace(
-        optimizers=[],
-        lr_scheduler_configs=[],
-        loggers=[],
-        should_stop=False,
-        world_size=1,
-    )
     engine = PerRecordEngine(module)
-    one = CouplingProbe(trainer, module, engine, "mean")
+    one = CouplingProbe(plain_training(module), engine, "mean")
     recipe = DPSGD(noise_multiplier=1.0, delta=1e-5).recipe
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     try:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpbench.records.repeatable_step import without_assertions
+from dpbench.guards.repeatable_step import without_assertions
 from tests.records.coupling_worlds import (
     Batch,
     Step,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpbench.records.host_draws import FreshGenerators, following_host
-from dpbench.records.row_draws import FollowingDraws, RowDraws
+from dpbench.guards.host_draws import FreshGenerators, following_host
+from dpbench.guards.row_draws import FollowingDraws, RowDraws
 
 WHOLE, PART = np.arange(10), np.array([7, 2, 9, 4])
 OTHER_ORDER = np.array([3, 8, 0, 5, 9, 1, 7, 2, 6, 4])

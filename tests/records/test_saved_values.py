@@ -17,9 +17,10 @@ from torch import nn
 
 from dpbench import PrivateLoop
 from dpbench.errors import UnsupportedModuleError
-from dpbench.records.saved_values import SavedValues
+from dpbench.guards.saved_values import SavedValues
 from dpbench.strategies import DPSGD
 from tests.records import user_worlds
+from tests.records.plain_training import plain_training
 from tests.records.test_module_writes import fit
 from tests.strategies.worlds import Classifier, loader_of, pictures
 
@@ -266,8 +267,7 @@ def test_values_that_are_no_numbers_equal_themselves() -> None:
     module.save_hyperparameters({"nan": float("nan"), "list": [float("nan")], "self": []})
     module.hparams["self"].append(module.hparams["self"])
     optimizer = torch.optim.SGD(module.parameters(), lr=float("nan"))
-    trainer = SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[], datamodule=None)
-    saved = SavedValues(trainer, module)
+    saved = SavedValues(plain_training(module, optimizer))
     assert saved.written() == []
     module.hparams["list"][0] = 0.0
     assert saved.written() == ["hparams.list[0]"]

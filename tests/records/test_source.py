@@ -19,7 +19,8 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.events import UNITS, effective_noise_multiplier
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.releases import Releases, Trained
-from dpbench.records.source import Attached, Piece, RecordSource
+from dpbench.records.source import Piece, RecordSource
+from dpbench.records.training import Training, TrainingStep
 from dpbench.strategies import (
     DPSGD,
 )
@@ -34,38 +35,37 @@ class TwoTensors:
 
     summands = UNITS
     unit: str | None = None
-    module: pl.LightningModule | None = None
+    module: nn.Module
 
-    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None: ...
+    def check(self, training: Training) -> None: ...
 
-    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
-        self.module, self.releases = pl_module, releases
-        pl_module.__dict__ |= {"training_step": self.step, "backward": lambda loss: None}
-        names, parameters = zip(*pl_module.named_parameters(), strict=True)
-        return Attached(Trained(parameters, names), trainer.optimizers[0])
+    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+        self.module, self.releases = part, releases
+        names, parameters = zip(*part.named_parameters(), strict=True)
+        return Trained(parameters, names)
+
+    def step(self, own: TrainingStep) -> TrainingStep:
+        return self.accumulate
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...
 
     def begin(self, loader: LotLoader) -> None: ...
 
     def open_lot(self, batch: Any) -> None: ...
 
-    def step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def accumulate(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         gradients = [InstantiatedGradients(lambda x=x: x) for x in batch]
         self.releases.accumulate(gradients, len(batch[0]), values={"length": batch[1].norm(dim=1)})
         return torch.zeros((), requires_grad=True)
 
     def close_lot(self) -> None: ...
 
-    def finish_epoch(self) -> None: ...
-
     def on_noise(self, generator: torch.Generator) -> Piece:
         shapes = [p.shape for p in self.module.parameters()]
         noise = [torch.randn(8, *shape, generator=generator) for shape in shapes]
         return Piece([InstantiatedGradients(lambda x=x: x) for x in noise], 8, None)
 
-    def detach(self) -> None:
-        if self.module is not None:
-            for name in ("training_step", "backward"):
-                self.module.__dict__.pop(name, None)
+    def detach(self) -> None: ...
 
 
 class Empty(pl.LightningModule):

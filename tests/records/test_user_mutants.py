@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbench.callback import guards
 from dpbench.data import lots
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import UserDataset
 from dpbench.errors import DPBenchError, UnsupportedModuleError
+from dpbench.guards import lots as lot_guards
+from dpbench.guards.module_writes import Writes
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.randomness import Stream
@@ -24,7 +25,6 @@ from dpbench.privacy.releases import Releases
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.records import LocalTraining, Users
 from dpbench.records.local_training import Client
-from dpbench.records.module_writes import Writes
 from dpbench.strategies import ClipOnly
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, make_users, naive_training
 from tests.strategies.worlds import weights_of
@@ -157,7 +157,7 @@ def population_of_examples(patch: Patch) -> None:
     own = UserDataset.rows
     patch.setattr(UserDataset, "rows", lambda self, user: own(self, user % len(self)))
     patch.setattr(lots, "count_of", count)
-    patch.setattr(guards, "count_of", count)
+    patch.setattr(lot_guards, "count_of", count)
 
 
 def client_not_reset(patch: Patch) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from dpbench.callback.agreement import are_alike, refuse_other_records
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
+from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.privacy.randomness import noise_key
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -124,7 +124,7 @@ def test_a_step_without_a_release_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [DPSGD, AdaptiveQuantileClipping, ClipOnly])
 def test_two_strategies(tmp_path: Path, other: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"two strategies, DPSGD and {other.__name__}"):
-        trainer_for(tmp_path, private(), 4, more=[private(other)])
+        trainer_for(tmp_path, private(), 4, more=[private(other)]).fit(Classifier(), loader_of(pictures()))
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -23,10 +23,12 @@ from torchmetrics import MeanMetric
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.coupling import Coupling, CouplingProbe
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.records.coupling import CouplingProbe, Lot
+from dpbench.records.source import Lot
 from dpbench.strategies import DPSGD
+from tests.records.plain_training import plain_training
 from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
 
 LossOf = Callable[["Net", Tensor, Tensor], Tensor]
@@ -608,7 +610,7 @@ def test_precisions(tmp_path: Path, name: str, precision: Any) -> None:
 
 
 def test_what_a_step_holds_is_put_back() -> None:
-    from dpbench.records.step_state import StepState
+    from dpbench.guards.step_state import StepState
 
     class Helper:
         def __init__(self) -> None:
@@ -621,10 +623,10 @@ def test_what_a_step_holds_is_put_back() -> None:
             self.half = torch.zeros(2).expand(2, 2)
 
     module = Holds()
-    trainer = trainer_for(Path(), pl.Callback(), 1)
     gradient = module.net[0].weight.grad = torch.ones(3, 6)
     version = module.seen._version
-    state = StepState(trainer, module)
+    training = plain_training(module)
+    state = StepState(training)
 
     def draws() -> list[float]:
         numbers = [float(torch.rand(())), random.random(), np.random.rand(), float(module.rng.random())]
@@ -644,7 +646,7 @@ def test_what_a_step_holds_is_put_back() -> None:
     module.net[0].weight.requires_grad_(False).grad = torch.zeros(3, 6)
     module.register_buffer("late", torch.zeros(1))
     module.new = 1
-    trainer.should_stop = True
+    training.should_stop = True
     drawn = state.drawn()
     state.restore()
     assert state.drawn() != drawn
@@ -657,7 +659,7 @@ def test_what_a_step_holds_is_put_back() -> None:
     assert not module.table.any() and module.names == {1} and not module.bank
     assert module.net[1].sizes == [0] and module.net[1].mean.update_count == 0 and module.net[1].training
     assert module.net[0].weight.requires_grad and module.net[0].weight.grad is gradient
-    assert not hasattr(module, "late") and not hasattr(module, "new") and not trainer.should_stop
+    assert not hasattr(module, "late") and not hasattr(module, "new") and not training.should_stop
 
 
 class Counting(DPSGD):
@@ -674,7 +676,8 @@ class Counting(DPSGD):
 
     def on_train_batch_end(self, *args: Any) -> None:
         super().on_train_batch_end(*args)
-        self.probed.append(self._source._probe.rows)
+        (coupling,) = (guard for guard in self._session.guards if isinstance(guard, Coupling))
+        self.probed.append(coupling.rows)
 
 
 def counting(folder: Path, module: pl.LightningModule, steps: int, size: float, records_: int = 400) -> Counting:
@@ -715,7 +718,7 @@ def cost(module: pl.LightningModule, lots: int, size: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_for(Path(folder), strategy, 1)
         trainer.fit(module, LotLoader(data, Lots(make_sampling("fixed_size", len(data), size), 0)))
-        probe = CouplingProbe(trainer, module, PerRecordEngine(module), "mean")
+        probe = CouplingProbe(plain_training(module), PerRecordEngine(module), "mean")
         lot = Lot(0, None, None, None, strategy.recipe, 1.0)
         batch = tuple(x[:size] for x in data.tensors)
         release = 0

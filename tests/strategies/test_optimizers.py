@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from dpbench import PrivateLoop
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.guards.withheld_loss import WITHHELD_LOSS
 from dpbench.records import LocalTraining, Users
-from dpbench.records.withheld_loss import WITHHELD_LOSS
 from dpbench.strategies import DPSGD, NonPrivate
 from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of

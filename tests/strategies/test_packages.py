@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader
-from dpbench.callback import guards
 from dpbench.errors import ConfigurationError
+from dpbench.guards import trainer_settings
+from dpbench.guards.packages import classes
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.records.packages import classes
 from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups
 from tests.strategies.worlds import loader_of, pictures, weights_of
 
@@ -259,4 +259,4 @@ def test_strategies_with_a_backward_pass_of_their_own() -> None:
         name: object.__new__(getattr(pytorch_lightning.strategies, name))
         for name in ("DDPStrategy", "DeepSpeedStrategy")
     }
-    assert [guards._is_supported(strategy) for strategy in made.values()] == [True, False]
+    assert [trainer_settings._is_supported(strategy) for strategy in made.values()] == [True, False]

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from dpbench.callback import earlier_fits, guards, run_key
-from dpbench.callback.divergence import EVERY, refuse_diverged
-from dpbench.callback.loss_function import held_by, refuse_hidden_state
-from dpbench.callback.session import PrivateSession
+from dpbench.callback import run_key
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
+from dpbench.guards import LOOP, earlier_fits
+from dpbench.guards.divergence import EVERY, refuse_diverged
+from dpbench.guards.loss_function import held_by
+from dpbench.guards.lots import OTHERS_TOOK_LOTS, require_lot_loader
+from dpbench.guards.precision import refuse_precision
 from dpbench.privacy.budget import Horizon
 from dpbench.privacy.processes import ALONE
-from dpbench.records.examples import SECOND_RELEASE, Examples
+from dpbench.records.examples import Examples
+from dpbench.records.source import SECOND_RELEASE
+from dpbench.records.training import Training, TrainingStep
+from dpbench.session.session import PrivateSession
 
 _OVER = object()  # the epoch
 Loss = Callable[[Any, Any], Tensor]
@@ -73,12 +78,13 @@ class PrivateLoop:
         _refuse_what_needs_a_trainer(strategy)
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps!r}.")
-        self._strategy, self._optimizer, self._steps = strategy, optimizer, steps
-        self._module, self._loss = _Module(model, loss), loss
-        self._trainer = _trainer_of(optimizer, loader)
-        self._loader = guards.require_lot_loader(self._trainer)
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._steps = steps
+        self._loader = require_lot_loader(loader)
+        self._training = _LoopTraining(_Module(model, loss), optimizer)
+        self._session = PrivateSession(strategy._releases, strategy._source, LOOP, strategy.audit, strategy.delta)
         self._modes: dict[nn.Module, bool] = {}
-        self._session = PrivateSession(strategy._releases, strategy._source, strategy.audit, strategy.delta)
         self._trains: list[int] = []
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -91,7 +97,8 @@ class PrivateLoop:
 
     def __iter__(self) -> Iterator[int]:
         """Train: after each release and its update, its number from 1 on."""
-        strategy, releases = self._strategy, self._strategy._releases
+        strategy = self._strategy
+        releases = strategy._releases
         if releases.made or strategy._session.is_attached or releases.budget.path is not None:
             raise ConfigurationError(
                 "this strategy has trained already: make a new one, with another ledger, and a new loop. What both "
@@ -104,15 +111,14 @@ class PrivateLoop:
                 self._refuse_changes()
                 batch = next(batches, _OVER)
                 if batch is _OVER:
-                    if strategy.releases:
-                        strategy._source.finish_epoch()
+                    self._session.refuse_skipped_lot()
                     batches = iter(self._loader)
                     batch = next(batches)
                 self._one_lot(batch)
                 del batch
                 strategy._unused_lots.note(releases.mechanism, strategy._source)
                 if releases.made == self._steps or releases.budget.exhausted or releases.made % EVERY == 0:
-                    refuse_diverged(self._module, [self._optimizer], releases)
+                    refuse_diverged(self._training.module, [self._optimizer], releases)
                 yield releases.made
             if releases.made < self._steps:
                 warnings.warn(
@@ -120,18 +126,20 @@ class PrivateLoop:
                     stacklevel=2,
                 )
         finally:
-            self._session.end(self._module)
+            self._session.end()
 
     def _begin(self) -> None:
-        strategy, session, module = self._strategy, self._session, self._module
-        session.acquire(self._loader)
+        strategy = self._strategy
+        session = self._session
+        module = self._training.module
+        assert strategy.ledger_path is not None
+        session.check(self._training)
         module.look_at_loss()
         self._modes = {part: part.training for part in module.modules()}
-        strategy._source.check(self._trainer, module)
         key = self._run_key()
-        session.attach(self._trainer, module)
+        session.attach()
+        session.acquire(self._loader)
         strategy._releases.forget()
-        assert strategy.ledger_path is not None
         if (before := earlier_fits.other_record(module, strategy.ledger_path)) is not None:
             warnings.warn(
                 f"the model holds what {before} recorded, too: its epsilon is that of both ledgers together (dpbench "
@@ -147,18 +155,19 @@ class PrivateLoop:
         strategy = self._strategy
         if strategy.seed is None:
             return None
-        settings = run_key.settings_of(self._trainer, self._module, strategy, self._loss)
-        return run_key.run_key(strategy.seed, settings, run_key.weights_digest(self._module), self._loader)[0]
+        settings = run_key.settings_of(self._training, strategy)
+        weights = run_key.weights_digest(self._training.module)
+        return run_key.run_key(strategy.seed, settings, weights, self._loader)[0]
 
     def _trainable(self) -> list[int]:
         """What is trained, and what the optimizer moves."""
         moved = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        return [*(id(p) for p in self._module.parameters() if p.requires_grad), *map(id, moved)]
+        return [*(id(p) for p in self._training.module.parameters() if p.requires_grad), *map(id, moved)]
 
     def _refuse_changes(self) -> None:
         """Refuse what the body of the loop may not do between two lots."""
         if self._loader.lots.position != self._strategy._releases.made:
-            raise ConfigurationError(guards.OTHERS_TOOK_LOTS)
+            raise ConfigurationError(OTHERS_TOOK_LOTS)
         if self._trainable() != self._trains:
             raise ConfigurationError(
                 "the trainable parameters, or those of the optimizer, are others than when the loop began: freeze, add "
@@ -168,16 +177,17 @@ class PrivateLoop:
 
     def _one_lot(self, batch: Any) -> None:
         """One lot, one release, one update."""
-        session, module, step = self._session, self._module, self._strategy.releases
-        parameters = session.attached.trained.parameters
+        session = self._session
+        training = self._training
+        parameters = session.trained.parameters
         _refuse_scaled_losses(parameters[0].device.type)
         for part, mode in self._modes.items():
             part.training = mode  # whatever an evaluation has left
-        batch = module.transfer_batch_to_device(batch, module.device, 0)
-        session.open(batch, module.device, 0)
+        batch = training.to_device(batch)
+        session.open(batch, rank=0)
         with torch.enable_grad():
-            loss = module.training_step(batch, step)
-            module.on_before_zero_grad(self._optimizer)
+            loss = training.step(batch, self._strategy.releases)
+            training.clear_gradients()
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(
                     f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
@@ -187,43 +197,82 @@ class PrivateLoop:
                     "the loss has no gradient, or was differentiated already: return it undetached, leave backward() "
                     "to the loop, and do not run the loop in torch.inference_mode()."
                 )
-            module.backward(loss)
+            training.backward(loss)
         session.release()
         self._optimizer.step()
-        module.on_train_batch_end(None, batch, self._strategy.releases)
+        training.end_lot()
+        session.close()
 
 
-class _Module(pl.LightningModule):
-    """A model and its loss, as a source of records knows them."""
+class _Module(nn.Module):
+    """A model and its loss; as one module, so that all that the loss function holds is looked at too."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
-        self.model, self._loss = model, loss
+        self.model = model
+        self._loss = loss
         self._held: list[Any] = []
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        # Settings of every LightningModule. This one was one: the keys of seeded loops cover them.
+        self.allow_zero_length_dataloader_with_multiple_devices = False
+        self.prepare_data_per_node = True
+
+    @property
+    def loss(self) -> Loss:
+        """The loss function."""
+        loss: Any = self._loss
+        return loss  # type: ignore[no-any-return]
 
     def look_at_loss(self) -> None:
-        """Let those who check what one lot leaves for the next see what the function holds; refuse what hides it."""
-        refuse_hidden_state(self._loss, self.model)
-        self._held = held_by(self._loss)
+        """Let those who check what one lot leaves for the next see what the function holds."""
+        self._held = held_by(self.loss)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self._loss(self.model, batch)
+        return self.loss(self.model, batch)
 
 
-def _trainer_of(optimizer: Optimizer, loader: LotLoader) -> Any:
-    """What a source of records, and the guards of its lots, ask of a trainer; of one process."""
-    return SimpleNamespace(
-        optimizers=[optimizer],
-        train_dataloader=loader,
-        limit_train_batches=1.0,
-        overfit_batches=0.0,
-        global_rank=0,
-        world_size=1,
-        loggers=[],
-        lr_scheduler_configs=[],
-        should_stop=False,
-    )
+class _LoopTraining(Training):
+    """The training of a module by a loop, in one process."""
+
+    def __init__(self, module: _Module, optimizer: Optimizer) -> None:
+        super().__init__(module)
+        self._optimizers = [optimizer]
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self.step: TrainingStep = module.training_step
+        self.backward: Callable[..., None] = torch.autograd.backward
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The one optimizer."""
+        return self._optimizers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model was when the loop was made."""
+        return self._device
+
+    @property
+    def own_step(self) -> TrainingStep:
+        """The loss of a batch."""
+        return self.module.training_step  # type: ignore[no-any-return]
+
+    def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
+        """Have the loop call these."""
+        self.step = step
+        self.backward = backward
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch, where the model is."""
+        return move_data_to_device(batch, self._device)
+
+    def clear_gradients(self) -> None:
+        """The moment between the step and its backward pass, at which no lot is in sight."""
+        for function in self.after_zero_grad:
+            function()
+
+    def end_lot(self) -> None:
+        """The moment after an update."""
+        for function in self.after_lot:
+            function()
 
 
 def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
@@ -267,4 +316,4 @@ def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
 def _refuse_scaled_losses(device: str) -> None:
     """Raise ConfigurationError for autocast to float16, whose losses are scaled, so that clipping would be wrong."""
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
-        guards.refuse_precision("float16")
+        refuse_precision("float16")

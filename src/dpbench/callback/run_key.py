@@ -38,6 +38,7 @@ from dpbench.code import sources_of, versions
 from dpbench.data.contents import contents_of
 from dpbench.data.lots import LotLoader
 from dpbench.privacy.randomness import RANDOM_NUMBERS
+from dpbench.records.training import Training
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _WORDS = (enum.Enum, type, FunctionType, BuiltinFunctionType, torch.dtype, torch.Size)
@@ -69,33 +70,34 @@ class Settings(NamedTuple):
     classes: frozenset[Any]
 
 
-def settings_of(trainer: Any, module: nn.Module, strategy: StrategyOptions, loss: Any = None) -> Settings:
+def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
     """Read the settings of a training from its objects, before anything takes them over or a checkpoint moves them on.
 
     Args:
-        trainer: With `optimizers`, `lr_scheduler_configs`, and in Lightning `callbacks`, `datamodule`, `precision`.
-        module: To be trained.
+        training: A Trainer's, or a plain loop's.
         strategy: What is done with its lots.
-        loss: Function of a plain loop; None where the module has a `training_step`.
     """
     whole = Canonical()
+    trainer = getattr(training, "trainer", None)
+    module = training.module
+    schedules = getattr(trainer, "lr_scheduler_configs", ())
     own = [callback for callback in getattr(trainer, "callbacks", ()) if _decides(callback)]
     settings = {
         "strategy": _options_of(strategy),
         "module": [_attributes_of(part) for part in _parts(module)],
-        "loss": loss,
+        "loss": getattr(module, "loss", None) if trainer is None else None,  # else it is an attribute of the module
         "hparams": dict(getattr(module, "hparams", {})),
-        "optimizers": [_optimizer(one) for one in trainer.optimizers],
-        "schedules": [_schedule(config) for config in trainer.lr_scheduler_configs],
+        "optimizers": [_optimizer(one) for one in training.optimizers],
+        "schedules": [_schedule(config) for config in schedules],
         "callbacks": [_attributes_of(callback) for callback in own],
-        "data module": _data_module(getattr(trainer, "datamodule", None)),
+        "data module": _data_module(training.datamodule),
         "precision": str(getattr(trainer, "precision", "32-true")),
     }
     digest = whole.digest(settings).hex()
-    optimizers = {type(one) for one in trainer.optimizers}
-    schedules = {type(config.scheduler) for config in trainer.lr_scheduler_configs}
+    optimizers = {type(one) for one in training.optimizers}
+    schedulers = {type(scheduler) for scheduler in training.schedulers}
     parts = {type(part) for part in [*_parts(module), *own, strategy]}
-    return Settings(digest, frozenset({*whole.classes, *optimizers, *schedules, *parts}))
+    return Settings(digest, frozenset({*whole.classes, *optimizers, *schedulers, *parts}))
 
 
 def weights_digest(module: nn.Module) -> str:

@@ -17,25 +17,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpbench.callback import choices, earlier_fits, guards, run_key
-from dpbench.callback.agreement import are_alike, refuse_other_records
-from dpbench.callback.divergence import LotsWithoutGradients, refuse_diverged
+from dpbench.callback import run_key
+from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
-from dpbench.callback.saved_records import refuse_saved_records
-from dpbench.callback.session import PrivateSession
 from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
+from dpbench.guards import LIGHTNING, earlier_fits
+from dpbench.guards.agreement import are_alike, refuse_other_records
+from dpbench.guards.choices import refuse_training_records
+from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.budget import Budget, Horizon, check_noise
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.releases import Observer, Releases
-from dpbench.records.source import attached
 from dpbench.records.users import Users
+from dpbench.session.session import PrivateSession
 
 _NO_RELEASE = (
     "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
@@ -71,9 +72,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
         )
         self._source = self._source_of_records()
-        self._session = PrivateSession(self._releases, self._source, self.audit, self.delta)
-        self._restored = self._stopping = False
-        self._admitted: bool | None = None
+        self._session = PrivateSession(self._releases, self._source, LIGHTNING, self.audit, self.delta)
+        self._restored = False
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()
         self._fixed = True
@@ -113,33 +113,24 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         if stage != "fit":
             return
         leave_group_at_exit()
-        self._restored, self._admitted = False, None
-        self._session.reset()
+        self._restored = False
         refuse_others(trainer, self, (PrivateStrategy, NonPrivate))
-        choices.refuse_choices(trainer)
-        guards.refuse_trainer_settings(trainer, pl_module)
-        self._source.check(trainer, pl_module)
-        self._admitted = True
+        self._session.check(LightningTraining(trainer, pl_module))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the source of records take over the training step and the backward pass."""
-        attached(self._admitted)
-        self._settings = None if self.seed is None else run_key.settings_of(trainer, pl_module, self)
-        self._session.attach(trainer, pl_module)
-        choices.refuse_choices(trainer)  # schedules too
+        if self.seed is not None:
+            self._settings = run_key.settings_of(self._session.training, self)
+        self._session.attach()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
         releases = self._releases
-        _ = self._session.attached
-        loader = guards.require_lot_loader(trainer)
-        self._session.acquire(loader)
-        if self.private:
-            refuse_saved_records(trainer, pl_module, loader.dataset)
+        loader = self._session.acquire(trainer.train_dataloader)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
             if trainer.global_step:
-                guards.refuse_unknown_past(None, self.private)
+                earlier_fits.refuse_unknown_past(None, self.private)
             releases.forget()
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
         key = self._run_key(trainer, pl_module, loader)
@@ -161,7 +152,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
-        self._session.end(pl_module)
+        self._session.end()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the module back also after an error."""
@@ -173,20 +164,15 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begin a lot: its release, its records, and the random numbers of the model."""
-        guards.stop_gradient_averaging(trainer)
-        guards.require_same_loader(trainer, self._session.loader, self.releases)
-        self._stopping = trainer.should_stop
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
-        self._session.open(batch, pl_module.device, rank)
+        self._session.open(batch, rank)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Release the sums of the lot to `p.grad`."""
-        if optimizer is not self._session.attached.optimizer:
-            return
-        choices.refuse_stop(trainer, self._stopping)
-        self._session.release()
+        if optimizer is self._session.optimizer:
+            self._session.release()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -194,7 +180,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """Show the epsilon so far; stop before the step that would exceed the budget."""
         if not self._session.released:
             raise ConfigurationError(_NO_RELEASE)
-        choices.refuse_choices(trainer)
+        self._session.close()
         self._unused_lots.note(self.mechanism, self._source, pl_module.log)
         trainer.should_stop = trainer.should_stop or self._releases.budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
@@ -207,14 +193,13 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse choices by validation data that are training data."""
-        loader = self._session.loader
-        if loader is not None and self.private and not trainer.sanity_checking:
-            choices.refuse_training_records(trainer, loader.dataset)
+        if self._session.has_lots and self.private and not trainer.sanity_checking:
+            refuse_training_records(trainer, self._session.loader.dataset)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that no lot of the epoch was left out."""
-        _ = self._session.attached
-        self._source.finish_epoch()
+        _ = self._session.trained
+        self._session.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the last epsilon beside the last accuracy."""
@@ -223,13 +208,18 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     # ------------------------------------------------------------------------------------- checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def trains_here(self) -> bool:
+        """Whether this process trains: not where it started others that do."""
+        return self._session.is_admitted
+
+    def state_of_releases(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         return self._releases.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
-        guards.refuse_unknown_past(state_dict.get("private", True), self.private)
+        earlier_fits.refuse_unknown_past(state_dict.get("private", True), self.private)
         self._releases.load_state_dict(state_dict)
         self._restored = True
 

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
-from dpbench.callback.earlier_fits import refuse_unknown_training
 from dpbench.errors import ConfigurationError
+from dpbench.guards.earlier_fits import refuse_unknown_training
+from dpbench.privacy.accounting.seal import Seal
+from dpbench.privacy.canaries.file import write_scores
+from dpbench.privacy.canaries.scores import ScoreSums
 
 STATE = "dpbench.PrivateStrategy"  # whatever strategy it is: none resumes without knowing what was released
-
-
-class StateKey(str):
-    """The key of a strategy's state in checkpoints, which no two strategies of a trainer share.
-
-    Lightning compares the keys when a trainer is made, and would say that a callback "does not support being saved
-    alongside other instances of the same type".
-    """
-
-    owner: object
-
-    def __new__(cls, text: str, owner: object) -> StateKey:
-        key = super().__new__(cls, text)
-        key.owner = owner
-        return key
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, StateKey) and other.owner is not self.owner:
-            refuse_two(self.owner, other.owner)
-        return str.__eq__(self, other)
-
-    __hash__ = str.__hash__
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
 
 
 def refuse_two(one: object, other: object) -> NoReturn:
@@ -53,24 +34,36 @@ def refuse_others(trainer: pl.Trainer, strategy: object, kinds: tuple[type, ...]
         refuse_two(strategy, (others or found)[0])
 
 
-class TrainerOnly:
+class TrainerOnly(ABC):
     """Base of a callback that is of no use outside of a Lightning Trainer, and alone of its kind there."""
 
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint, one for all strategies."""
-        return StateKey(STATE, self)
+        return STATE
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the keys of callbacks as plain text, which is all that `torch.load(weights_only=True)` reads.
+        """Write the state of the releases.
+
+        Not by `state_dict`: a trainer with two strategies would be refused by Lightning, in words that do not say what
+        is wrong, before `setup` can.
 
         Raises:
             ConfigurationError: The training ran in other processes, which alone know what was released.
         """
-        refuse_unknown_training(trainer, getattr(self, "_admitted", True) is not None)
-        checkpoint["callbacks"] = {str(key): state for key, state in checkpoint["callbacks"].items()}
+        refuse_unknown_training(trainer, self.trains_here)
+        checkpoint["callbacks"][STATE] = self.state_of_releases()
+
+    @property
+    @abstractmethod
+    def trains_here(self) -> bool:
+        """Whether this process trains."""
+
+    @abstractmethod
+    def state_of_releases(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same releases."""
 
     def on_after_setup(self, **_: Any) -> None:
         """Lightning Fabric calls this once a model is set up, and none of the hooks that make training private.
@@ -98,3 +91,16 @@ def refuse_unreleased_training(trainer: pl.Trainer, releases: int) -> None:
             f"training has made {trainer.global_step} steps, none of them private: hooks of the private strategy did "
             "not run. A subclass that overrides a hook must call super()'s. Do not publish this model."
         )
+
+
+def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
+
+    Args:
+        checkpoint: Of the last step.
+        path: Of the scores.
+    """
+    state = checkpoint["callbacks"].get(STATE) or {}
+    memory, seal = state.get("canaries"), Seal.read(state.get("ledger"))
+    if memory and seal is not None:
+        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))

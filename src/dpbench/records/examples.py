@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.users import refuse_users
@@ -16,18 +15,13 @@ from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.count import count_records
-from dpbench.records.coupling import CouplingProbe, Lot
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import cut
 from dpbench.records.record_gradients import record_gradients
-from dpbench.records.scope import Scope
-from dpbench.records.source import Attached, Piece, attached
+from dpbench.records.source import SECOND_RELEASE, Lot, Piece
+from dpbench.records.training import Training, TrainingStep
 
-SECOND_RELEASE = (
-    "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each (optimizers "
-    "that evaluate a closure several times, like LBFGS, are not supported)."
-)
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
     "the loss always."
@@ -69,100 +63,83 @@ class Examples:
         self.loss_reduction: LossReduction = loss_reduction
         self._most_rows, self._microbatch_size = max_physical_batch_size, microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
-        self._engine: PerRecordEngine | None = None
+        self.engine: PerRecordEngine | None = None
         self._loader: LotLoader | None = None
         self._rows: RowsOfLot | None = None
         self._next_row = self._records = self._rows_of_lot = 0
         self._verified = self._accumulated = self._released = False
         self._values: Any = {}
 
-    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def check(self, training: Training) -> None:
         """Lots in pieces need automatic optimization."""
-        _refuse_in_manual_optimization(pl_module, max_physical_batch_size=self._most_rows)
+        _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows)
 
-    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
-        """Record what the engine needs, and take over `training_step` and `backward`."""
-        _refuse_in_manual_optimization(pl_module, metrics=releases.recipe.metrics)
-        self._trainer, self._module, self._releases = trainer, pl_module, releases
-        self._scope, self._verified = Scope(pl_module, trainer), False
-        engine = self._engine = PerRecordEngine(self._scope.part, self.loss_reduction)
-        optimizer = self._scope.optimizer(engine.parameters)
-        self._scope.watch()
-        pl_module.__dict__["backward"] = self._backward
-        own, whole = pl_module.training_step, pl_module.automatic_optimization
-        step = self._scope.forward(self._in_pieces(own)) if whole else self._scope.in_lot(own)
-        self._probe = CouplingProbe(trainer, pl_module, engine, self.loss_reduction)
-        pl_module.__dict__["training_step"] = self._probe.before(own, step, self._lot)
-        return Attached(Trained(engine.parameters, engine.names), optimizer)
+    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+        """Record what the engine needs."""
+        _refuse_in_manual_optimization(training, metrics=releases.recipe.metrics)
+        self._training = training
+        self._releases = releases
+        self._verified = False
+        self.engine = PerRecordEngine(part, self.loss_reduction)
+        return Trained(self.engine.parameters, self.engine.names)
+
+    def step(self, own: TrainingStep) -> TrainingStep:
+        """The same step on pieces of a lot that is large; in manual optimization the step itself."""
+        return self._in_pieces(own) if self._training.automatic_optimization else own
 
     def begin(self, loader: LotLoader) -> None:
         """Have microbatches drawn where they are the records."""
-        assert self._engine is not None
+        assert self.engine is not None
         refuse_users(loader.dataset)
         self._loader = loader
-        self._scope.follow(loader)
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
         loader.require_order(loader.lots.microbatches > 0)
-        self._engine.recording, self._records = False, 0  # until a lot is opened
+        self.engine.recording, self._records = False, 0  # until a lot is opened
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
-        assert self._engine is not None
+        assert self.engine is not None
         size = self._microbatch_size
-        batch = noise_batch(self._trainer, self._module, _ON_NOISE * size, generator)
-        self._engine.recording = True
+        batch = noise_batch(self._training, _ON_NOISE * size, generator)
+        self.engine.recording = True
         try:
-            gradients, rows = record_gradients(self._trainer, self._engine, batch, seed=0)
+            gradients, rows = record_gradients(self._training, self.engine, batch, seed=0)
         finally:
-            self._engine.recording = False
+            self.engine.recording = False
         if size == 1:
             return Piece(gradients, rows, None)
-        record_of = torch.arange(rows, device=self._engine.parameters[0].device) // size
+        record_of = torch.arange(rows, device=self.engine.parameters[0].device) // size
         return Piece(gradients, rows, (record_of, rows // size, 1 / size))
 
     # ------------------------------------------------------------------------------------- one lot
 
     def open_lot(self, batch: Any) -> None:
         """Find the rows of each record, and let the engine record their forward passes."""
-        assert self._engine is not None and self._loader is not None
+        assert self.engine is not None and self._loader is not None
         self._records = count_records(batch)
-        self._rows = rows_of_lot(self._loader, self._releases.made, self._trainer, batch, self._records)
+        self._rows = rows_of_lot(self._loader, self._releases.made, self._training, batch, self._records)
         self._rows_of_lot = self._records
         self._next_row, self._values, self._accumulated, self._released = 0, {}, False, False
-        self._engine.expect(self._records)
-        self._scope.open_lot(batch)
+        self.engine.expect(self._records)
 
     def close_lot(self) -> None:
         """Put the records of the lot out of reach; their sums are complete."""
-        assert self._engine is not None
+        assert self.engine is not None
         if self._next_row < self._rows_of_lot:
             raise ConfigurationError(_NO_LOSS)
         if self._next_row > self._rows_of_lot:
             raise ConfigurationError(_SECOND_BACKWARD)
-        self._scope.release_lot()
-        self._released, self._engine.recording = True, False
-
-    def finish_epoch(self) -> None:
-        """Refuse an epoch of which a lot was not released."""
-        self._scope.refuse_skipped_lot()
+        self._released = True
+        self.engine.recording = False
 
     def detach(self) -> None:
-        """Give `training_step` and `backward` back."""
-        if self._engine is not None:
-            self._module.__dict__.pop("backward", None)
-            self._module.__dict__.pop("training_step", None)
-            self._engine.close()
-            self._engine = None
-            self._scope.close()
+        """Let go of the module."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
-    def _refuse_second_release(self) -> None:
-        if self._released:
-            raise ConfigurationError(SECOND_RELEASE)
-
-    def _lot(self) -> Lot:
-        self._refuse_second_release()  # a closure that is evaluated again
-        assert self._engine is not None
-        attached(self._engine.recording or None)  # by `open_lot`
+    def lot(self) -> Lot:
+        """Facts of the open lot."""
         bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
         index = None
         if self._divisor is None:  # several rows of a record
@@ -180,9 +157,9 @@ class Examples:
 
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._records and self._trainer.world_size == 1:
-                return torch.zeros((), device=self._module.device, requires_grad=True)
-            *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._trainer)
+            if not self._records and self._training.world_size == 1:
+                return torch.zeros((), device=self._training.device, requires_grad=True)
+            *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._training)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = output["loss"] if isinstance(output, dict) else output
@@ -194,43 +171,40 @@ class Examples:
         return step
 
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
-        assert self._engine is not None
-        self._records = self._engine.records = count_records(piece)
+        assert self.engine is not None
+        self._records = self.engine.records = count_records(piece)
         output = training_step(piece, *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output
 
-    def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Stand in for `LightningModule.backward`: per-record gradients instead of their sum."""
-        if self._released and self._scope.prefix:  # another network learns from what was released
-            self._scope.refuse_dependence(loss)
-            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
-            return
-        self._refuse_second_release()
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Per-record gradients instead of their sum."""
+        if self._released:
+            raise ConfigurationError(SECOND_RELEASE)
         if self._accumulated and self._most_rows is None:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._accumulate(loss)
 
     def _accumulate(self, loss: Tensor) -> None:
         """Clip the records of a (piece of a) lot and add them to the sums."""
-        assert self._engine is not None
-        records, device = self._records, self._module.device
+        assert self.engine is not None
+        records, device = self._records, self._training.device
         verify = not self._verified and records > 0
         with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
-            gradients = self._engine.backward(loss, records, verify=verify)
+            gradients = self.engine.backward(loss, records, verify=verify)
             if verify:
-                self._verified = self._engine.verified
+                self._verified = self.engine.verified
             rows = slice(self._next_row, self._next_row + records)
-            merge = merge_of(self._rows, rows, self._divisor, self._engine.parameters[0].device)
+            merge = merge_of(self._rows, rows, self._divisor, self.engine.parameters[0].device)
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
         self._accumulated = True
 
 
-def _refuse_in_manual_optimization(pl_module: pl.LightningModule, **options: object) -> None:
+def _refuse_in_manual_optimization(training: Training, **options: object) -> None:
     """Raise ConfigurationError for options that need automatic optimization, where the module has none."""
     for name, value in options.items():
-        if value and not pl_module.automatic_optimization:
+        if value and not training.automatic_optimization:
             raise ConfigurationError(
                 f"{name} needs automatic optimization: in manual optimization training_step makes the update "
                 "itself. Leave it out, or use automatic optimization."

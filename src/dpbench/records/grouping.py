@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Merge
+from dpbench.records.training import Training
 
 RowsOfLot = NDArray[np.int64]
 """Record (or microbatch) of each row of this process's share of a lot, ascending."""
@@ -49,13 +49,13 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     return round(number), microbatch_size
 
 
-def rows_of_lot(loader: LotLoader, step: int, trainer: pl.Trainer, batch: Any, rows: int) -> RowsOfLot | None:
+def rows_of_lot(loader: LotLoader, step: int, training: Training, batch: Any, rows: int) -> RowsOfLot | None:
     """Record (or microbatch) of each row of this process's batch, ascending; None where each row is a record.
 
     Raises:
         ConfigurationError: The batch has other rows than its lot has records, or `record_of_row` is no index of them.
     """
-    positions, microbatch_of = loader.lots.share(step, trainer.global_rank, trainer.world_size)
+    positions, microbatch_of = loader.lots.share(step, training.rank, training.world_size)
     if loader.record_of_row is not None:
         return _given(loader.record_of_row, batch, rows, len(positions))
     if rows != len(positions):

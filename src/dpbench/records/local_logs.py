@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
+
+from dpbench.records.training import replaced_methods
 
 
 class LocalLogs:
@@ -19,7 +20,7 @@ class LocalLogs:
         module: Its two methods are replaced in between.
     """
 
-    def __init__(self, module: pl.LightningModule) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
         self._values: dict[str, tuple[Any, int, dict[str, Any]]] = {}
 
@@ -27,7 +28,7 @@ class LocalLogs:
     def collected(self) -> Iterator[None]:
         """Within, nothing is logged; after it, the means are."""
         self._values = {}
-        with self._replaced():
+        with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
             yield
         for name, (total, count, options) in self._values.items():
             # Not over the processes: those without a user in this round would not take part.
@@ -39,22 +40,10 @@ class LocalLogs:
         """Within, nothing is logged, and nothing collected."""
         kept, self._values = self._values, {}
         try:
-            with self._replaced():
+            with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
                 yield
         finally:
             self._values = kept
-
-    @contextmanager
-    def _replaced(self) -> Iterator[None]:
-        own = self._module.__dict__
-        before: dict[str, Any] = {name: own[name] for name in ("log", "log_dict") if name in own}
-        own["log"], own["log_dict"] = self._log, self._log_dict
-        try:
-            yield
-        finally:
-            for name in ("log", "log_dict"):
-                own.pop(name)
-            own.update(before)
 
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if args:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -32,7 +31,11 @@ class LocalStep:
     """
 
     def __init__(
-        self, module: pl.LightningModule, training_step: Any, options: tuple[Any, ...], measured: bool
+        self,
+        module: Any,
+        training_step: Any,
+        options: tuple[Any, ...],
+        measured: bool,
     ) -> None:
         self._module, self._step, self._options, self._measured = module, training_step, options, measured
         self._values: Mapping[str, Any] = {}

@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from dpbench.records.training import Training
 
 
 def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> list[int]:
@@ -39,16 +39,18 @@ def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> li
 
 
 def cut(
-    batch: Any, records: int, size: int | None, microbatch_of: NDArray[np.int64] | None, trainer: pl.Trainer
+    batch: Any,
+    records: int,
+    size: int | None,
+    microbatch_of: NDArray[np.int64] | None,
+    training: Training,
 ) -> list[Any]:
     """Split a batch as `cuts` says, into as many pieces on each process; some may be empty."""
     if size is None:
         return [batch]
     ends = [0, *cuts(records, size, microbatch_of)]
-    if trainer.world_size > 1:  # logging in training_step may wait for the other processes
-        count = torch.tensor(len(ends), device=trainer.strategy.root_device)
-        dist.all_reduce(count, dist.ReduceOp.MAX)
-        ends += [records] * (int(count) - len(ends))
+    if training.world_size > 1:  # logging in training_step may wait for the other processes
+        ends += [records] * (training.largest(len(ends)) - len(ends))
 
     return [select(batch, records, slice(start, end)) for start, end in pairwise(ends)]
 

@@ -1,38 +1,36 @@
-"""The seam between a training loop and its releases: how a lot becomes the vectors that are clipped and added up.
+"""The seam between a training and its releases: how a lot becomes the vectors that are clipped and added up.
 
 What a record is (an example, a microbatch, a user) is known here and nowhere else. A source hands every piece of a lot
-to `Releases.accumulate`; clipping, noise, ledger and budget know nothing of where the pieces come from.
+to `Releases.accumulate`; clipping, noise, ledger and budget know nothing of where the pieces come from. Who drives the
+training is not known here, nor what is checked of a lot (`guards`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-import pytorch_lightning as pl
+import numpy as np
 import torch
-from torch.optim import Optimizer
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
+from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Merge
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Releases, Trained
+from dpbench.records.training import Training, TrainingStep
 
 T = TypeVar("T")
 
-
-class Attached(NamedTuple):
-    """Parameters of a module that a source has found to train privately, with their optimizer.
-
-    Attributes:
-        trained: Parameters to which the released gradients go.
-        optimizer: Updates them.
-    """
-
-    trained: Trained
-    optimizer: Optimizer
+SECOND_RELEASE = (
+    "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each (optimizers "
+    "that evaluate a closure several times, like LBFGS, are not supported)."
+)
 
 
 class Piece(NamedTuple):
@@ -49,23 +47,43 @@ class Piece(NamedTuple):
     merge: Merge | None
 
 
+class Lot(NamedTuple):
+    """Facts of a lot of examples that whoever runs its step again needs.
+
+    Attributes:
+        release: Its number.
+        record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
+        row_index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
+        limit: Most rows that fit into memory, or None.
+        recipe: What becomes of a record's gradient.
+        bound: Smallest bound of it.
+    """
+
+    release: int
+    record_of: NDArray[np.int64] | None
+    row_index: str | None
+    limit: int | None
+    recipe: Recipe
+    bound: float
+
+
 @runtime_checkable
 class RecordSource(Protocol):
     """Turns the lots of a training into per-record gradients.
 
-    The strategy calls `check`, `attach` and `begin` once, then for each lot `open_lot` and `close_lot`, and `detach` at
-    the end (also after an error, perhaps without `attach`). Between `open_lot` and `close_lot` Lightning calls the
-    module's `training_step` and `backward`, which the source has replaced by its own: these call
+    The session calls `check`, `attach`, `step` and `begin` once, then for each lot `open_lot` and `close_lot`, and
+    `detach` at the end (also after an error, perhaps without `attach`). Between `open_lot` and `close_lot` the driver
+    of the training calls what `step` returned and `backward`, in the places of the module's own: these call
     `releases.accumulate` for each piece of the lot.
 
     A source answers for what makes a release private, since nothing after it can see:
 
     * each unit of the sampling (each item of the data set) goes into at most one summand of a lot, and is accumulated
       once; all of the lot's are, whatever they hold, and an empty lot accumulates nothing;
-    * a record's vector is a function of that record, of released weights and of random numbers alone;
-    * nothing of a lot stays in the module: no statistics, no `p.grad`, no random state.
+    * a record's vector is a function of that record, of released weights and of random numbers alone.
 
-    `records.examples` shows how to check these where code of users computes the vectors.
+    That nothing of a lot stays in the module (no statistics, no `p.grad`, no random state) is checked for all sources.
+    `records.examples` shows how code of users computes the vectors.
 
     Attributes:
         summands: What the released sums are over, against the unit of the sampling.
@@ -75,15 +93,30 @@ class RecordSource(Protocol):
     summands: Summands
     unit: str | None
 
-    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse settings under which records are not what they should be.
+    def check(self, training: Training) -> None:
+        """Refuse settings under which records are not what they should be; there are no optimizers yet.
 
         Raises:
             ConfigurationError: Names the setting and the remedy.
         """
 
-    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
-        """Take over the module's training step and backward pass."""
+    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+        """Take note of the training.
+
+        Args:
+            training: Has the module.
+            part: The module, or the part of it that sees private records.
+            releases: Where gradients go.
+
+        Returns:
+            The parameters that are trained privately, and their names.
+        """
+
+    def step(self, own: TrainingStep) -> TrainingStep:
+        """What is called in the place of the module's own training step."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """What is called in the place of the module's own backward pass."""
 
     def begin(self, loader: LotLoader) -> None:
         """Take note of how lots are drawn, before the first one is."""
@@ -98,9 +131,6 @@ class RecordSource(Protocol):
             ConfigurationError: Something of the lot is missing.
         """
 
-    def finish_epoch(self) -> None:
-        """Refuse a lot that was opened and never released."""
-
     def on_noise(self, generator: torch.Generator) -> Piece:
         """Gradients of a step on random noise, for first bounds that touch no private data.
 
@@ -109,10 +139,41 @@ class RecordSource(Protocol):
         """
 
     def detach(self) -> None:
-        """Give the module back as it was."""
+        """Let go of the module."""
 
 
-def attached(part: T | None) -> T:
+@runtime_checkable
+class PerRecordStep(Protocol):
+    """A source whose vectors are gradients of the module's own step, which can be run again on parts of a lot."""
+
+    loss_reduction: LossReduction
+    engine: PerRecordEngine | None
+
+    def lot(self) -> Lot:
+        """Facts of the open lot."""
+
+
+@runtime_checkable
+class LocalUpdates(Protocol):
+    """A source that trains one unit after the other on the module, which may remember the ones before."""
+
+    memory: Memory | None
+
+
+class Memory(Protocol):
+    """Looks for what a module keeps from one unit to the next."""
+
+    def open(self, units: Sequence[int]) -> bool:
+        """Begin a lot of some units; whether it is looked at."""
+
+    def note(self, unit: int, update: list[Tensor]) -> None:
+        """Take note of the update of a unit."""
+
+    def close(self, again: Callable[[int], list[Tensor]]) -> None:
+        """End the lot; `again(unit)` computes an update once more."""
+
+
+def require(part: T | None) -> T:
     """Unwrap what an earlier hook should have set.
 
     Raises:

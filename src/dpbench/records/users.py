@@ -8,29 +8,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader
-from dpbench.data.octaves import is_checked
 from dpbench.data.users import USER, Cohort, UserDataset
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream, keyed_generator, seed_global_generators
 from dpbench.privacy.releases import Releases, Trained
-from dpbench.records.examples import SECOND_RELEASE
-from dpbench.records.local_batches import LocalBatches
 from dpbench.records.local_logs import LocalLogs
 from dpbench.records.local_step import LocalStep, kept_randomness
 from dpbench.records.local_training import Client, LocalTraining
 from dpbench.records.noise_step import noise_batch
-from dpbench.records.scope import Scope
-from dpbench.records.source import Attached, Piece
-from dpbench.records.step_state import StepState
+from dpbench.records.source import SECOND_RELEASE, Memory, Piece
+from dpbench.records.training import Training, TrainingStep
 
 _TIMES_TELL = (
     "the time of a round grows with the examples of its users, and no noise covers that: whoever sees times of this "
@@ -88,65 +81,66 @@ class Users:
         if not isinstance(local, LocalTraining):
             raise ConfigurationError(f"local must be a LocalTraining, as in {_AS_IN}, not {local!r}.")
         self.local = local
-        self._scope: Scope | None = None
+        self.memory: Memory | None = None
+        self._attached = False
         self._dataset: UserDataset | None = None
         self._warned, self._diverged = False, 0
 
     def __repr__(self) -> str:
         return f"Users({self.local})"
 
-    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def check(self, training: Training) -> None:
         """Local training makes the steps itself, of one network."""
-        if not pl_module.automatic_optimization or getattr(pl_module, "private_module", None) is not None:
+        module = training.module
+        if not training.automatic_optimization or getattr(module, "private_module", None) is not None:
             raise ConfigurationError(
-                f"{type(pl_module).__name__} makes its own updates (manual optimization, or a private_module as a GAN "
+                f"{type(module).__name__} makes its own updates (manual optimization, or a private_module as a GAN "
                 "has): local training of users needs a training_step(batch) that returns the loss of one network."
             )
 
-    def attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule, releases: Releases) -> Attached:
-        """Put local training in the place of `training_step`, and nothing in that of `backward`."""
-        self._trainer, self._module, self._releases = trainer, pl_module, releases
-        scope = self._scope = Scope(pl_module, trainer)
-        self._batches = LocalBatches(trainer, pl_module)
-        named = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
+    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+        """Find the parameters that local training moves."""
+        self._training = training
+        self._releases = releases
+        self._attached = True
+        self._batches = training.local_batches()
+        named = [(name, p) for name, p in part.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigurationError("the model has no trainable parameters.")
         trained = Trained([p for _, p in named], [name for name, _ in named])
         self._client = Client(trained.parameters, self.local)
-        self._lots_seen, self._due = 0, False
-        self._logs = LocalLogs(pl_module)
-        optimizer = scope.optimizer(trained.parameters)
-        scope.watch()
-        self._own_step = pl_module.training_step
-        pl_module.__dict__["backward"] = _nothing
-        step = scope.forward(self._round(self._own_step))
-        step.__wrapped__ = self._own_step  # whose signature Lightning reads
-        pl_module.__dict__["training_step"] = step
-        return Attached(trained, optimizer)
+        self._logs = LocalLogs(training.module)
+        return trained
+
+    def step(self, own: TrainingStep) -> TrainingStep:
+        """Local training of each user in turn; the driver sees one step."""
+        step: TrainingStep = self._round(own)
+        return step
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do: the updates were accumulated in the step."""
 
     def begin(self, loader: LotLoader) -> None:
         """Find the users' examples, and have the users of a lot dealt to the processes by their work."""
         self._dataset = users_of(loader)
-        assert self._scope is not None
-        self._scope.follow(loader)
         self._lots = loader.lots
         if self._releases.recipe.private and self.local.max_examples is None and self.local.max_steps is None:
-            rank_zero_info(_TIMES_TELL)
+            self._training.inform(_TIMES_TELL)
         self._lots.work = np.array([self.local.examples_of(int(size)) for size in self._dataset.sizes])
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """Local training of made-up users, whose examples are what `noise_batch(size, generator)` makes."""
         size = self.local.batch_size or 20
         rows: list[list[Tensor]] = []
-        device, precision = self._module.device, self._trainer.precision_plugin
-        named = is_param_in_hook_signature(self._own_step, "batch_idx", min_args=2)
-        local_step = LocalStep(self._module, self._own_step, (0,) if named else (), measured=False)
+        training = self._training
+        device = training.device
+        local_step = LocalStep(training.module, training.own_step, training.index_of_step(), measured=False)
         with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
-                batch = self._batches.on_device(noise_batch(self._trainer, self._module, size, generator))
+                batch = self._batches.on_device(noise_batch(training, size, generator))
                 seed_global_generators((Stream.NOISE_BATCH, number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
-                with precision.train_step_context(), self._client.weights():
+                with training.autocast(), self._client.weights():
                     rows.append(self._client.update(local_step, (batch for _ in steps)))
         parts = [torch.stack(one) for one in zip(*rows, strict=True)]
         return Piece([InstantiatedGradients(lambda one=one: one) for one in parts], _ON_NOISE, None)  # type: ignore[misc]
@@ -155,39 +149,28 @@ class Users:
 
     def open_lot(self, batch: Any) -> None:
         """Check that the cohort is the lot that was drawn."""
-        assert self._scope is not None
-        drawn, _ = self._lots.share(self._releases.made, self._trainer.global_rank, self._trainer.world_size)
+        training = self._training
+        drawn, _ = self._lots.share(self._releases.made, training.rank, training.world_size)
         if not isinstance(batch, Cohort) or not np.array_equal(batch.users.cpu().numpy(), drawn):
             raise ConfigurationError(
                 "the batch is not the cohort of users that was drawn: a collate_fn, hook or wrapper has changed it. "
                 "What becomes of a user's examples belongs into the UserDataset(examples, users, collate_fn=...)."
             )
-        self._users, self._done, self._released = drawn.tolist(), False, False
-        self._lots_seen += 1
-        self._due |= is_checked(self._lots_seen)
-        self._scope.open_lot(batch)
+        self._users = drawn.tolist()
+        self._done = False
+        self._released = False
 
     def close_lot(self) -> None:
         """Put the cohort out of reach; its sums are complete."""
-        assert self._scope is not None
         if not self._done:
             raise ConfigurationError("the cohort was not trained: something has replaced training_step.")
-        self._scope.release_lot()
         self._released = True
 
-    def finish_epoch(self) -> None:
-        """Refuse an epoch of which a lot was not released."""
-        assert self._scope is not None
-        self._scope.refuse_skipped_lot()
-
     def detach(self) -> None:
-        """Give `training_step` and `backward` back."""
-        if self._scope is not None:
-            for name in ("training_step", "backward"):
-                self._module.__dict__.pop(name, None)
+        """Let go of the module."""
+        if self._attached:
             self._batches.close()
-            self._scope.close()
-            self._scope = None
+            self._attached = False
         if self._dataset is not None:
             self._lots.work, self._dataset = None, None
 
@@ -200,43 +183,44 @@ class Users:
         def step(cohort: Cohort, *args: Any) -> Tensor:
             if self._done or self._released:
                 raise ConfigurationError(SECOND_RELEASE)
-            local_step = LocalStep(self._module, own_step, args, self._releases.recipe.metrics is not None)
-            with kept_randomness(self._module.device), self._logs.collected(), self._client.weights():
+            local_step = LocalStep(self._training.module, own_step, args, self._releases.recipe.metrics is not None)
+            with kept_randomness(self._training.device), self._logs.collected(), self._client.weights():
                 self._train(local_step)
             self._done = True
             if self._diverged:
-                self._module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
+                self._training.module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
                 if not self._warned:
                     self._warned = True
-                    pl.utilities.rank_zero_warn(_NOT_FINITE)
-            return torch.zeros((), device=self._module.device, requires_grad=True)
+                    self._training.warn(_NOT_FINITE)
+            return torch.zeros((), device=self._training.device, requires_grad=True)
 
         return step
 
     def _train(self, local_step: LocalStep) -> None:
         """Hand the update of each user of the cohort to the release."""
-        assert self._dataset is not None
-        state = StepState(self._trainer, self._module) if self._due and self._users else None
-        some: list[tuple[int, list[Tensor]]] = []  # the first and the last user with an update
-        diverged = torch.zeros((), dtype=torch.long, device=self._module.device)
+        memory = self.memory if self.memory is not None and self.memory.open(self._users) else None
+        diverged = torch.zeros((), dtype=torch.long, device=self._training.device)
         for user in self._users:
             update = self._update(user, local_step)
             record, norms = OneRecord.of(update)
-            diverged += ~norms.sum().isfinite()
-            if state is not None and len(self._dataset.rows(user)) and norms.sum().isfinite():
-                some[1:] = [(user, update)]
+            is_finite = norms.sum().isfinite()
+            diverged += ~is_finite
+            if memory is not None and self._has_examples(user) and is_finite:
+                memory.note(user, update)
             self._releases.accumulate(record, 1, None, local_step.values())
             del update, record  # before the next one takes as much
         self._diverged = int(diverged)
-        if state is not None and some:
-            self._due = False  # a lot of users without an update leaves it to the next
-            self._refuse_memory(*some[0], local_step, state.rewind)
-            if len(some) > 1:
-                self._refuse_memory(*some[1], local_step, state.restore)
+        if memory is not None:
+            with self._logs.silent():
+                memory.close(lambda user: self._update(user, local_step))
+
+    def _has_examples(self, user: int) -> bool:
+        assert self._dataset is not None
+        return len(self._dataset.rows(user)) > 0
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
-        seed_global_generators(self._releases.key_of(Stream.MODEL, 0, user), self._module.device)
+        seed_global_generators(self._releases.key_of(Stream.MODEL, 0, user), self._training.device)
         local_step.begin()
         return self._client.update(local_step, self._steps(user, generator))
 
@@ -244,34 +228,6 @@ class Users:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._batches.on_device(self._dataset.batch(user, positions))
-
-    def _refuse_memory(
-        self, user: int, first: list[Tensor], local_step: LocalStep, prepare: Callable[[], None]
-    ) -> None:
-        """Raise UnsupportedModuleError where a user's update depends on the users before it.
-
-        `prepare` puts the state of the round's end there for the first user, that of its beginning for the last one.
-        """
-        after = StepState(self._trainer, self._module)
-        prepare()
-        with self._logs.silent():
-            again = self._update(user, local_step)
-        after.restore()  # metrics count the user once
-        _refuse_other_update(first, again, exact=self._module.device.type == "cpu")
-
-
-def _refuse_other_update(first: list[Tensor], again: list[Tensor], exact: bool) -> None:
-    gap = sum(float((a - b).square().sum()) for a, b in zip(first, again, strict=True)) ** 0.5
-    size = sum(float(a.square().sum()) for a in first) ** 0.5
-    if not gap <= (1e-4 if exact else 1e-1) * size:  # elsewhere sums come in any order, and local steps amplify it
-        raise UnsupportedModuleError(
-            "the same user's local training came out otherwise after that of other users: the module keeps "
-            "something from one training_step to the next (a running average, a memory of batches, a counter), so "
-            "that clipping does not bound what one user does. Keep nothing, or derive it from the weights alone."
-        )
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def users_of(loader: LotLoader) -> UserDataset:

@@ -14,9 +14,10 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from dpbench.callback.guards import refuse_precision, refuse_uncovered
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
+from dpbench.guards.lots import refuse_uncovered
+from dpbench.guards.precision import refuse_precision
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder

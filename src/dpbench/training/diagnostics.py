@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from dpbench.callback.lightning_training import LightningTraining
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -86,7 +87,8 @@ class GradientDiagnostics(pl.Callback):
         if self._looking and self._strategy is None and count_records(batch):
             engine = PerRecordEngine(pl_module)
             try:
-                gradients = record_gradients(trainer, engine, batch, seed=trainer.global_step)[0]
+                training = LightningTraining(trainer, pl_module)
+                gradients, _ = record_gradients(training, engine, batch, seed=trainer.global_step)
                 with torch.no_grad():
                     self._pieces.append(self._look(engine.names, gradients))
             finally:

@@ -17,11 +17,11 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from dpbench.callback.audit import keep_scores
-from dpbench.callback.guards import PRIVATE_PAST
+from dpbench.callback.trainer_only import keep_scores
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
+from dpbench.guards.earlier_fits import PRIVATE_PAST
 from dpbench.privacy import native
 from dpbench.runs.claim import full_disk_explained, held
 from dpbench.runs.folder import Run, RunFolder

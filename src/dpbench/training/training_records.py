@@ -1,7 +1,7 @@
 """How well a model knows the records that it was trained on: for research, outside of the guarantee.
 
 What is measured here is of private records, without noise. It is named `nonprivate/…`, is off unless asked for, and
-must not be published with a model that is meant to be private; choices by it are refused (`callback.choices`).
+must not be published with a model that is meant to be private; choices by it are refused (`guards.choices`).
 """
 
 from __future__ import annotations

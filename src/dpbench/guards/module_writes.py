@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dpbench.canonical import digest_of
+from dpbench.data.lots import LotLoader
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
-from dpbench.records.saved_values import SavedValues
+from dpbench.guards.guard import Guard
+from dpbench.guards.optimizer_steps import OptimizerSteps
+from dpbench.guards.saved_values import SavedValues
+from dpbench.records.source import require
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are two of 4, or sums would overflow
 
@@ -75,55 +78,114 @@ class Saved:
         return [*changed, *extra] or ["its modules"]
 
 
-class Writes:
-    """Writes to a module and its optimizers: none may carry what the records of a lot say past its release.
+class Writes(Guard):
+    """Compares all that is saved with a module: no write may carry what the records of a lot say past its release.
 
-    The contents of tensors are compared in the first lot, and in one lot of each octave.
-
-    Args:
-        module: With all that is in it.
-        trainer: Its optimizers, schedules and data module.
+    From the moment a lot is drawn to its update, and from there to the last hook that sees it. The contents of tensors
+    are compared in the first lot, and in one lot of each octave. What the private optimizer writes before it calls the
+    closure follows from released gradients, and is accepted.
     """
 
-    def __init__(self, module: pl.LightningModule, trainer: Any) -> None:
-        self._module, self._trainer = module, trainer
-        self._lots, self._extra = 0, with_extra_state(module)
+    name = "writes"
+    prevents = "buffers, hyperparameters or optimizer states keep what records say, and are saved without noise"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self._lots = 0
         self._before: tuple[Saved, SavedValues] | None = None  # as of when the lot was drawn
         self._updated: tuple[Saved, SavedValues] | None = None  # as of its update
+        self._steps: OptimizerSteps | None = None
+        self._loader: LotLoader | None = None
 
-    def _saved(self) -> tuple[Saved, SavedValues]:
-        tensors = Saved(
-            self._module,
-            is_checked(self._lots),
-            self._extra,
-            self._trainer.optimizers,
-            getattr(self._trainer, "datamodule", None),
-        )
-        return tensors, SavedValues(self._trainer, self._module)
+    # ------------------------------------------------------------------------------------- moments
 
-    def draw_lot(self) -> None:
-        """Remember the module before anything of it sees the next lot."""
+    def on_attach(self) -> None:
+        """Watch the optimizers, and the module from one lot to the next."""
+        training = self.session.training
+        self._extra = with_extra_state(training.module)
+        self._steps = OptimizerSteps(self.session.optimizer, self.session.trained.parameters)
+        self._steps.watch(self, self._after_update)
+        training.after_lot.append(self.end_lot)
+        training.after_zero_grad.append(self.remember)
+        training.withhold_loss(self.accept_values)
+
+    def on_begin(self) -> None:
+        """Learn from the loader when a lot is drawn: before any hook has seen it."""
+        self._loader = self.session.loader
+        self._loader.before_lot = self._draw_lot
+
+    def on_open(self, batch: Any) -> None:
+        """Begin a lot, whose update is still to come."""
+        self._require_steps().open_lot()
+        self._updated = None
+        if self._before is None:
+            self.remember()
+
+    def on_stepped(self) -> None:
+        """A step that sees a lot may write nothing; the hooks before its backward pass, which see none, may."""
+        if self.session.training.automatic_optimization:
+            self.refuse_before_release()
+        elif self.session.released and self._are_others:
+            self._update()
+            self._require_steps().close_lot()
+
+    def on_release(self) -> None:
+        """Nothing of the module may have kept anything of the records."""
+        self._require_steps().release_lot()
+        self.refuse_before_release()
+
+    def on_end(self) -> None:
+        """Nothing is watched any longer."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        if self._loader is not None:
+            self._loader.before_lot = None
+            self._loader = None
+        self._forget()
+
+    # ------------------------------------------------------------------------------------- what is remembered
+
+    @property
+    def _are_others(self) -> bool:
+        """Whether networks follow the private one in a step, which see no record."""
+        return self.session.part is not self.session.training.module
+
+    def _require_steps(self) -> OptimizerSteps:
+        return require(self._steps)
+
+    def _draw_lot(self) -> None:
+        self.session.refuse_skipped_lot()
         self._lots += 1
         self.remember()
+
+    def _after_update(self) -> None:
+        if not self._are_others:
+            self._update()
+
+    def _saved(self) -> tuple[Saved, SavedValues]:
+        training = self.session.training
+        tensors = Saved(
+            training.module,
+            is_checked(self._lots),
+            self._extra,
+            training.optimizers,
+            training.datamodule,
+        )
+        return tensors, SavedValues(training)
 
     def remember(self) -> None:
         """Accept what was written up to now, by code that saw no record of the lot."""
         self._before = self._saved()
 
-    def open_lot(self) -> None:
-        """Begin a lot, whose update is still to come."""
-        self._updated = None
-        if self._before is None:
-            self.remember()
-
-    def update(self) -> None:
+    def _update(self) -> None:
         """Remember the module after its update, with the lot still in sight."""
         self._updated = self._saved()
 
     def accept_values(self) -> None:
         """Accept options that were set since the update, by code in whose sight no record was."""
         if self._updated is not None:
-            self._updated = self._updated[0], SavedValues(self._trainer, self._module)
+            self._updated = self._updated[0], SavedValues(self.session.training)
 
     def end_lot(self) -> None:
         """Refuse writes after the update; the last hook that sees the lot has run.
@@ -140,7 +202,7 @@ class Writes:
                 "manual optimization, name the network that sees records in private_module. A learning rate that "
                 "follows from the number of steps is a schedule's (configure_optimizers)."
             )
-        self.forget()
+        self._forget()
 
     def refuse_before_release(self) -> None:
         """Refuse writes since the lot was drawn: statistics of private records may have got into the model.
@@ -172,8 +234,7 @@ class Writes:
                 "belongs into on_before_zero_grad or on_train_epoch_end."
             )
 
-    def forget(self) -> None:
-        """Drop what was remembered of the lot."""
+    def _forget(self) -> None:
         self._before = self._updated = None
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.records.altered_lots import AlteredLot, LotRows
-from dpbench.records.step_runs import ComparedRows, Gap, StepRun, StepRunner
+from dpbench.guards.altered_lots import AlteredLot, LotRows
+from dpbench.guards.step_runs import ComparedRows, Gap, StepRun, StepRunner
 
 Rows = NDArray[np.int64]
 FEWEST = 3  # records that say something of each other

@@ -9,22 +9,21 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
-from pytorch_lightning.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dpbench.guards.altered_lots import AlteredLot
+from dpbench.guards.host_draws import FreshGenerators, following_host
+from dpbench.guards.repeatable_step import uncompiled, without_assertions, without_fused_dropout
+from dpbench.guards.row_draws import FollowingDraws, RowDraws
+from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.records.altered_lots import AlteredLot
-from dpbench.records.host_draws import FreshGenerators, following_host
-from dpbench.records.repeatable_step import uncompiled, without_assertions, without_fused_dropout
-from dpbench.records.row_draws import FollowingDraws, RowDraws
-from dpbench.records.step_state import StepState
+from dpbench.records.training import Training, nothing
 
 Rows = NDArray[np.int64]
 
@@ -120,8 +119,7 @@ class StepRunner:
     """Runs a training step without training: afterwards everything is as it was.
 
     Args:
-        trainer: Trains.
-        module: Its step is run.
+        training: Its step is run.
         engine: Attached to the module or its private part.
 
     Attributes:
@@ -131,8 +129,9 @@ class StepRunner:
         drawn: States of all random generators after the last run.
     """
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, engine: PerRecordEngine) -> None:
-        self._trainer, self._module, self._engine = trainer, module, engine
+    def __init__(self, training: Training, engine: PerRecordEngine) -> None:
+        self._training = training
+        self._engine = engine
         self.rows = 0
         self.follows = self.irregular = False
         self.drawn = b""
@@ -142,18 +141,19 @@ class StepRunner:
     @contextmanager
     def session(self, step: Callable[[Any], Any], recipe: Recipe, rows: int) -> Iterator[None]:
         """Run `step` on a lot of `rows` rows and on lots made of it; then put everything back."""
-        loggers = self._trainer.loggers
-        self._trainer.loggers = [DummyLogger() for _ in loggers]
-        self._state = StepState(self._trainer, self._module)
-        self._step, self._recipe, self._draws = step, recipe, RowDraws(rows)
-        self._before = self._drawn_by_whole = self._state.drawn()
-        try:
-            yield
-        finally:
-            self._state.finish()
-            self._state = None  # copies of all that the module holds
-            self._trainer.loggers = loggers
-            del self._step
+        with self._training.without_loggers():
+            self._state = StepState(self._training)
+            self._step = step
+            self._recipe = recipe
+            self._draws = RowDraws(rows)
+            self._before = self._state.drawn()
+            self._drawn_by_whole = self._before
+            try:
+                yield
+            finally:
+                self._state.finish()
+                self._state = None  # copies of all that the module holds
+                del self._step
 
     def run(
         self, lot: AlteredLot, whole: bool = False, shared: bool = False, after: bool = False, quiet: bool = False
@@ -202,10 +202,10 @@ class StepRunner:
         return self._state.changed()
 
     def _gradients(self, batch: Any, rows: int, quiet: bool) -> StepRun | None:
-        device = self._module.device.type
-        own = self._module.__dict__
-        own |= {"log": _nothing, "log_dict": _nothing, "manual_backward": _stop}
-        if self._trainer.world_size > 1:
+        device = self._training.device.type
+        own = self._training.module.__dict__
+        own |= {"log": nothing, "log_dict": nothing, "manual_backward": _stop}  # `StepState` takes them out again
+        if self._training.world_size > 1:
             own["all_gather"] = self._gathered
         with self._repeatable(device, quiet):
             output = _output(self._step, batch)
@@ -231,7 +231,7 @@ class StepRunner:
             stack.enter_context(uncompiled())
             stack.enter_context(tf32.refused(device))
             stack.enter_context(self._fresh.repeated(draws))
-            stack.enter_context(without_fused_dropout(self._module, device))
+            stack.enter_context(without_fused_dropout(self._training.module, device))
             if draws is not None:
                 stack.enter_context(following_host(draws, self._state.holders, self._state.sources))
                 stack.enter_context(FollowingDraws(draws))
@@ -239,7 +239,7 @@ class StepRunner:
 
     def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:
         """Stand in for `all_gather`: no process waits for another one's probe."""
-        world = self._trainer.world_size
+        world = self._training.world_size
         return tree_map(lambda x: x.expand(world, *x.shape) if isinstance(x, Tensor) else x, data)
 
 
@@ -253,7 +253,3 @@ def _output(step: Callable[[Any], Any], batch: Any) -> Any:
 def _stop(loss: Tensor, *args: Any, **kwargs: Any) -> None:
     """Stand in for `manual_backward`: the loss is all that a probe wants."""
     raise _Reached(loss)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand in for `log`: a probe logs nothing."""

@@ -7,25 +7,25 @@ their records, with other records, with one that is extreme. docs/guards.md says
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
 from dpbench.data.octaves import next_checked
 from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.altered_lots import LotRows
+from dpbench.guards.guard import Guard
+from dpbench.guards.lot_probe import FEWEST, LotProbe
+from dpbench.guards.step_runs import Gap, StepRunner
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
-from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.records.altered_lots import LotRows
 from dpbench.records.count import count_records
-from dpbench.records.lot_probe import FEWEST, LotProbe
 from dpbench.records.physical_batches import cuts
-from dpbench.records.step_runs import Gap, StepRunner
+from dpbench.records.source import Lot, PerRecordStep
+from dpbench.records.training import Training
 
 Rows = NDArray[np.int64]
 
@@ -50,59 +50,61 @@ _REMEDIES = {
 }
 
 
-class Lot(NamedTuple):
-    """Facts of a lot that a probe of coupling needs.
+class Coupling(Guard):
+    """Probes the first lot and one lot of each octave of a source that runs the module's own step."""
 
-    Attributes:
-        release: Its number.
-        record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
-        row_index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
-        limit: Most rows that fit into memory, or None.
-        recipe: What becomes of a record's gradient.
-        bound: Smallest bound of it.
-    """
+    name = "coupling"
+    prevents = "a record's gradient depends on the others of its lot, or on earlier lots, and clipping bounds nothing"
 
-    release: int
-    record_of: Rows | None
-    row_index: str | None
-    limit: int | None
-    recipe: Recipe
-    bound: float
+    _probe: CouplingProbe | None = None
+
+    def on_attach(self) -> None:
+        """Take note of the engine."""
+        source = self.session.source
+        if isinstance(source, PerRecordStep) and source.engine is not None:
+            self._probe = CouplingProbe(self.session.training, source.engine, source.loss_reduction)
+
+    def on_step(self, batch: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        """Run the step on altered lots."""
+        source = self.session.source
+        if self._probe is not None and isinstance(source, PerRecordStep):
+            own = self.session.training.own_step
+            self._probe.look(lambda rows: own(rows, *arguments, **options), batch, source.lot())
+
+    @property
+    def rows(self) -> int:
+        """That went through the model for it so far: what the probes cost."""
+        return 0 if self._probe is None else self._probe.rows
 
 
 class CouplingProbe:
     """Probes the first lot, and one lot of each octave. It changes nothing of a training.
 
     Args:
-        trainer: Trains.
-        module: Its `training_step` is probed, in automatic or manual optimization.
+        training: Its step is probed, in automatic or manual optimization.
         engine: Attached to the module or its private part.
         loss_reduction: What the loss is said to be; for the message.
     """
 
-    def __init__(
-        self, trainer: pl.Trainer, module: pl.LightningModule, engine: PerRecordEngine, loss_reduction: LossReduction
-    ) -> None:
-        self._module, self._engine, self._reduction = module, engine, loss_reduction
-        self._runner = StepRunner(trainer, module, engine)
-        self._next, self._probes, self._warned, self._small = 0, 0, False, 0
+    def __init__(self, training: Training, engine: PerRecordEngine, loss_reduction: LossReduction) -> None:
+        self._training = training
+        self._engine = engine
+        self._reduction = loss_reduction
+        self._runner = StepRunner(training, engine)
+        self._next = 0
+        self._probes = 0
+        self._warned = False
+        self._small = 0
 
     @property
     def rows(self) -> int:
         """That went through the model so far: what the probes cost."""
         return self._runner.rows
 
-    def before(self, training_step: Any, step: Any, lot: Callable[[], Lot]) -> Any:
-        """`step`, with probes of `training_step` before it."""
-
-        @functools.wraps(training_step)
-        def probed(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            one = lot()
-            if one.release >= self._next:
-                self.check(lambda rows: training_step(rows, *args, **kwargs), batch, one)
-            return step(batch, *args, **kwargs)
-
-        return probed
+    def look(self, step: Callable[[Any], Any], batch: Any, lot: Lot) -> None:
+        """Probe a lot if it is due."""
+        if lot.release >= self._next:
+            self.check(step, batch, lot)
 
     def check(self, step: Callable[[Any], Any], batch: Any, lot: Lot) -> None:
         """Probe one lot; one of less than three records says nothing, and the next has to do.
@@ -141,7 +143,7 @@ class CouplingProbe:
 
     def _tolerance(self, same_shape: bool) -> float:
         """Largest relative change of a gradient that rounding explains."""
-        device = self._module.device.type
+        device = self._training.device.type
         if same_shape and device == "cpu":
             return _TOLERANCE
         low = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
@@ -189,7 +191,7 @@ class CouplingProbe:
         """Say once that there was no verdict."""
         if not self._warned:
             self._warned = True
-            pl.utilities.rank_zero_warn(f"whether records are handled independently could not be checked: {why}.")
+            self._training.warn(f"whether records are handled independently could not be checked: {why}.")
 
 
 def _piece(record_of: Rows, lot: Lot) -> Rows:

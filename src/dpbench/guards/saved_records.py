@@ -6,24 +6,38 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
+from dpbench.records.training import Training
 
 _DEEP = 4  # containers, and data sets inside of data sets
 
 
-def refuse_saved_records(trainer: pl.Trainer, module: pl.LightningModule, dataset: Any) -> None:
+class SavedRecords(Guard):
+    """Hyperparameters and buffers that hold the training set."""
+
+    name = "saved records"
+    prevents = "records are saved with the model: in hyperparameters, or in buffers that hold the training set"
+
+    def on_begin(self) -> None:
+        """Compare what is saved with the data set."""
+        if self.session.releases.recipe.private:
+            refuse_saved_records(self.session.training, self.session.loader.dataset)
+
+
+def refuse_saved_records(training: Training, dataset: Any) -> None:
     """Refuse hyperparameters and buffers that hold records: every checkpoint and export would.
 
     Raises:
         ConfigurationError: Names the entry and the remedy.
     """
-    owners = {"self.hparams": module, "hparams of the data module": getattr(trainer, "datamodule", None)}
+    module = training.module
+    owners = {"self.hparams": module, "hparams of the data module": training.datamodule}
     for owner, one in owners.items():
         for name, value in (vars(one).get("_hparams") or {}).items() if one is not None else ():
             if isinstance(value, Dataset | DataLoader) or _holds_arrays_of(value, dataset):

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from dpbench.records.training import Training
+
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, np.generic)
 _OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 _FAST = {str, int, float, bool, type(None)}  # most values, four times in every lot
@@ -39,12 +41,11 @@ class SavedValues:
     """Values of a training, as they were at one time, by name.
 
     Args:
-        trainer: Its data module, optimizers and schedules.
-        module: Trained.
+        training: Its module, data module, optimizers and schedules.
     """
 
-    def __init__(self, trainer: Any, module: pl.LightningModule) -> None:
-        self._trainer, self._module = trainer, module
+    def __init__(self, training: Training) -> None:
+        self._training = training
         self._alive: list[Any] = []  # so that no number names two objects
         self._fixed, self._options, self._schedules = self._read()
 
@@ -59,19 +60,20 @@ class SavedValues:
 
     def _read(self) -> tuple[dict[str, Value], dict[str, Value], dict[str, Value]]:
         fixed, options, schedules = (dict[str, Value]() for _ in range(3))
-        owners = {"hparams": self._module, "datamodule.hparams": getattr(self._trainer, "datamodule", None)}
+        training = self._training
+        owners = {"hparams": training.module, "datamodule.hparams": training.datamodule}
         for name, owner in owners.items():
             hparams = getattr(owner, "__dict__", {}).get("_hparams")
             if hparams:
                 fixed |= self._values(hparams, name)
-        for number, optimizer in enumerate(self._trainer.optimizers):
-            name = "optimizer" if len(self._trainer.optimizers) == 1 else f"optimizer {number}"
+        for number, optimizer in enumerate(training.optimizers):
+            name = "optimizer" if len(training.optimizers) == 1 else f"optimizer {number}"
             fixed |= self._values_of_optimizer(optimizer, name)
             for place, group in enumerate(optimizer.param_groups):
                 own = {key: value for key, value in group.items() if key != "params" and type(value) is not bool}
                 options |= self._values(own, f"{name}.param_groups[{place}]")
-        for number, config in enumerate(self._trainer.lr_scheduler_configs):
-            schedules |= self._values(config.scheduler, f"schedule {number}")
+        for number, scheduler in enumerate(training.schedulers):
+            schedules |= self._values(scheduler, f"schedule {number}")
         return fixed, options, schedules
 
     def _values_of_optimizer(self, optimizer: Optimizer, name: str) -> dict[str, Value]:
@@ -94,7 +96,7 @@ class SavedValues:
 
     def _follows_schedule(self, name: str, options: Mapping[str, Value]) -> bool:
         """Whether an option is one that schedules move, and a learning rate what they say that it is."""
-        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        schedulers = self._training.schedulers
         option = name.partition("].")[2].partition("[")[0]
         if option == "lr":
             rates = [float(rate) for one in schedulers for rate in getattr(one, "_last_lr", ())]

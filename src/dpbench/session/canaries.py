@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from dpbench.callback.trainer_only import STATE
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.canaries.canaries import Canaries, GradientCanaries
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
 from dpbench.privacy.canaries.run_probe import LotCounts
-from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.randomness import fresh_key
 from dpbench.privacy.releases import Releases, Trained
 
@@ -62,16 +55,3 @@ def leave_scores(releases: Releases) -> None:
     if first and releases.canaries is not None and releases.made and path is not None and seal is not None:
         canaries = releases.canaries
         write_scores(path.with_name(FILE_NAME), canaries.sums.scores(), seal, canaries.left_out)
-
-
-def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
-
-    Args:
-        checkpoint: Of the last step.
-        path: Of the scores.
-    """
-    state = checkpoint["callbacks"].get(STATE) or {}
-    memory, seal = state.get("canaries"), Seal.read(state.get("ledger"))
-    if memory and seal is not None:
-        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))

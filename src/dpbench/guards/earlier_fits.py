@@ -9,10 +9,36 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.privacy.budget import Budget
 
 _TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → (ledger of what it holds, its seal)
+
+
+PRIVATE_PAST = (
+    "the checkpoint was made by a private strategy: going on without privacy would void its epsilon. Start a new run."
+)
+
+
+class EarlierFits(Guard):
+    """Remembers where the releases are recorded that a module holds."""
+
+    name = "earlier fits"
+    prevents = "a model that was trained before goes on in a ledger, or from a checkpoint, that knows nothing of it"
+
+    _is_attached = False
+
+    def on_attach(self) -> None:
+        """From now on there may be releases."""
+        self._is_attached = True
+
+    def on_end(self) -> None:
+        """Remember the ledger, with the parameters."""
+        if self._is_attached:
+            releases = self.session.releases
+            note_training(self.session.training.module, releases.budget, releases.made)
+            self._is_attached = False
 
 
 def note_training(module: nn.Module, budget: Budget, releases: int) -> None:
@@ -39,6 +65,23 @@ def other_record(module: nn.Module, ledger: Path) -> Path | None:
 def _holds(path: Path, seal: Seal | None) -> bool:
     """Whether a ledger begins as it was sealed; ranks other than 0 have no seal."""
     return seal is None or (path.is_file() and difference(path, seal, "") is None)
+
+
+def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
+    """Raise ConfigurationError where a run would go on from a checkpoint of the other kind.
+
+    Args:
+        private_past: Whether a private strategy made the checkpoint; None: no strategy of this project did.
+        private: Whether this one is private.
+    """
+    if private_past and not private:
+        raise ConfigurationError(PRIVATE_PAST)
+    if private and not private_past:
+        raise ConfigurationError(
+            "the checkpoint (or what this trainer trained before) was not made by a private strategy, so that its "
+            "weights depend on the data in a way that no ledger knows: start a new run with a new trainer (to begin "
+            "from public weights, load them into the module)."
+        )
 
 
 def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> bool:

@@ -11,10 +11,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
 
 _REBINDING = {"STORE_DEREF", "DELETE_DEREF"}
 _GLOBAL = {"STORE_GLOBAL", "DELETE_GLOBAL"}
 _EMPTY = object()
+
+
+class LossState(Guard):
+    """The loss function of a plain loop carries nothing from one lot to the next where nobody sees it."""
+
+    name = "loss"
+    prevents = "the loss function of a plain loop keeps a lot in variables, or trains parameters without privacy"
+
+    def on_check(self) -> None:
+        """Look at the function."""
+        module = self.session.training.module
+        refuse_hidden_state(module.loss, module.model)
 
 
 def held_by(loss: Callable[..., Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpbench.records.row_draws import RowDraws
+from dpbench.guards.row_draws import RowDraws
 
 # Position of the size that is asked for.
 _SIZES = {

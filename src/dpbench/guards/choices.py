@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_flatten
 
 from dpbench.data.records import shared_records
 from dpbench.errors import ConfigurationError
-from dpbench.records.packages import classes
+from dpbench.guards.guard import LightningGuard
+from dpbench.guards.packages import classes
 
 _FINDERS = ("LearningRateFinder", "BatchSizeFinder")
 _HELD_OUT = {"val", "valid", "validation", "eval", "dev"}
@@ -21,6 +22,40 @@ _REMEDY = (
     "which no budget covers: watch a metric of validation data (val/…, logged in validation_step), a private metric "
     "(private/…), or decide beforehand"
 )
+
+
+class Choices(LightningGuard):
+    """Callbacks, schedules and stops that follow metrics of private records."""
+
+    name = "choices"
+    prevents = "when to stop, which weights to keep or the learning rate follow from private records without noise"
+
+    _stops_already = False
+
+    def on_check(self) -> None:
+        """Refuse callbacks."""
+        refuse_choices(self.trainer)
+
+    def on_attach(self) -> None:
+        """Refuse schedules too."""
+        refuse_choices(self.trainer)
+
+    def on_open(self, batch: Any) -> None:
+        """Note whether the training ends after this lot anyway."""
+        self._stops_already = self.trainer.should_stop
+
+    def on_release(self) -> None:
+        """Refuse that a training step stops the training: the records of a lot are in its sight."""
+        if self.trainer.should_stop and not self._stops_already:
+            raise ConfigurationError(
+                "trainer.should_stop was set during a training step, where the records of the lot are in sight: when "
+                "to stop must not depend on them. Set max_steps or max_time, or watch a metric of validation data "
+                "(EarlyStopping)."
+            )
+
+    def on_close(self) -> None:
+        """Refuse choices by metrics that the step has logged."""
+        refuse_choices(self.trainer)
 
 
 def refuse_choices(trainer: pl.Trainer) -> None:
@@ -52,24 +87,6 @@ def refuse_choices(trainer: pl.Trainer) -> None:
             raise ConfigurationError(f"{watcher} watches {name}, {_REMEDY}.")
         if name in logged:
             raise ConfigurationError(f"{watcher} watches {name}, but the training step logs it: a metric {_REMEDY}.")
-
-
-def refuse_stop(trainer: pl.Trainer, before: bool) -> None:
-    """Refuse that a training step stops the training: the records of a lot are in its sight.
-
-    Args:
-        trainer: About to release a lot.
-        before: `trainer.should_stop` when the lot was opened.
-
-    Raises:
-        ConfigurationError: It is set now.
-    """
-    if trainer.should_stop and not before:
-        raise ConfigurationError(
-            "trainer.should_stop was set during a training step, where the records of the lot are in sight: when to "
-            "stop must not depend on them. Set max_steps or max_time, or watch a metric of validation data "
-            "(EarlyStopping)."
-        )
 
 
 def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:

@@ -11,11 +11,12 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
+
+from dpbench.records.training import Training
 
 _MANY = 10_000  # entries of a list or dictionary that are not looked into
 _HOOKS = ("_hooks", "_with_kwargs", "_always_called")
@@ -28,6 +29,8 @@ _OPAQUE_ROOMS = (
     "numpy",
     "dpbench.strategies",
     "dpbench.callback",
+    "dpbench.session",
+    "dpbench.guards",
     "dpbench.records",
 )
 _COUNTS = (int, bool, str, type(None))  # that hardly anybody derives from records
@@ -42,11 +45,10 @@ class StepState:
     closure holds. Parameters are not copied: a step that writes to one is refused anyway.
 
     Args:
-        trainer: Its flags, schedules and the options of its optimizers are kept too.
-        module: Trained.
+        training: Its module; its flags, schedules and the options of its optimizers are kept too.
     """
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def __init__(self, training: Training) -> None:
         self._undo: list[Callable[[], object]] = []
         self._numbers: list[Callable[[], object]] = []  # puts random numbers back
         self._same: list[Callable[[], bool]] = []
@@ -58,12 +60,12 @@ class StepState:
         self.sources: list[random.Random] = []
         """Generators of `random`, beside the global one."""
         self._seen: set[int] = set()
-        self._keep_global_generators(module.device)
-        stop = trainer.should_stop
-        self._undo.append(lambda: setattr(trainer, "should_stop", stop))
-        schedules = [config.scheduler.__dict__ for config in trainer.lr_scheduler_configs]
-        options = [optimizer.param_groups for optimizer in trainer.optimizers]
-        found: list[Any] = [module, *schedules, *options]
+        self._keep_global_generators(training.device)
+        stop = training.should_stop
+        self._undo.append(lambda: setattr(training, "should_stop", stop))
+        schedules = [scheduler.__dict__ for scheduler in training.schedulers]
+        options = [optimizer.param_groups for optimizer in training.optimizers]
+        found: list[Any] = [training.module, *schedules, *options]
         while found:
             x = found.pop()
             if isinstance(x, _PLAIN) or id(x) in self._seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
@@ -11,8 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.records.module_writes import Writes
-from dpbench.records.withheld_loss import require_watched, step_arguments
+from dpbench.guards.withheld_loss import require_watched, step_arguments
 
 
 def _writes_before_closure(optimizer: Optimizer) -> bool:
@@ -20,34 +19,61 @@ def _writes_before_closure(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
-class OptimizerSteps:
-    """Watches the steps of all optimizers while a training runs.
+def private_optimizer(optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], part: str) -> Optimizer:
+    """Find the optimizer that updates the private part of a module.
 
     Args:
         optimizers: Of the training.
         parameters: To which gradients are released.
         part: Name of the private part, for messages; empty where all of the module is private.
 
-    Attributes:
-        private: The optimizer that updates the private part.
-
     Raises:
         ConfigurationError: The private part belongs to no or to several optimizers, or shares one; or the steps of its
             optimizer cannot be watched.
     """
+    released = {id(p) for p in parameters}
+    own = []
+    for optimizer in optimizers:
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if updated & released:
+            own.append((optimizer, updated))
+    if len(own) != 1 or (part and own[0][1] - released):
+        raise ConfigurationError(f"{part or 'the module'} needs exactly one optimizer, which updates nothing else.")
+    optimizer, _ = own[0]
+    require_watched(optimizer)
+    return optimizer
 
-    def __init__(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], part: str) -> None:
-        released = self._released = {id(p) for p in parameters}
-        updated = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in optimizers]
-        own = [(o, ids) for o, ids in updated if ids & released]
-        if len(own) != 1 or (part and own[0][1] - released):
-            raise ConfigurationError(f"{part or 'the module'} needs exactly one optimizer, which updates nothing else.")
-        self.private = own[0][0]
-        require_watched(self.private)
-        self._unreleased = self._due = False
+
+class ModuleWrites(Protocol):
+    """Writes to a module and its optimizers since a lot was drawn."""
+
+    def remember(self) -> None:
+        """Accept what was written up to now."""
+
+    def refuse_before_release(self) -> None:
+        """Refuse writes before the release."""
+
+    def refuse_before_update(self) -> None:
+        """Refuse writes between the release and the update."""
+
+
+class OptimizerSteps:
+    """Watches the steps of all optimizers while a training runs.
+
+    Args:
+        optimizer: Updates the private part.
+        parameters: To which gradients are released.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        self.private = optimizer
+        self._released = {id(p) for p in parameters}
+        self._unreleased = False
+        self._due = False
         self._depth = 0
+        self._handles: list[RemovableHandle] = []
 
-    def watch(self, writes: Writes, on_update: Callable[[], None]) -> list[RemovableHandle]:
+    def watch(self, writes: ModuleWrites, on_update: Callable[[], None]) -> None:
         """Attach the hooks.
 
         Args:
@@ -55,11 +81,17 @@ class OptimizerSteps:
                 follows from released gradients, and is accepted.
             on_update: Called after each step of the private optimizer.
         """
-        self._writes, self._on_update = writes, on_update
-        return [
+        self._writes = writes
+        self._on_update = on_update
+        self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
 
     def open_lot(self) -> None:
         """Begin a lot: no optimizer may step before its release."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,30 +9,36 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError
-from dpbench.records.withheld_loss import with_closures
+from dpbench.guards.guard import Guard
+from dpbench.guards.withheld_loss import with_closures
 
 
-class ReleasedGradients:
-    """Released gradients on their way to the optimizer.
+class ReleasedGradients(Guard):
+    """Released gradients reach the optimizer as they are.
 
     Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`), and
     whatever the training step has kept of its lot is in their sight. A scaling of `p.grad` by the loss of the lot would
     carry the loss into the weights, and nobody can tell that from one by its own norm.
     """
 
-    def __init__(self) -> None:
+    name = "released gradients"
+    prevents = "a hook scales p.grad between the release and the update, perhaps by the loss of the lot"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
         self._gradients: list[tuple[nn.Parameter, Tensor | None, int]] = []
         self._handle: RemovableHandle | None = None
 
-    def follow(self, optimizer: Optimizer) -> None:
+    def on_attach(self) -> None:
         """Look at the gradients again when the optimizer's closure returns."""
-        self._handle = optimizer.register_step_pre_hook(self._with_check)
+        self._handle = self.session.optimizer.register_step_pre_hook(self._with_check)
 
-    def note(self, parameters: Sequence[nn.Parameter]) -> None:
+    def on_released(self) -> None:
         """Remember the gradients that were just released."""
+        parameters = self.session.trained.parameters
         self._gradients = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in parameters]
 
-    def forget(self) -> None:
+    def on_end(self) -> None:
         """End with this optimizer."""
         self._gradients = []
         if self._handle is not None:

@@ -1,0 +1,215 @@
+"""A training that a Lightning Trainer drives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from lightning_fabric.utilities import move_data_to_device
+from pytorch_lightning.loggers.logger import DummyLogger
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
+
+from dpbench.data.users import Cohort
+from dpbench.guards.packages import overrides
+from dpbench.guards.withheld_loss import without_loss
+from dpbench.records.training import ReplacedMethods, Training, TrainingStep
+
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class LightningTraining(Training):
+    """The training of a LightningModule by a Trainer: the module's hooks are replaced on this object alone.
+
+    Args:
+        trainer: Drives.
+        module: Trained.
+
+    Attributes:
+        trainer: Drives.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        super().__init__(module)
+        self.trainer = trainer
+        self._methods = ReplacedMethods(module)
+        self._own_step: TrainingStep | None = None
+
+    @property
+    def automatic_optimization(self) -> bool:  # type: ignore[override]
+        """As the module says."""
+        return bool(self.module.automatic_optimization)
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Of this process."""
+        return self.trainer.global_rank
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        """Number of processes."""
+        return self.trainer.world_size
+
+    @property
+    def should_stop(self) -> bool:
+        """The Trainer's flag."""
+        return self.trainer.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.trainer.should_stop = value
+
+    @property
+    def datamodule(self) -> Any:
+        """The Trainer's data module, or None."""
+        return getattr(self.trainer, "datamodule", None)
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """All optimizers of the training."""
+        return self.trainer.optimizers
+
+    @property
+    def schedulers(self) -> Sequence[Any]:
+        """Learning rate schedulers that the Trainer steps."""
+        return [config.scheduler for config in self.trainer.lr_scheduler_configs]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return self.module.device  # type: ignore[no-any-return]
+
+    @property
+    def own_step(self) -> TrainingStep:
+        """The module's `training_step`."""
+        return self.module.training_step if self._own_step is None else self._own_step
+
+    def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
+        """Replace `training_step` and `backward`; run the functions of the two moments after the module's own hooks."""
+        self._own_step = self.module.training_step
+        self._methods.replace("training_step", step)
+        self._methods.replace("backward", backward)
+        self._follow("on_train_batch_end", self.after_lot)
+        if self.automatic_optimization:  # in manual optimization no such hook is called
+            self._follow("on_before_zero_grad", self.after_zero_grad)
+
+    def _follow(self, name: str, functions: Sequence[Callable[[], None]]) -> None:
+        hook = getattr(self.module, name)
+
+        @functools.wraps(hook)
+        def followed(*args: Any, **kwargs: Any) -> None:
+            hook(*args, **kwargs)
+            for function in functions:
+                function()
+
+        self._methods.replace(name, followed)
+
+    def withhold_loss(self, after: Callable[[], None]) -> None:
+        """Give a module's own `optimizer_step` no loss: in its sight neither a lot nor its loss is."""
+        if not self.automatic_optimization or not overrides(self.module, "optimizer_step"):
+            return
+        own = self.module.optimizer_step
+
+        @functools.wraps(own)
+        def step(epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            closure = optimizer_closure and without_loss(optimizer_closure)
+            own(epoch, batch_idx, optimizer, closure)
+            after()
+
+        self._methods.replace("optimizer_step", step)
+
+    def restore(self) -> None:
+        """Give the module its hooks back."""
+        super().restore()
+        self._methods.restore()
+        self._own_step = None
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch, where the module is, by the module's hooks."""
+        return self.trainer.strategy.batch_to_device(batch)
+
+    def local_batches(self) -> LightningLocalBatches:
+        """By the hooks of the module and the data module, which see no cohort."""
+        return LightningLocalBatches(self)
+
+    def index_of_step(self) -> tuple[int, ...]:
+        """The number of the batch, where `training_step` takes it."""
+        named = is_param_in_hook_signature(self.own_step, "batch_idx", min_args=2)
+        return (0,) if named else ()
+
+    def largest(self, count: int) -> int:
+        """The largest of the counts of all processes."""
+        counts = torch.tensor(count, device=self.device)
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+        return int(counts)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The Trainer's precision."""
+        return self.trainer.precision_plugin.train_step_context()
+
+    @contextmanager
+    def without_loggers(self) -> Iterator[None]:
+        """Within, loggers are given nothing."""
+        loggers = self.trainer.loggers
+        self.trainer.loggers = [DummyLogger() for _ in loggers]
+        try:
+            yield
+        finally:
+            self.trainer.loggers = loggers
+
+    def warn(self, text: str) -> None:
+        """Show a warning, on the first process."""
+        pl.utilities.rank_zero_warn(text)
+
+    def inform(self, text: str) -> None:
+        """Log a line, on the first process."""
+        pl.utilities.rank_zero_info(text)
+
+
+class LightningLocalBatches:
+    """Moves batches of local steps as Lightning moves those of a loader, and lets cohorts pass.
+
+    Args:
+        training: Has the device, the precision and perhaps a LightningDataModule. The hooks of module and data module
+            are replaced on these objects alone.
+    """
+
+    def __init__(self, training: LightningTraining) -> None:
+        self._training = training
+        owners = [owner for owner in (training.module, training.datamodule) if owner is not None]
+        self._hooked = any(is_overridden(name, owner) for name in _TRANSFERS for owner in owners)
+        self._methods: list[ReplacedMethods] = []
+        for owner in owners:
+            methods = ReplacedMethods(owner)
+            for name in _TRANSFERS:
+                if is_overridden(name, owner) and name not in owner.__dict__:
+                    methods.replace(name, _unless_cohort(getattr(owner, name)))
+            self._methods.append(methods)
+
+    def on_device(self, batch: Any) -> Any:
+        """A batch of examples, where the module is."""
+        training = self._training
+        batch = training.trainer.precision_plugin.convert_input(batch)
+        if not self._hooked:  # what Lightning's own hooks come down to, in a fifth of the time
+            return move_data_to_device(batch, training.device)
+        batch = training.module._on_before_batch_transfer(batch)
+        return training.to_device(batch)
+
+    def close(self) -> None:
+        """Give the hooks back."""
+        for methods in self._methods:
+            methods.restore()
+
+
+def _unless_cohort(hook: Any) -> Any:
+    @functools.wraps(hook)
+    def wrapped(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return batch if isinstance(batch, Cohort) else hook(batch, *args, **kwargs)
+
+    return wrapped

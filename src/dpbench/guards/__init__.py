@@ -1,0 +1,36 @@
+"""What would break the guarantee silently, and is refused: one guard for each."""
+
+from dpbench.guards.choices import Choices
+from dpbench.guards.coupling import Coupling
+from dpbench.guards.earlier_fits import EarlierFits
+from dpbench.guards.guard import Guard
+from dpbench.guards.loss_function import LossState
+from dpbench.guards.lots import DrawnLots
+from dpbench.guards.module_writes import Writes
+from dpbench.guards.parameters import Parameters
+from dpbench.guards.public_networks import PublicNetworks
+from dpbench.guards.released_gradients import ReleasedGradients
+from dpbench.guards.saved_records import SavedRecords
+from dpbench.guards.trainer_settings import TrainerSettings
+from dpbench.guards.user_memory import UserMemory
+
+__all__ = ["EVERY_TRAINING", "LIGHTNING", "LOOP", "Guard"]
+
+EVERY_TRAINING: tuple[type[Guard], ...] = (
+    Parameters,
+    DrawnLots,
+    SavedRecords,
+    Coupling,
+    UserMemory,
+    PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
+    Writes,
+    ReleasedGradients,
+    EarlierFits,
+)
+"""Of every private training, in the order in which they look."""
+
+LIGHTNING: tuple[type[Guard], ...] = (Choices, TrainerSettings, *EVERY_TRAINING)
+"""Of a Trainer's training."""
+
+LOOP: tuple[type[Guard], ...] = (LossState, *EVERY_TRAINING)
+"""Of a plain loop's training."""

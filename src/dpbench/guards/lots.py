@@ -1,0 +1,87 @@
+"""Lots reach the training as they were drawn: every one of them, once, by a sampling that an accountant knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.records import count_of
+from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
+from dpbench.privacy.sampling import Sampling
+
+OTHERS_TOOK_LOTS = (
+    "somebody else took lots of this LotLoader while it trains: measure on another DataLoader of the data set (one for "
+    "training accuracy, say), since lots that are drawn and left out are not those that the ledger counts on."
+)
+
+
+class DrawnLots(Guard):
+    """Each lot of the training is the one that the ledger counts on."""
+
+    name = "lots"
+    prevents = "lots are not those that the ledger counts on: drawn by other code, skipped, or taken by somebody else"
+
+    def on_begin(self) -> None:
+        """Refuse other loaders, and lots of something else than records are made of."""
+        loader = require_lot_loader(self.session.loader)
+        refuse_other_unit(self.session.source.unit, loader.lots.sampling)
+
+    def on_open(self, batch: Any) -> None:
+        """Refuse lots of which others were drawn in between."""
+        if self.session.loader.lots.position != self.session.releases.made + 1:
+            raise ConfigurationError(OTHERS_TOOK_LOTS)
+
+
+def require_lot_loader(loader: object) -> LotLoader:
+    """A training loader, if its sampling is one that the ledger knows.
+
+    Raises:
+        ConfigurationError: It is another loader, several loaders, or samples in a way that no accountant covers.
+    """
+    if not isinstance(loader, LotLoader) or loader.batch_sampler is not loader.lots:
+        raise ConfigurationError(
+            f"the sampling of the training data loader ({type(loader).__name__}) is unknown, so no epsilon holds for "
+            "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson lots, and with several processes "
+            "pass use_distributed_sampler=False to the trainer."
+        )
+    if type(loader.lots) is not Lots or set(vars(loader.lots)) & set(dir(Lots)):
+        raise ConfigurationError(
+            "the lots of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
+            "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
+        )
+    if type(loader).__iter__ is not LotLoader.__iter__ or "__iter__" in vars(loader):
+        raise ConfigurationError(
+            f"{type(loader).__name__} hands out lots by an __iter__ of its own, which nobody checks: a lot must reach "
+            "the training as it was drawn. Transform records in the data set or in a collate_fn."
+        )
+    if count_of(loader.dataset) != loader.lots.sampling.population:
+        raise ConfigurationError(
+            f"the data set has {count_of(loader.dataset)} records, but had {loader.lots.sampling.population} when its "
+            "LotLoader was made: make a new one."
+        )
+    refuse_uncovered(loader.lots.sampling)
+    return loader
+
+
+def refuse_uncovered(sampling: Sampling) -> None:
+    """Raise ConfigurationError for sampling without a neighboring relation."""
+    if sampling.record_changes == 0:
+        raise ConfigurationError(
+            f"no accountant covers {sampling.kind!r} sampling: draw lots with data.sampling=poisson (or fixed_size)."
+        )
+
+
+def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
+    """Raise ConfigurationError where records are not what lots draw.
+
+    Args:
+        unit: What a source makes records of; None: whatever is drawn.
+        sampling: How lots are drawn.
+    """
+    if unit not in (None, sampling.unit):
+        raise ConfigurationError(
+            f"a record is a {unit}, and the lots draw {sampling.unit}s: take a data set with one item for each {unit}, "
+            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the like "
+            "with data.unit=user); or leave out records= (records=examples), and what is drawn is a record."
+        )

@@ -1,0 +1,61 @@
+"""The trained parameters: what is released goes to all of them, and nothing else moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
+from dpbench.guards.precision import PRECISIONS
+
+
+class Parameters(Guard):
+    """The optimizer updates the parameters that are released, and each lot begins without gradients."""
+
+    name = "parameters"
+    prevents = "parameters are updated to which nothing is released, or gradients overflow in float16"
+
+    def on_attach(self) -> None:
+        """Compare the optimizer's parameters with those that are released."""
+        session = self.session
+        refuse_optimizer(session.optimizer, session.trained.parameters, session.trained.names)
+
+    def on_open(self, batch: Any) -> None:
+        """Begin a lot, of which hooks see nothing before its release."""
+        parameters = self.session.trained.parameters
+        refuse_half_parameters(parameters)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def refuse_half_parameters(parameters: Sequence[Tensor]) -> None:
+    """Raise ConfigurationError for trained parameters in float16, however they came to be so."""
+    if any(parameter.dtype == torch.float16 for parameter in parameters):
+        raise ConfigurationError(
+            "trained parameters are in float16, where gradients and their squares overflow or vanish, so that clipping "
+            f"is wrong: leave out half() and use precision={' or '.join(PRECISIONS)} (frozen parameters may be in "
+            "float16)."
+        )
+
+
+def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise ConfigurationError for an optimizer that misses a trainable parameter, or has one that is not released."""
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    released = {id(p) for p in parameters}
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in released]
+    if any(p.requires_grad for p in others):
+        raise ConfigurationError(
+            "the optimizer updates trainable parameters to which nothing is released: freeze them "
+            "(requires_grad=False before training), or leave them out of it."
+        )
+    missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
+    if missed:
+        raise ConfigurationError(
+            f"the optimizer does not update {', '.join(missed)}: pass all trainable parameters, or freeze these "
+            "(requires_grad=False before training), else they spend budget for nothing."
+        )

@@ -1,0 +1,172 @@
+"""Networks of a module that are not private: they may learn from the private one, and see no record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.guards.guard import Guard
+from dpbench.guards.hidden_records import LotRecords
+from dpbench.records.training import Training
+
+State = dict[str, tuple[Tensor, int]]
+"""Name of a tensor → the tensor, and how often it was written to."""
+
+
+def private_part(training: Training) -> nn.Module:
+    """The part of a module that sees private records: all of it, unless its attribute `private_module` names one.
+
+    Raises:
+        ConfigurationError: There is no such part, it is not named though there are several optimizers, or the module
+            uses automatic optimization.
+    """
+    module: nn.Module = training.module
+    name = getattr(module, "private_module", None)
+    optimizers = len(training.optimizers)
+    if name is None and optimizers != 1:
+        raise ConfigurationError(
+            f"the module has {optimizers} optimizers, and a private strategy releases to one. For several "
+            "learning rates (backbone and head) make one optimizer with a parameter group each: "
+            'torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": '
+            'self.head.parameters(), "lr": 0.1}]). For a GAN, name the submodule that sees private records in the '
+            "module's attribute private_module (the others see only what it says of inputs that are not private)."
+        )
+    if name is None:
+        return module
+    try:
+        part = module.get_submodule(name)
+    except AttributeError:
+        raise ConfigurationError(
+            f"private_module is {name!r}, but {type(module).__name__} has no such submodule."
+        ) from None
+    if training.automatic_optimization:
+        raise ConfigurationError(
+            "private_module needs manual optimization (self.automatic_optimization = False): several networks are "
+            "trained, each by its own loss."
+        )
+    return part
+
+
+class PublicNetworks(Guard):
+    """Keeps private records from all but the private part of a module, such as the discriminator of a GAN.
+
+    A module that trains more than one network names the only one that sees private records in its attribute
+    `private_module`. Everything else may be trained on what the private part says of *other* inputs: that is
+    post-processing, and is left as it is.
+    """
+
+    name = "public networks"
+    prevents = "a network beside the private one (a generator) sees records, or learns from them without noise"
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self._unchecked = True
+        self._hooks: list[RemovableHandle] = []
+        self._lot: LotRecords | None = None
+        self._gradients: State = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PublicNetworks:
+        """Return this guard itself: a copy of a watched network is watched by the same."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle nothing of a lot: a network that is saved while it is watched takes no record with it."""
+        return {"_lot": None, "_hooks": []}
+
+    @property
+    def _are_there(self) -> bool:
+        return self.session.part is not self.session.training.module
+
+    def on_attach(self) -> None:
+        """Watch the passes of public networks."""
+        if self._are_there:
+            self._hooks = [
+                module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in self._public()
+            ]
+
+    def on_open(self, batch: Any) -> None:
+        """Give the lot memory of its own."""
+        self._gradients = public_gradients(self.session.training.module, self.session.part)
+        if self._are_there:
+            self._lot = LotRecords(batch, watched=self._unchecked)
+
+    def on_release(self) -> None:
+        """Hide the records.
+
+        Raises:
+            UnsupportedModuleError: A gradient of another network has changed since the lot was drawn.
+        """
+        now = public_gradients(self.session.training.module, self.session.part)
+        _refuse_early_gradients(self._gradients, now)
+        if self._lot is not None:
+            self._lot.hide()
+
+    def on_public_loss(self, loss: Tensor) -> None:
+        """Raise ConfigurationError where a loss after a release depends on the records."""
+        if self._lot is not None:
+            self._lot.refuse_dependence(loss)
+            self._unchecked = False
+
+    def on_stepped(self) -> None:
+        """Give the batch back as it was, for hooks that see it later."""
+        if self.session.released:  # else it is refused: no release was made
+            self._show()
+
+    def on_end(self) -> None:
+        """The module's passes are no longer watched."""
+        self._show()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _show(self) -> None:
+        if self._lot is not None:
+            self._lot.show()
+            self._lot = None
+
+    def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._lot is not None and not self.session.released:
+            self._lot.refuse_passage(module, (args, kwargs))
+            if torch.is_grad_enabled():
+                raise ConfigurationError(
+                    f"{type(module).__name__}, part of a network that is not private, ran with gradients before the "
+                    "release of the lot: its images would be as many as the records, which is private, and perhaps of "
+                    "their classes. Make images for the private step under torch.no_grad(), and train on new ones "
+                    "after the release, of a fixed number and of uniform classes."
+                )
+
+    def _public(self) -> list[nn.Module]:
+        """Networks, and parts of networks, that are trained and see no private record."""
+        part = self.session.part
+        inside = set(part.modules())
+        outside = []
+        for module in self.session.training.module.modules():
+            holds_private = any(one is part for one in module.modules())
+            if module not in inside and not holds_private:
+                outside.append(module)
+        return [module for module in outside if any(p.requires_grad for p in module.parameters())]
+
+
+def public_gradients(whole: nn.Module, part: nn.Module) -> State:
+    """Gradients of the parameters that are not in the private part."""
+    if part is whole:
+        return {}
+    private = {id(p) for p in part.parameters()}
+    named = [(name, p) for name, p in whole.named_parameters() if id(p) not in private]
+    return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
+
+
+def _refuse_early_gradients(before: State, now: State) -> None:
+    early = [
+        name
+        for name, (x, version) in now.items()
+        if before.get(name, (None,))[0] is not x or before[name][1] != version
+    ]
+    if early:
+        raise UnsupportedModuleError(
+            f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its "
+            "records: call backward for other networks after the private optimizer's step."
+        )

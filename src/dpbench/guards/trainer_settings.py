@@ -1,0 +1,79 @@
+"""Settings of a Lightning Trainer that would break the guarantee silently, refused before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import LightningGuard
+from dpbench.guards.packages import classes, ddp_strategies, overrides
+from dpbench.guards.precision import refuse_precision
+
+
+class TrainerSettings(LightningGuard):
+    """What Lightning would do to gradients and lots behind the mechanism's back."""
+
+    name = "trainer"
+    prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or drops lots"
+
+    def on_check(self) -> None:
+        """Refuse settings of gradients."""
+        refuse_trainer_settings(self.trainer, self.session.training.module)
+
+    def on_begin(self) -> None:
+        """Refuse settings that drop lots."""
+        trainer: Any = self.trainer
+        limit = trainer.limit_train_batches
+        if isinstance(limit, int) or limit != 1.0 or trainer.overfit_batches:
+            raise ConfigurationError(
+                "limit_train_batches, overfit_batches and fast_dev_run drop lots: set max_steps instead."
+            )
+
+    def on_open(self, batch: Any) -> None:
+        """Refuse another loader, and keep DDP from averaging gradients: sums are added when they are released."""
+        if self.trainer.train_dataloader is not self.session.loader:
+            raise ConfigurationError(
+                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
+                "those that the ledger counts on; use one LotLoader throughout."
+            )
+        if isinstance(self.trainer.strategy, ddp_strategies()):
+            assert self.trainer.strategy.model is not None
+            self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
+
+
+def refuse_trainer_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuse what Lightning would do to gradients behind the mechanism's back.
+
+    Raises:
+        ConfigurationError: Names the setting and the remedy.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} rescales the loss, so that clipping is wrong: "
+            "leave it at 1. Large lots need no more memory than small ones where max_physical_batch_size is set, and "
+            "where records are users, who are trained one by one."
+        )
+    if trainer.gradient_clip_val:
+        raise ConfigurationError(
+            "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."
+        )
+    refuse_precision(trainer.precision)
+    if not _is_supported(trainer.strategy):
+        raise ConfigurationError(
+            f"{type(trainer.strategy).__name__} is not supported: per-record gradients need whole parameters on each "
+            "device; use a single device or strategy=ddp."
+        )
+    if overrides(module, "backward"):
+        raise ConfigurationError(f"{type(module).__name__} overrides backward, which the private strategy replaces.")
+    if overrides(module, "configure_gradient_clipping"):
+        raise ConfigurationError(
+            f"{type(module).__name__} overrides configure_gradient_clipping: the strategy clips; remove it."
+        )
+
+
+def _is_supported(strategy: object) -> bool:
+    known = classes("SingleDeviceStrategy", "strategies") + ddp_strategies()
+    own_backward = classes("DeepSpeedStrategy", "strategies")  # though derived from DDPStrategy
+    return isinstance(strategy, known) and not isinstance(strategy, own_backward)

@@ -1,0 +1,173 @@
+"""A training as sources of records and guards see it, whoever drives it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+TrainingStep = Callable[..., Any]
+"""Called with a batch (and its number, where it takes one): the loss, or a dictionary with it."""
+
+_ABSENT = object()
+
+
+class LocalBatches(Protocol):
+    """Moves the batches of local training to the device."""
+
+    def on_device(self, batch: Any) -> Any:
+        """A batch of examples, where the module is."""
+
+    def close(self) -> None:
+        """Give everything back that was replaced for it."""
+
+
+class Training(ABC):
+    """What is trained, by what, where. A Lightning Trainer (`callback.lightning_training`) or a loop drives it.
+
+    The driver calls `step` and `backward`, as `mount` set them, once for each lot, and the functions of
+    `after_zero_grad` and `after_lot` at their moments.
+
+    Args:
+        module: Trained: a `torch.nn.Module`, of any kind that the driver knows.
+
+    Attributes:
+        module: Trained.
+        automatic_optimization: Whether the driver calls `backward` and the optimizer; else `step` does so itself.
+        rank: Of this process.
+        world_size: Number of processes.
+        should_stop: Whether the training ends after this step.
+        datamodule: Where the records come from, beside the loader; None: nobody says.
+        after_zero_grad: Called where gradients are cleared: no lot is in sight there.
+        after_lot: Called after the last code that sees a lot.
+    """
+
+    automatic_optimization = True
+    rank = 0
+    world_size = 1
+    should_stop = False
+    datamodule: Any = None
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.after_zero_grad: list[Callable[[], None]] = []
+        self.after_lot: list[Callable[[], None]] = []
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> Sequence[Optimizer]:
+        """All optimizers of the training."""
+
+    @property
+    def schedulers(self) -> Sequence[Any]:
+        """Learning rate schedulers that the driver steps."""
+        return ()
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the module is."""
+
+    @property
+    @abstractmethod
+    def own_step(self) -> TrainingStep:
+        """The training step as its author wrote it."""
+
+    @abstractmethod
+    def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
+        """Have the driver call other functions in the place of the training step and the backward pass."""
+
+    def withhold_loss(self, after: Callable[[], None]) -> None:  # noqa: B027 (most drivers have no such code)
+        """Keep the loss of a lot from code that steps the optimizer itself; `after` is called once it has."""
+
+    def restore(self) -> None:
+        """Give the module back as it was."""
+        self.after_zero_grad.clear()
+        self.after_lot.clear()
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch, where the module is."""
+        return batch
+
+    def local_batches(self) -> LocalBatches:
+        """How the batches of local training come to the device."""
+        raise NotImplementedError(f"{type(self).__name__} knows no local training")
+
+    def index_of_step(self) -> tuple[int, ...]:
+        """Arguments of `own_step` after the batch, where it is called outside of the driver's loop."""
+        names = inspect.signature(self.own_step).parameters
+        return (0,) if "batch_idx" in names else ()
+
+    def largest(self, count: int) -> int:
+        """The largest of the counts of all processes."""
+        return count
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the training step."""
+        return nullcontext()
+
+    @contextmanager
+    def without_loggers(self) -> Iterator[None]:
+        """Within, loggers are given nothing."""
+        yield
+
+    def warn(self, text: str) -> None:
+        """Show a warning, on the first process."""
+        if self.rank == 0:
+            warnings.warn(text, stacklevel=3)
+
+    def inform(self, text: str) -> None:
+        """Say something that is no warning, on the first process."""
+        if self.rank == 0:
+            logging.getLogger(__name__).info(text)
+
+
+class ReplacedMethods:
+    """Methods of one object in whose places other functions stand, until `restore`.
+
+    Args:
+        owner: Whose methods; its class stays as it is.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._before: dict[str, Any] = {}
+
+    def replace(self, name: str, function: Callable[..., Any]) -> None:
+        """Put a function in the place of a method."""
+        attributes = self._owner.__dict__
+        self._before.setdefault(name, attributes.get(name, _ABSENT))
+        attributes[name] = function
+
+    def restore(self) -> None:
+        """Give the methods back."""
+        attributes = self._owner.__dict__
+        while self._before:
+            name, before = self._before.popitem()
+            if before is _ABSENT:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = before
+
+
+@contextmanager
+def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Within, functions stand in the places of methods of an object."""
+    methods = ReplacedMethods(owner)
+    for name, function in functions.items():
+        methods.replace(name, function)
+    try:
+        yield
+    finally:
+        methods.restore()
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for `log`."""

@@ -1,0 +1,350 @@
+"""One private training from its first lot to its last: the order of a step, whoever drives it.
+
+A Lightning Trainer (`callback.strategy`) and a plain loop (`callback.loop`) are two drivers. Both call
+
+    check → attach → acquire → begin → (open → step → backward → release → close)* → end
+
+and know nothing of what must happen between: a lot is opened once, released once, and the ledger is on disk before
+anybody sees its sum. Guards (`guards`) look at each of these moments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.guards.guard import Guard
+from dpbench.guards.lots import require_lot_loader
+from dpbench.guards.optimizer_steps import private_optimizer
+from dpbench.guards.public_networks import private_part
+from dpbench.privacy.accounting.composition import doubt_about_delta
+from dpbench.privacy.budget import Horizon
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.mechanism import mean_norms
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.processes import Processes
+from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
+from dpbench.privacy.releases import Releases, Trained
+from dpbench.records.source import SECOND_RELEASE, RecordSource, require
+from dpbench.records.training import Training, TrainingStep
+from dpbench.session.canaries import leave_scores, let_canaries_in
+
+
+class PrivateSession:
+    """Lots in, private gradients in `p.grad` out, in the one order that is private.
+
+    Args:
+        releases: Makes the sums of a lot private.
+        source: Turns lots into per-record gradients.
+        guards: What is looked at, in this order.
+        audit: Canaries that join the lots, or None.
+        delta: δ of the guarantee.
+
+    Attributes:
+        releases: Makes the sums of a lot private.
+        source: Turns lots into per-record gradients.
+        guards: Of the present training.
+        is_admitted: Whether a training was checked, and nothing of it refused.
+        is_open: Whether a lot was opened that is not released yet.
+        released: Whether the present lot was released.
+    """
+
+    def __init__(
+        self,
+        releases: Releases,
+        source: RecordSource,
+        guards: Sequence[type[Guard]],
+        audit: GradientCanaries | None,
+        delta: float,
+    ) -> None:
+        self.releases = releases
+        self.source = source
+        self.guards: list[Guard] = []
+        self.is_open = False
+        self.released = False
+        self._kinds_of_guards = guards
+        self._audit = audit
+        self._delta = delta
+        self._training: Training | None = None
+        self._part: nn.Module | None = None
+        self._trained: Trained | None = None
+        self._optimizer: Optimizer | None = None
+        self._loader: LotLoader | None = None
+        self._uses_lots = False
+        self.is_admitted = False
+
+    # ------------------------------------------------------------------------------------- what is trained
+
+    @property
+    def training(self) -> Training:
+        """What is trained, and who drives it; a ConfigurationError before `check`."""
+        return require(self._training)
+
+    @property
+    def part(self) -> nn.Module:
+        """The module, or the part of it that sees private records; a ConfigurationError before `attach`."""
+        return require(self._part)
+
+    @property
+    def trained(self) -> Trained:
+        """Parameters to which gradients are released; a ConfigurationError before `attach`."""
+        return require(self._trained)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Updates them; a ConfigurationError before `attach`."""
+        return require(self._optimizer)
+
+    @property
+    def loader(self) -> LotLoader:
+        """Draws the lots; a ConfigurationError before `acquire`."""
+        return require(self._loader)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether `attach` ran, and `end` did not."""
+        return self._trained is not None
+
+    @property
+    def has_lots(self) -> bool:
+        """Whether `acquire` ran for this training."""
+        return self._loader is not None
+
+    # ------------------------------------------------------------------------------------- begin
+
+    def check(self, training: Training) -> None:
+        """Begin with a training of which nothing exists but its module and its driver, and refuse what can be seen.
+
+        Raises:
+            ConfigurationError: Names a setting and the remedy.
+        """
+        self._trained = None
+        self._loader = None
+        self.is_open = False
+        self.released = False
+        self.is_admitted = False
+        self._training = training
+        self.guards = [kind(self) for kind in self._kinds_of_guards]
+        for guard in self.guards:
+            guard.on_check()
+        self.source.check(training)
+        self.is_admitted = True  # a training whose refusal was swallowed cannot be attached
+
+    def attach(self) -> None:
+        """Put the source of records in the place of the module's training step and backward pass.
+
+        Raises:
+            ConfigurationError: The optimizer moves other parameters than those that are released.
+        """
+        require(self.is_admitted or None)
+        training = self.training
+        part = self._part = private_part(training)
+        trained = self.source.attach(training, part, self.releases)
+        name = "" if part is training.module else str(training.module.private_module)
+        self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
+        self._trained = trained
+        own = training.own_step
+        training.mount(self._step_of(own), self._backward())
+        for guard in self.guards:
+            guard.on_attach()
+
+    def acquire(self, loader: object) -> LotLoader:
+        """Take the lots of a loader, which no other training may draw meanwhile.
+
+        Raises:
+            ConfigurationError: Another training has them, or they draw something else than the source trains.
+        """
+        _ = self.trained
+        lot_loader = require_lot_loader(loader)
+        lot_loader.lots.take_over()
+        self._loader = lot_loader
+        self._uses_lots = True
+        for guard in self.guards:
+            guard.on_begin()
+        return lot_loader
+
+    def begin(
+        self,
+        processes: Processes,
+        key: int | None,
+        ledger: Path,
+        horizon: Horizon,
+        metric_sizes: Mapping[str, int],
+    ) -> None:
+        """Fix the plan and open the ledger; everything can still be refused.
+
+        Args:
+            processes: All of this training.
+            key: Of a seeded run; None takes the operating system's entropy.
+            ledger: Its path.
+            horizon: Planned and past steps.
+            metric_sizes: Number of values of each metric that the module offers.
+
+        Raises:
+            ConfigurationError: The plan has no solution.
+            BudgetExhausted: The target allows no release.
+            LedgerError: The ledger cannot be continued.
+        """
+        releases = self.releases
+        source = self.source
+        trained = self.trained
+        lots = self.loader.lots
+        lot_sizes = lots.plan(horizon.planned)
+        releases.take_part(processes, key)
+        let_canaries_in(self._audit, releases, lots, trained)
+        sampling = lots.sampling
+        source.begin(self.loader)
+        if releases.recipe.private:
+            self._warn(doubt_about_delta(self._delta, sampling.population, sampling.unit))
+        groups = self._first_groups()
+        releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
+        self._warn(_doubt_about_statistics(releases.mechanism.plan))
+        lots.start_at(releases.made, releases.lot_key)  # lot t belongs to release t
+        releases.open_ledger(ledger, horizon, lots.source)
+        lots.phase = releases.lot_phase
+
+    def _warn(self, doubt: str | None) -> None:
+        if doubt is not None:
+            self.training.warn(doubt)
+
+    def _first_groups(self) -> tuple[VectorGroup, ...]:
+        """The partition of the parameters with the bounds of the first release, the same on all processes."""
+        releases = self.releases
+        recipe = releases.recipe
+        sizes = self.trained.sizes
+        groups = recipe.groups(self.trained.names, sizes)
+        if recipe.bounds_from_noise is None or releases.memory.get("bounds") is not None:
+            return groups
+        piece = self.source.on_noise(keyed_generator((releases.key, Stream.NOISE_BATCH)))
+        means = mean_norms(piece.gradients, piece.rows, piece.merge, recipe.transform, sizes, groups)
+        bounds = [recipe.bounds_from_noise * mean for mean in means]
+        return with_bounds(groups, releases.processes.broadcast(bounds))
+
+    # ------------------------------------------------------------------------------------- one lot
+
+    def open(self, batch: Any, rank: int) -> None:
+        """Begin a lot: its release, its records, and the random numbers of the model.
+
+        Args:
+            batch: As the module sees it.
+            rank: Whose random numbers the module takes.
+        """
+        self.refuse_skipped_lot()
+        self.released = False
+        for guard in self.guards:
+            guard.on_open(batch)
+        self.releases.open_lot()
+        self.source.open_lot(batch)
+        self.is_open = True
+        # Dropout and the like: a function of (key, release, rank), so that replays repeat; without a seed, unknown.
+        seed = keyed_seed(self.releases.key_of(Stream.MODEL, rank))
+        seed_global_generators((seed,), self.training.device)
+
+    def _step_of(self, own: TrainingStep) -> TrainingStep:
+        """What is called in the place of the training step: the only wrapper of it.
+
+        A plain function, since the module holds it: a method would be copied, with the session, where somebody copies
+        the module.
+        """
+        inner = self.source.step(own)
+
+        @functools.wraps(own)
+        def step(batch: Any, *arguments: Any, **options: Any) -> Any:
+            if self.released:
+                raise ConfigurationError(SECOND_RELEASE)  # a closure that is evaluated again
+            require(self.is_open or None)
+            for guard in self.guards:
+                guard.on_step(batch, arguments, options)
+            output = inner(batch, *arguments, **options)
+            for guard in self.guards:
+                guard.on_stepped()
+            return output
+
+        return step
+
+    def _backward(self) -> Any:
+        """What is called in the place of the module's backward pass."""
+
+        def backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
+            if self.released and self.part is not self.training.module:
+                for guard in self.guards:
+                    guard.on_public_loss(loss)
+                loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
+                return
+            self.source.backward(loss, *arguments, **options)
+
+        return backward
+
+    def release(self) -> None:
+        """Release the sums of the lot to `p.grad`.
+
+        Raises:
+            ConfigurationError: The lot was released already, or not all of it went through the module.
+            BudgetExhausted: Nothing of the target is left.
+        """
+        if self.released:
+            raise ConfigurationError(SECOND_RELEASE)
+        self.releases.budget.refuse_overdraft()
+        self.source.close_lot()
+        for guard in self.guards:
+            guard.on_release()
+        self.is_open = False
+        parameters = self.trained.parameters
+        for parameter, gradient in zip(parameters, self.releases.release(), strict=True):
+            parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
+        self.released = True
+        for guard in self.guards:
+            guard.on_released()
+
+    def close(self) -> None:
+        """End a lot whose update is made."""
+        for guard in self.guards:
+            guard.on_close()
+
+    def refuse_skipped_lot(self) -> None:
+        """Refuse another lot, or the end of an epoch, where the last lot was not released."""
+        if self.is_open:
+            raise ConfigurationError(
+                "a lot was drawn, and never released (on_train_batch_start returned -1?): whether a lot is trained on "
+                "must not depend on its records, so each one is released, also an empty one. To stop early, set "
+                "trainer.should_stop from what is not private."
+            )
+
+    # ------------------------------------------------------------------------------------- end
+
+    def end(self) -> None:
+        """Give module and lots back as they were, also after an error."""
+        releases = self.releases
+        for guard in self.guards:
+            guard.on_end()
+        self.guards = []
+        self._trained = None
+        self.is_open = False
+        if self._uses_lots:  # else they are another training's by now
+            self.loader.lots.give_back()
+            self._uses_lots = False
+        releases.budget.close()
+        if self._training is not None:
+            self._training.restore()
+        self.source.detach()
+        leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module
+
+
+def _doubt_about_statistics(plan: ReleasePlan) -> str | None:
+    """Say where statistics leave the gradients much more noise than was asked for."""
+    if plan.gradient_multiplier <= 1.5 * plan.noise_multiplier:
+        return None
+    return (
+        f"the statistics beside the gradient cost so much that its own noise multiplier is "
+        f"{plan.gradient_multiplier:.3g} instead of {plan.noise_multiplier:.3g}: give the statistics more noise "
+        "(count_noise_std, norm_noise_multiplier), or clip fewer groups."
+    )
