@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks guards rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values 
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
+
+guards: $(VENV)/.ready-dev ## Write the table of guards in docs/guards.md from their list
+	$(BIN)/python -m tools.guards_table
 
 rooms: $(VENV)/.ready-dev ## Write the table of rooms in CONTRIBUTING.md from the contracts on imports
 	$(BIN)/python -m tools.rooms
