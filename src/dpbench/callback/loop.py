@@ -32,6 +32,7 @@ from dpbench.privacy.processes import ALONE
 from dpbench.records.examples import Examples
 from dpbench.records.source import SECOND_RELEASE
 from dpbench.records.training import Training, TrainingStep
+from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
 
 _OVER = object()  # the epoch
@@ -83,7 +84,14 @@ class PrivateLoop:
         self._steps = steps
         self._loader = require_lot_loader(loader)
         self._training = _LoopTraining(_Module(model, loss), optimizer)
-        self._session = PrivateSession(strategy._releases, strategy._source, LOOP, strategy.audit, strategy.delta)
+        self._session = PrivateSession(
+            strategy._releases,
+            strategy._source,
+            LOOP,
+            strategy.audit,
+            strategy.delta,
+            executor_of(strategy.executor),
+        )
         self._modes: dict[nn.Module, bool] = {}
         self._trains: list[int] = []
 

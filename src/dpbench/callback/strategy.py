@@ -36,6 +36,7 @@ from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.releases import Observer, Releases
 from dpbench.records.users import Users
+from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
 
 _NO_RELEASE = (
@@ -72,7 +73,9 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
         )
         self._source = self._source_of_records()
-        self._session = PrivateSession(self._releases, self._source, LIGHTNING, self.audit, self.delta)
+        self._session = PrivateSession(
+            self._releases, self._source, LIGHTNING, self.audit, self.delta, executor_of(self.executor)
+        )
         self._restored = False
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()

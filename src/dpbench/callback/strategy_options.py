@@ -17,6 +17,7 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
+from dpbench.session.executors import ExecutorName
 
 _OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size")
 
@@ -50,6 +51,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
         metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
+        executor: How the arithmetic is carried out, for speed alone: "eager", or "auto", the fastest that can.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
@@ -79,6 +81,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     metrics: dict[str, float] | None = None
     metrics_share: float = 0.05
     loss_reduction: LossReduction = "mean"
+    executor: ExecutorName = "auto"
     ledger: str | None = None
     fingerprint: str | None = None
     records: RecordSource | None = None

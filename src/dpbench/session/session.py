@@ -37,6 +37,7 @@ from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.source import SECOND_RELEASE, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
+from dpbench.session.executors import Executor, keyed_by
 
 
 class PrivateSession:
@@ -48,6 +49,7 @@ class PrivateSession:
         guards: What is looked at, in this order.
         audit: Canaries that join the lots, or None.
         delta: δ of the guarantee.
+        executor: Carries out the arithmetic.
 
     Attributes:
         releases: Makes the sums of a lot private.
@@ -65,6 +67,7 @@ class PrivateSession:
         guards: Sequence[type[Guard]],
         audit: GradientCanaries | None,
         delta: float,
+        executor: Executor,
     ) -> None:
         self.releases = releases
         self.source = source
@@ -74,6 +77,7 @@ class PrivateSession:
         self._kinds_of_guards = guards
         self._audit = audit
         self._delta = delta
+        self._executor = executor
         self._training: Training | None = None
         self._part: nn.Module | None = None
         self._trained: Trained | None = None
@@ -199,7 +203,7 @@ class PrivateSession:
         trained = self.trained
         lots = self.loader.lots
         lot_sizes = lots.plan(horizon.planned)
-        releases.take_part(processes, key)
+        releases.take_part(processes, keyed_by(key, self._executor))
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
         source.begin(self.loader)
@@ -255,7 +259,7 @@ class PrivateSession:
         A plain function, since the module holds it: a method would be copied, with the session, where somebody copies
         the module.
         """
-        inner = self.source.step(own)
+        inner = self._executor.step(self.source.step(own))
 
         @functools.wraps(own)
         def step(batch: Any, *arguments: Any, **options: Any) -> Any:
@@ -273,6 +277,7 @@ class PrivateSession:
 
     def _backward(self) -> Any:
         """What is called in the place of the module's backward pass."""
+        inner = self._executor.backward(self.source.backward)
 
         def backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
             if self.released and self.part is not self.training.module:
@@ -280,7 +285,7 @@ class PrivateSession:
                     guard.on_public_loss(loss)
                 loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
                 return
-            self.source.backward(loss, *arguments, **options)
+            inner(loss, *arguments, **options)
 
         return backward
 
@@ -299,7 +304,8 @@ class PrivateSession:
             guard.on_release()
         self.is_open = False
         parameters = self.trained.parameters
-        for parameter, gradient in zip(parameters, self.releases.release(), strict=True):
+        gradients = self._executor.release(self.releases)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self.released = True
         for guard in self.guards:

@@ -1,0 +1,81 @@
+"""How the arithmetic of a step is carried out: for speed alone, never in a plan, in ε or in a run's name.
+
+Executors may round differently, and the same noise on two roundings of a sum would reveal their difference. So the
+name of the executor is part of the keys of noise, lots and replays (`keyed_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from dpbench.canonical import digest_of
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.releases import Releases
+from dpbench.records.training import TrainingStep
+
+ExecutorName = Literal["auto", "eager"]
+"""Of an executor; "auto" takes the fastest one that can carry out a training."""
+
+REFERENCE = "eager"
+"""Whose keys are those of the seed alone."""
+
+
+class Executor(Protocol):
+    """Carries out what a session asks for, on any device.
+
+    Guarantee: that of the session. The sum that it releases is that of the reference, but for rounding; each release
+    is in the ledger before its sum is used.
+
+    Attributes:
+        name: In keys.
+    """
+
+    name: str
+
+    def step(self, step: TrainingStep) -> TrainingStep:
+        """Carry out a source's step."""
+
+    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """Carry out a source's backward pass."""
+
+    def release(self, releases: Releases) -> list[Tensor]:
+        """Make the sums of a lot private; see `Releases.release`."""
+
+
+class Eager:
+    """Operation by operation, as PyTorch meets them: the reference, for every network and device."""
+
+    name = REFERENCE
+
+    def step(self, step: TrainingStep) -> TrainingStep:
+        """The step as it is."""
+        return step
+
+    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """The backward pass as it is."""
+        return backward
+
+    def release(self, releases: Releases) -> list[Tensor]:
+        """As `Releases.release`."""
+        return releases.release()
+
+
+def executor_of(name: str) -> Executor:
+    """The executor of that name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if name not in ("auto", Eager.name):
+        raise ConfigurationError(f"unknown executor {name!r}; known are auto, {Eager.name}.")
+    return Eager()
+
+
+def keyed_by(key: int | None, executor: Executor) -> int | None:
+    """The key of a run under an executor: 128 bits; that of the reference stays as it is, and so does None."""
+    if key is None or executor.name == REFERENCE:
+        return key
+    return int(digest_of([key, executor.name])[:32], 16)

@@ -1,0 +1,57 @@
+"""Executors are speed only: one plan, one epsilon, one name of a run, and no noise that two of them share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
+from dpbench.session.executors import Eager, executor_of, keyed_by
+from dpbench.strategies import DPSGD
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+
+
+class Other(Eager):
+    """Another executor, that happens to round as the reference does."""
+
+    name = "other"
+
+
+def trained(folder: Path, executor: str = "auto") -> tuple[Any, Any]:
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=3, executor=executor, ledger=str(folder / "ledger.jsonl"))
+    module = Classifier()
+    trainer_for(folder, strategy, 4).fit(module, loader_of(pictures()))
+    return read_ledger(folder / "ledger.jsonl"), weights_of(module)
+
+
+def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    first, weights = trained(tmp_path / "first")
+    torch.manual_seed(0)
+    again, same_weights = trained(tmp_path / "again", "eager")
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: Other())
+    torch.manual_seed(0)
+    other, other_weights = trained(tmp_path / "other")
+    assert torch.equal(weights, same_weights) and not torch.equal(weights, other_weights)
+    assert first.header == again.header
+    assert first.header.noise_source != other.header.noise_source
+    assert first.header.replay != other.header.replay
+    assert ledger_epsilon(first, 1e-3) == ledger_epsilon(other, 1e-3)
+    check_own_randomness({"first": first, "other": other})
+
+
+def test_the_reference_has_the_keys_of_the_seed() -> None:
+    assert keyed_by(5, executor_of("auto")) == keyed_by(5, executor_of("eager")) == 5
+    assert keyed_by(None, Other()) is None
+    assert keyed_by(5, Other()) not in (None, 5)
+    assert keyed_by(5, Other()) != keyed_by(6, Other())
+
+
+def test_an_unknown_executor() -> None:
+    with pytest.raises(ConfigurationError, match="executor"):
+        DPSGD(noise_multiplier=1.0, delta=1e-3, executor="fast")  # type: ignore[arg-type]
