@@ -18,7 +18,7 @@ import pytest
 from tools.refusals import all_tests
 
 ROOT = Path(__file__).parents[2]
-COUPLED = "tests/records/test_coupled_steps.py::test_coupled_steps_are_refused"
+COUPLED = "tests/guards/test_coupled_steps.py::test_coupled_steps_are_refused"
 PROBED = "tests/strategies/test_coupling.py::test_a_loop_has_the_same_probe"
 
 
@@ -80,7 +80,7 @@ ATTACKS: dict[str, Attack] = {
         ("PICKLE-EXECUTED", "MODULE-IMPORTED"),
     ),
     "c12_networks.py": Attack(
-        ("tests/records/test_healthy_steps.py::test_healthy_steps_pass",),
+        ("tests/guards/test_healthy_steps.py::test_healthy_steps_pass",),
         (r"bf16-mixed conv +worst 1\.0000",),
         ("VIOLATION",),
     ),
@@ -89,7 +89,7 @@ ATTACKS: dict[str, Attack] = {
         ("the optimizer reads the loss of a lot",),
     ),
     "c17_hparams.py": Attack(
-        ("tests/records/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), ("hparams",), ()
+        ("tests/guards/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), ("hparams",), ()
     ),
     "c19_planted_kernels.sh": Attack(
         ("tests/privacy/test_native.py::test_known_answers_find_what_is_wrong",),
@@ -104,7 +104,7 @@ ATTACKS: dict[str, Attack] = {
         ("in the place of item",),
     ),
     "c21_optimizer_state.py": Attack(
-        ("tests/records/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), (r"optimizer\.state",)
+        ("tests/guards/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), (r"optimizer\.state",)
     ),
     "c23_truncated_audit.py": Attack(
         ("tests/strategies/test_audit.py::test_lots_of_a_chosen_largest_size_are_audited_as_such",),

@@ -28,7 +28,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import Lot
 from dpbench.strategies import DPSGD
-from tests.records.plain_training import plain_training
+from tests.guards.plain_training import plain_training
 from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
 
 LossOf = Callable[["Net", Tensor, Tensor], Tensor]

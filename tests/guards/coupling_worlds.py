@@ -16,7 +16,7 @@ from dpbench.guards.coupling import CouplingProbe
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import Lot
 from dpbench.strategies import DPSGD
-from tests.records.plain_training import plain_training
+from tests.guards.plain_training import plain_training
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]

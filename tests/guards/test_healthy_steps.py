@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpbench.guards.repeatable_step import without_assertions
-from tests.records.coupling_worlds import (
+from tests.guards.coupling_worlds import (
     Batch,
     Step,
     Steps,

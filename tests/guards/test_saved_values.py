@@ -19,9 +19,9 @@ from dpbench import PrivateLoop
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.saved_values import SavedValues
 from dpbench.strategies import DPSGD
+from tests.guards.plain_training import plain_training
+from tests.guards.test_module_writes import fit
 from tests.records import user_worlds
-from tests.records.plain_training import plain_training
-from tests.records.test_module_writes import fit
 from tests.strategies.worlds import Classifier, loader_of, pictures
 
 pytestmark = [

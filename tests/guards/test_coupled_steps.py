@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
-from tests.records.coupling_worlds import Steps, lots_of, positive, probe, vectors
+from tests.guards.coupling_worlds import Steps, lots_of, positive, probe, vectors
 
 Loss = Callable[[Steps, Tensor, Tensor], Tensor]
 COUPLED: dict[str, tuple[Loss, str]] = {}
