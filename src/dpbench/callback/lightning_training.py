@@ -14,11 +14,13 @@ from lightning_fabric.utilities import move_data_to_device
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import without_loss
+from dpbench.privacy.processes import Processes
 from dpbench.records.training import ReplacedMethods, Training, TrainingStep
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -170,6 +172,24 @@ class LightningTraining(Training):
     def inform(self, text: str) -> None:
         """Log a line, on the first process."""
         pl.utilities.rank_zero_info(text)
+
+
+def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
+    """The processes of a training, as releases see them.
+
+    Args:
+        trainer: Drives it.
+        alike: Whether they sum up what one process would.
+    """
+
+    def broadcast(value: Any) -> Any:
+        """What rank 0 has: tensors as they are, in place, and pickled objects."""
+        if not isinstance(value, Tensor):
+            return trainer.strategy.broadcast(value)
+        dist.broadcast(value, src=0)
+        return value
+
+    return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
 
 
 class LightningLocalBatches:

@@ -8,17 +8,15 @@ A strategy designs a recipe; everything here is the same for all of them.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.callback import run_key
-from dpbench.callback.lightning_training import LightningTraining
+from dpbench.callback.lightning_training import LightningTraining, processes_of
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
@@ -26,14 +24,13 @@ from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
-from dpbench.guards import LIGHTNING, earlier_fits
+from dpbench.guards import LIGHTNING, Guard, earlier_fits
 from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.budget import Budget, Horizon, check_noise
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.processes import Processes
 from dpbench.privacy.releases import Observer, Releases
 from dpbench.records.users import Users
 from dpbench.session.executors import executor_of
@@ -73,13 +70,40 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
         )
         self._source = self._source_of_records()
-        self._session = PrivateSession(
-            self._releases, self._source, LIGHTNING, self.audit, self.delta, executor_of(self.executor)
-        )
+        self._session = self.session(LIGHTNING)
         self._restored = False
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()
         self._fixed = True
+
+    def session(self, guards: Sequence[type[Guard]]) -> PrivateSession:
+        """A session that trains by this strategy, for another driver than a Trainer.
+
+        Args:
+            guards: What is looked at.
+        """
+        return PrivateSession(
+            self._releases,
+            self._source,
+            guards,
+            self.audit,
+            self.delta,
+            executor_of(self.executor),
+        )
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it trains, or has trained."""
+        releases = self._releases
+        return releases.made > 0 or self._session.is_attached or releases.budget.path is not None
+
+    def take_solution(self) -> None:
+        """Show the noise multiplier that a training has solved for."""
+        self._set_solved("noise_multiplier", self._releases.noise_multiplier)
+
+    def note_unused_lot(self, log: Callable[..., object] | None = None) -> None:
+        """Warn once of a lot without a finite record; see `LotsWithoutGradients`."""
+        self._unused_lots.note(self._releases.mechanism, self._source, log)
 
     @property
     def private(self) -> bool:
@@ -140,7 +164,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
         sizes = getattr(pl_module, "record_metrics", {})
         self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes)
-        self._set_solved("noise_multiplier", releases.noise_multiplier)
+        self.take_solution()
 
     def _run_key(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: LotLoader) -> int | None:
         """Key of a seeded run, after a check that all processes have the same records; None without a seed."""
@@ -184,7 +208,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         if not self._session.released:
             raise ConfigurationError(_NO_RELEASE)
         self._session.close()
-        self._unused_lots.note(self.mechanism, self._source, pl_module.log)
+        self.note_unused_lot(pl_module.log)
         trainer.should_stop = trainer.should_stop or self._releases.budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
         early = self.recipe.adaptation is not None and self.releases <= _EARLY
@@ -230,20 +254,6 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
     """Epsilon at this step: without releases on disk that a resumed training has yet to repeat."""
     return strategy._releases.budget.epsilon_here(accountant)
-
-
-def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
-    """Those of a training, as releases see them."""
-    broadcast = partial(_broadcast, trainer.strategy)
-    return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
-
-
-def _broadcast(strategy: Any, value: Any) -> Any:
-    """What rank 0 has: tensors as they are, in place, and pickled objects."""
-    if not isinstance(value, Tensor):
-        return strategy.broadcast(value)
-    dist.broadcast(value, src=0)
-    return value
 
 
 def _log(trainer: pl.Trainer, releases: Releases) -> None:
