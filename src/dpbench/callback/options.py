@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -63,8 +63,8 @@ class CheckedOptions:
             setattr(cls, "__init__", _checked(vars(cls)["__init__"]))  # noqa: B010 (an assignment is not typed)
 
     def __repr__(self) -> str:
-        given = vars(self).get("_given_options", {})
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        options = [f"{name}={value!r}" for name, value in vars(self).get("_given_options", {}).items()]
+        return f"{type(self).__name__}({', '.join(options)})"
 
 
 def ledger_place(ledger: str | None) -> Path | None:
@@ -75,26 +75,39 @@ def ledger_place(ledger: str | None) -> Path | None:
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that checks what it is given first."""
     parameters = list(inspect.signature(init).parameters.values())[1:]
-    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    more = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
     @functools.wraps(init)
     def checked(self: Any, *values: Any, **options: Any) -> None:
-        if type(self).__init__ is checked:  # not through `super().__init__` of a subclass
-            known = declared(type(self))
-            if len(values) > len(names) and not more:
-                raise ConfigurationError(
-                    f"{type(self).__name__} takes at most {len(names)} values without a name "
-                    f"({', '.join(names) or 'none'}), not {len(values)}: write name=value."
-                )
-            given = dict(zip(names, values, strict=False))
-            if twice := [name for name in given if name in options]:
-                raise ConfigurationError(f"{twice[0]} is given twice, by its place and by its name.")
-            options, values = given | options, values[len(names) :]
-            options = {name: _fitting(type(self), known, name, value) for name, value in options.items()}
-            self._given_options = {k: value for k, value in options.items() if not _same(value, known[k][1])}
-        init(self, *values, **options)
+        if type(self).__init__ is not checked:  # reached through `super().__init__` of a subclass, which has checked
+            init(self, *values, **options)
+            return
+        known = declared(type(self))
+        if len(values) > len(names) and not takes_more:
+            raise ConfigurationError(
+                f"{type(self).__name__} takes at most {len(names)} values without a name "
+                f"({', '.join(names) or 'none'}), not {len(values)}: write name=value."
+            )
+        by_place = dict(zip(names, values, strict=False))
+        for name in by_place:
+            if name in options:
+                raise ConfigurationError(f"{name} is given twice, by its place and by its name.")
+        fitting = {}
+        for name, value in (by_place | options).items():
+            fitting[name] = _fitting(type(self), known, name, value)
+        self._given_options = {}
+        for name, value in fitting.items():
+            _, default = known[name]
+            if not _same(value, default):
+                self._given_options[name] = value
+        init(self, *values[len(names) :], **fitting)
 
     return checked
 
@@ -104,20 +117,29 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _fitting(cls: type, known: Mapping[str, tuple[Any, Any]], name: str, value: Any) -> Any:
+    """A value as the option of that name takes it.
+
+    Raises:
+        ConfigurationError: There is no such option, or the value is of no kind that it takes.
+    """
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"Did you mean {close[0]}?" if close else f"It has {', '.join(known)}."
         raise ConfigurationError(f"{cls.__name__} has no option {name!r}. {hint}")
-    hint = known[name][0]
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    annotation, _ = known[name]
+    is_union = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if is_union else (annotation,)
     for kind in kinds:
-        fits, made = _as(kind, value)
+        fits, fitting = _as(kind, value)
         if fits:
-            return made
-    words = [word for kind in kinds for word in (get_args(kind) if get_origin(kind) is Literal else ())]
+            return fitting
+    words: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += map(str, get_args(kind))
     if words and isinstance(value, str):
-        raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(map(str, words))}.")
-    raise ConfigurationError(f"{name} must be {' or '.join(_called(kind) for kind in kinds)}, not {_shown(value)}.")
+        raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(words)}.")
+    raise ConfigurationError(f"{name} must be {' or '.join(map(_name_of, kinds))}, not {_shown(value)}.")
 
 
 def _shown(value: Any) -> str:
@@ -130,29 +152,48 @@ def _shown(value: Any) -> str:
 
 def _as(kind: Any, value: Any) -> tuple[bool, Any]:
     """Whether a value is of a declared kind, and the value as Python's own type."""
-    origin, inner = get_origin(kind), get_args(kind)
-    number = not isinstance(value, bool) and isinstance(value, numbers.Real) and _is_a_float(value)
     if kind is Any:
         return True, value
-    if kind is float:
-        return number, (value if isinstance(value, int) else float(value)) if number else None
-    if kind is int:
-        whole = number and math.isfinite(value) and value == int(value)
-        return whole, int(value) if whole else None
+    if kind is float or kind is int:
+        return _as_number(kind, value)
+    origin = get_origin(kind)
     if origin is Literal:
-        return isinstance(value, str) and value in inner, value
+        return isinstance(value, str) and value in get_args(kind), value
     if origin is list:
-        parts = [_as(inner[0], one) for one in value] if isinstance(value, list | tuple) else [(False, None)]
-        return all(fits for fits, _ in parts), [made for _, made in parts]
+        return _as_list(kind, value)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            return False, None
-        pairs = {key: _as(inner[1], one) for key, one in value.items()}
-        return all(isinstance(k, str) and fits for k, (fits, _) in pairs.items()), {k: v for k, (_, v) in pairs.items()}
+        return _as_dictionary(kind, value)
     if isinstance(kind, type) or isinstance(origin, type):
-        a_class = isinstance(value, type) and kind is RecordSource  # which has the protocol's methods, too
-        return isinstance(value, origin or kind) and not a_class, value
+        is_class = isinstance(value, type) and kind is RecordSource  # which has the protocol's methods, too
+        return isinstance(value, origin or kind) and not is_class, value
     return True, value  # what a user's own strategy may declare
+
+
+def _as_number(kind: type, value: Any) -> tuple[bool, Any]:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_a_float(value):
+        return False, None
+    number: Any = value
+    if kind is float:
+        return True, number if isinstance(number, int) else float(number)
+    is_whole = math.isfinite(number) and number == int(number)
+    return is_whole, int(number) if is_whole else None
+
+
+def _as_list(kind: Any, value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, list | tuple):
+        return False, None
+    (inner,) = get_args(kind)
+    entries = [_as(inner, entry) for entry in value]
+    return all(fits for fits, _ in entries), [entry for _, entry in entries]
+
+
+def _as_dictionary(kind: Any, value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, Mapping):
+        return False, None
+    _, inner = get_args(kind)
+    entries = {key: _as(inner, entry) for key, entry in value.items()}
+    all_fit = all(isinstance(key, str) and fits for key, (fits, _) in entries.items())
+    return all_fit, {key: entry for key, (_, entry) in entries.items()}
 
 
 def _is_a_float(value: Any) -> bool:
@@ -162,14 +203,28 @@ def _is_a_float(value: Any) -> bool:
         return False
 
 
-def _called(kind: Any) -> str:
-    known = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", NoneType: "None"}
-    known[RecordSource] = "a source of records, such as Users(LocalTraining(lr=0.1)),"
-    if get_origin(kind) is Literal:
+_NAMES = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    NoneType: "None",
+    RecordSource: "a source of records, such as Users(LocalTraining(lr=0.1)),",
+}
+
+
+def _name_of(kind: Any) -> str:
+    """What a kind of value is called in errors."""
+    origin = get_origin(kind)
+    if origin is Literal:
         return " or ".join(map(repr, get_args(kind)))
-    if get_origin(kind) is list:
-        return f"a list, each of it {_called(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        each = get_args(kind)[1]
-        return "a dictionary" if each is Any else f"a dictionary, each value {_called(each)},"
-    return known.get(kind, str(getattr(kind, "__name__", kind)))
+    if origin is list:
+        return f"a list, each of it {_name_of(get_args(kind)[0])}"
+    if origin is dict:
+        _, inner = get_args(kind)
+        return "a dictionary" if inner is Any else f"a dictionary, each value {_name_of(inner)},"
+    if origin is Sequence:
+        return "a list of numbers"
+    if origin is Callable:
+        return "a function"
+    return _NAMES.get(kind, str(getattr(kind, "__name__", kind)))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import PurePath
@@ -78,27 +78,26 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         training: A Trainer's, or a plain loop's.
         strategy: What is done with its lots.
     """
-    whole = Canonical()
+    canonical = Canonical()
     trainer = getattr(training, "trainer", None)
     module = training.module
+    parts = [part for _, part in module.named_modules()]
     schedules = getattr(trainer, "lr_scheduler_configs", ())
-    own = [callback for callback in getattr(trainer, "callbacks", ()) if _decides(callback)]
+    callbacks = [callback for callback in getattr(trainer, "callbacks", ()) if _decides(callback)]
     settings = {
         "strategy": _options_of(strategy),
-        "module": [_attributes_of(part) for part in _parts(module)],
+        "module": [_attributes_of(part) for part in parts],
         "loss": getattr(module, "loss", None) if trainer is None else None,  # else it is an attribute of the module
         "hparams": dict(getattr(module, "hparams", {})),
-        "optimizers": [_optimizer(one) for one in training.optimizers],
+        "optimizers": [_optimizer(optimizer) for optimizer in training.optimizers],
         "schedules": [_schedule(config) for config in schedules],
-        "callbacks": [_attributes_of(callback) for callback in own],
+        "callbacks": [_attributes_of(callback) for callback in callbacks],
         "data module": _data_module(training.datamodule),
         "precision": str(getattr(trainer, "precision", "32-true")),
     }
-    digest = whole.digest(settings).hex()
-    optimizers = {type(one) for one in training.optimizers}
-    schedulers = {type(scheduler) for scheduler in training.schedulers}
-    parts = {type(part) for part in [*_parts(module), *own, strategy]}
-    return Settings(digest, frozenset({*whole.classes, *optimizers, *schedulers, *parts}))
+    digest = canonical.digest(settings).hex()
+    objects = [*training.optimizers, *training.schedulers, *parts, *callbacks, strategy]
+    return Settings(digest, frozenset({*canonical.classes, *map(type, objects)}))
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -126,8 +125,17 @@ def run_key(seed: int, settings: Settings, weights: str, loader: LotLoader) -> t
     collation = Canonical()
     collated = collation.digest([loader.collation, loader.record_of_row]).hex()
     sources = sources_of({*settings.classes, *classes, *collation.classes})
-    everything = [RANDOM_NUMBERS, seed, settings.digest, collated, weights, contents, versions(), sources]
-    return int(digest_of(everything)[:32], 16), contents
+    determinants = [
+        RANDOM_NUMBERS,
+        seed,
+        settings.digest,
+        collated,
+        weights,
+        contents,
+        versions(),
+        sources,
+    ]
+    return int(digest_of(determinants)[:32], 16), contents
 
 
 def _decides(callback: object) -> bool:
@@ -138,16 +146,14 @@ def _decides(callback: object) -> bool:
     return not cls.__module__.startswith(_OBSERVERS) or cls.__name__ in _DECIDING
 
 
-def _parts(module: nn.Module) -> list[nn.Module]:
-    return [part for _, part in module.named_modules()]
-
-
 def _options_of(options: StrategyOptions) -> dict[str, Any]:
     """A strategy's options that are not at their defaults."""
-    given = {field.name: (getattr(options, field.name), field.default) for field in fields(options)}
-    shown = {name: value for name, (value, default) in given.items() if not is_default(value, default)}
-    kept = {name: value for name, value in shown.items() if name not in _NOT_IN_SUMS}
-    return {"class": type(options), **{name: _setting(value) for name, value in sorted(kept.items())}}
+    described: dict[str, Any] = {"class": type(options)}
+    for field in sorted(fields(options), key=lambda field: field.name):
+        value = getattr(options, field.name)
+        if field.name not in _NOT_IN_SUMS and not is_default(value, field.default):
+            described[field.name] = _setting(value)
+    return described
 
 
 def _setting(value: Any) -> Any:
@@ -155,21 +161,24 @@ def _setting(value: Any) -> Any:
     return value if _is_setting(value) or not hasattr(value, "__dict__") else _attributes_of(value)
 
 
-def _attributes_of(one: Any) -> list[Any]:
+def _attributes_of(owner: Any) -> list[Any]:
     """Class and attributes of an object; not what lies in files.
 
     Of libraries' and our own objects the public ones, as far as they are plain; of others' all, whatever they hold, and
     buffers that `state_dict` leaves out.
     """
-    foreign = is_foreign(type(one))
-    own = {name: value for name, value in vars(one).items() if name not in (_OF_MODULES if foreign else _NO_SETTING)}
-    if foreign:
-        own = {name: value for name, value in own.items() if not _is_elsewhere(value)}
-    else:
-        own = {name: value for name, value in own.items() if not name.startswith("_") and _is_setting(value)}
-    if isinstance(one, nn.Module):
-        own |= {f"buffer {name}": x for name, x in one._buffers.items() if name in one._non_persistent_buffers_set}
-    return [type(one), dict(sorted(own.items()))]
+    attributes = {}
+    for name, value in vars(owner).items():
+        if is_foreign(type(owner)):
+            is_part = name not in _OF_MODULES and not _is_elsewhere(value)
+        else:
+            is_part = name not in _NO_SETTING and not name.startswith("_") and _is_setting(value)
+        if is_part:
+            attributes[name] = value
+    if isinstance(owner, nn.Module):
+        for name in owner._non_persistent_buffers_set:
+            attributes[f"buffer {name}"] = owner._buffers[name]
+    return [type(owner), dict(sorted(attributes.items()))]
 
 
 def _is_elsewhere(value: Any) -> bool:
@@ -189,27 +198,34 @@ def _is_setting(value: Any) -> bool:
     if isinstance(value, PurePath):
         return False
     if isinstance(value, list | tuple | set | frozenset):
-        return all(_is_setting(one) for one in value)
+        return all(map(_is_setting, value))
     if isinstance(value, Mapping):
-        return all(_is_setting(one) for one in [*value.keys(), *value.values()])
+        return all(map(_is_setting, value.keys())) and all(map(_is_setting, value.values()))
     if isinstance(value, partial):
         return _is_setting([value.func, *value.args, *value.keywords.values()])
     return isinstance(value, (*_PLAIN, *_WORDS))
 
 
 def _optimizer(optimizer: Any) -> list[Any]:
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return [type(optimizer), _settings(optimizer.defaults), [_settings(group) for group in groups]]
+    groups = []
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        groups.append(_settings(options))
+    return [type(optimizer), _settings(optimizer.defaults), groups]
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sorted(options.items()) if _is_setting(value) or torch.is_tensor(value)}
+    settings = {}
+    for name, value in sorted(options.items()):
+        if _is_setting(value) or torch.is_tensor(value):
+            settings[name] = value
+    return settings
 
 
 def _schedule(config: Any) -> list[Any]:
-    state: Iterable[tuple[str, Any]] = vars(config.scheduler).items()
-    own = {name: value for name, value in state if name != "optimizer"}
-    return [type(config.scheduler), _settings(own), config.interval, config.frequency]
+    state = dict(vars(config.scheduler))
+    state.pop("optimizer", None)
+    return [type(config.scheduler), _settings(state), config.interval, config.frequency]
 
 
 def _data_module(module: pl.LightningDataModule | None) -> list[Any] | None:

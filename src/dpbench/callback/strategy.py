@@ -259,10 +259,13 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
 def _log(trainer: pl.Trainer, releases: Releases) -> None:
     """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged."""
     refuse_diverged(trainer.lightning_module, trainer.optimizers, releases)
-    recipe, mechanism = releases.recipe, releases.mechanism
-    values = {"privacy/epsilon": releases.budget.epsilon_here()} if recipe.private else {}
+    recipe = releases.recipe
+    values: dict[str, float] = {}
+    if recipe.private:
+        values["privacy/epsilon"] = releases.budget.epsilon_here()
     if recipe.adaptation is not None:
-        values |= {f"privacy/bound/{group.name}": group.max_grad_norm for group in mechanism.plan.groups}
-    values |= mechanism.take_metrics()
+        for group in releases.mechanism.plan.groups:
+            values[f"privacy/bound/{group.name}"] = group.max_grad_norm
+    values |= releases.mechanism.take_metrics()
     for logger in trainer.loggers if values else ():
         logger.log_metrics(values, step=releases.made)  # Lightning counts one less

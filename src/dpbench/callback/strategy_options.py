@@ -130,17 +130,22 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             raise ConfigurationError(
                 "discretization_values belong to a discretization: give a discretization_threshold."
             )
-        options = self.correction_hypotheses, self.correction_scale, self.priors
-        tau, threshold, metrics = self.discretization_threshold, self.correction_threshold, self.metrics
-        parts: dict[str, Any] = {
-            "transform": None if tau is None else Discretization(tau, self.discretization_values),
-            "denoiser": None if threshold is None else ErrorCorrection(threshold, *options),
-            "metrics": None if metrics is None else PrivateMetrics(metrics, self.metrics_share),
-        }
-        asked = {name: part for name, part in parts.items() if part is not None}
-        if twice := [name for name in asked if getattr(recipe, name) is not None]:
-            raise ConfigurationError(f"{type(self).__name__} has a {twice[0]} of its own: leave out the option for it.")
-        return replace(recipe, **asked)
+        parts: dict[str, Any] = {}
+        if self.discretization_threshold is not None:
+            parts["transform"] = Discretization(self.discretization_threshold, self.discretization_values)
+        if self.correction_threshold is not None:
+            parts["denoiser"] = ErrorCorrection(
+                self.correction_threshold,
+                self.correction_hypotheses,
+                self.correction_scale,
+                self.priors,
+            )
+        if self.metrics is not None:
+            parts["metrics"] = PrivateMetrics(self.metrics, self.metrics_share)
+        for name in parts:
+            if getattr(recipe, name) is not None:
+                raise ConfigurationError(f"{type(self).__name__} has a {name} of its own: leave out the option for it.")
+        return replace(recipe, **parts)
 
     def _source_of_records(self) -> RecordSource:
         """The source that was given, or examples; a ConfigurationError where options of examples go with another."""
