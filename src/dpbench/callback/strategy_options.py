@@ -11,6 +11,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.method import GradientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
 from dpbench.privacy.mechanism.recipe import Recipe
@@ -19,7 +20,7 @@ from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 from dpbench.session.executors import ExecutorName
 
-_OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size")
+_OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size", "gradients")
 
 
 class StrategyOptions(CheckedOptions, ABC, kw_only=True):
@@ -51,6 +52,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
         metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
+        gradients: How the gradients of examples are computed: "engine", all in one backward pass.
         executor: How the arithmetic is carried out, for speed alone: "eager", or "auto", the fastest that can.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
@@ -81,6 +83,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     metrics: dict[str, float] | None = None
     metrics_share: float = 0.05
     loss_reduction: LossReduction = "mean"
+    gradients: GradientsName = "engine"
     executor: ExecutorName = "auto"
     ledger: str | None = None
     fingerprint: str | None = None
@@ -150,7 +153,12 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     def _source_of_records(self) -> RecordSource:
         """The source that was given, or examples; a ConfigurationError where options of examples go with another."""
         if self.records is None:
-            return Examples(self.loss_reduction, self.max_physical_batch_size, self.microbatch_size)
+            return Examples(
+                self.loss_reduction,
+                self.max_physical_batch_size,
+                self.microbatch_size,
+                self.gradients,
+            )
         for field in fields(self):
             if field.name in _OF_EXAMPLES and getattr(self, field.name) != field.default:
                 raise ConfigurationError(

@@ -21,7 +21,8 @@ from dpbench.guards.altered_lots import LotRows
 from dpbench.guards.guard import Guard
 from dpbench.guards.lot_probe import FEWEST, LotProbe
 from dpbench.guards.step_runs import Gap, StepRunner
-from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import cuts
 from dpbench.records.source import Lot, PerRecordStep
@@ -86,7 +87,7 @@ class CouplingProbe:
         loss_reduction: What the loss is said to be; for the message.
     """
 
-    def __init__(self, training: Training, engine: PerRecordEngine, loss_reduction: LossReduction) -> None:
+    def __init__(self, training: Training, engine: GradientMethod, loss_reduction: LossReduction) -> None:
         self._training = training
         self._engine = engine
         self._reduction = loss_reduction

@@ -20,7 +20,7 @@ from dpbench.guards.repeatable_step import uncompiled, without_assertions, witho
 from dpbench.guards.row_draws import FollowingDraws, RowDraws
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
-from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.training import Training, nothing
@@ -129,7 +129,7 @@ class StepRunner:
         drawn: States of all random generators after the last run.
     """
 
-    def __init__(self, training: Training, engine: PerRecordEngine) -> None:
+    def __init__(self, training: Training, engine: GradientMethod) -> None:
         self._training = training
         self._engine = engine
         self.rows = 0

@@ -12,7 +12,8 @@ from dpbench.data.lots import LotLoader
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
-from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
 from dpbench.privacy.releases import Releases, Trained
 from dpbench.records.count import count_records
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
@@ -43,6 +44,7 @@ class Examples:
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
+        gradients: How they are computed: "engine", all in one backward pass.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -55,15 +57,17 @@ class Examples:
         loss_reduction: LossReduction = "mean",
         max_physical_batch_size: int | None = None,
         microbatch_size: int = 1,
+        gradients: GradientsName = "engine",
     ) -> None:
         sizes = {"max_physical_batch_size": max_physical_batch_size, "microbatch_size": microbatch_size}
         for name, value in sizes.items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
         self.loss_reduction: LossReduction = loss_reduction
+        self._gradients = gradients
         self._most_rows, self._microbatch_size = max_physical_batch_size, microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
-        self.engine: PerRecordEngine | None = None
+        self.engine: GradientMethod | None = None
         self._loader: LotLoader | None = None
         self._rows: RowsOfLot | None = None
         self._next_row = self._records = self._rows_of_lot = 0
@@ -80,7 +84,7 @@ class Examples:
         self._training = training
         self._releases = releases
         self._verified = False
-        self.engine = PerRecordEngine(part, self.loss_reduction)
+        self.engine = GRADIENTS[self._gradients](part, self.loss_reduction)
         return Trained(self.engine.parameters, self.engine.names)
 
     def step(self, own: TrainingStep) -> TrainingStep:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.records.count import count_records
 from dpbench.records.training import Training, nothing, replaced_methods
@@ -14,10 +15,10 @@ from dpbench.records.training import Training, nothing, replaced_methods
 
 def record_gradients(
     training: Training,
-    engine: PerRecordEngine,
+    engine: GradientMethod,
     batch: Any,
     seed: int,
-) -> tuple[list[ParameterGradients], int]:
+) -> tuple[Sequence[ParameterGradients], int]:
     """Per-record gradients of a batch and its number of records, in automatic optimization.
 
     Args:

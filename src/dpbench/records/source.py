@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
-from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.privacy.mechanism.recipe import Recipe
@@ -147,7 +148,7 @@ class PerRecordStep(Protocol):
     """A source whose vectors are gradients of the module's own step, which can be run again on parts of a lot."""
 
     loss_reduction: LossReduction
-    engine: PerRecordEngine | None
+    engine: GradientMethod | None
 
     def lot(self) -> Lot:
         """Facts of the open lot."""

@@ -1,0 +1,54 @@
+"""How per-record gradients are computed: a part that is chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.parameter import ParameterGradients
+
+GradientsName = Literal["engine"]
+"""Of a method."""
+
+
+class GradientMethod(Protocol):
+    """Per-record gradients of the forward passes of a network, to which it is attached.
+
+    Attributes:
+        names: Of the trainable parameters, tied ones once.
+        parameters: In the same order.
+        verified: Whether a call of `backward` with `verify` could compare, and agreed.
+        recording: Whether forward passes are those of the next call of `backward`.
+        records: Number of records in the forward passes that follow, where that is known.
+    """
+
+    names: list[str]
+    parameters: list[nn.Parameter]
+    verified: bool
+    recording: bool
+    records: int | None
+
+    def expect(self, records: int) -> None:
+        """Forget what no backward pass followed, and take the forward passes of so many records."""
+
+    def discard(self) -> None:
+        """Forget forward passes that no backward pass followed."""
+
+    def backward(self, loss: Tensor, records: int, verify: bool = False) -> Sequence[ParameterGradients]:
+        """Gradients of each record's own loss, one `ParameterGradients` over R records for each parameter.
+
+        Args:
+            loss: Scalar, the mean or the sum of the losses of the records.
+            records: R.
+            verify: Compare their sum with an ordinary backward pass.
+        """
+
+    def close(self) -> None:
+        """Let go of the network."""
+
+
+GRADIENTS: dict[str, Callable[[nn.Module, LossReduction], GradientMethod]] = {"engine": PerRecordEngine}
+"""Name → method: "engine" computes the gradients of all records of a lot in one backward pass."""
