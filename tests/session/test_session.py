@@ -1,0 +1,184 @@
+"""A session with a driver of thirty lines: the order of a step, and what is refused out of order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.guards import EVERY_TRAINING
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.budget import Horizon
+from dpbench.privacy.processes import ALONE
+from dpbench.records.training import Training, TrainingStep
+from dpbench.session.session import PrivateSession
+from dpbench.strategies import DPSGD
+from tests.strategies.worlds import loader_of, pictures
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+
+class Driver(Training):
+    """Calls what a session mounts."""
+
+    def __init__(self) -> None:
+        super().__init__(Net())
+        self._optimizer = SGD(self.module.parameters(), lr=0.1)
+        self.step: TrainingStep | None = None
+        self.backward: Callable[..., None] | None = None
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return [self._optimizer]
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def own_step(self) -> TrainingStep:
+        step: TrainingStep = self.module.training_step
+        return step
+
+    def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
+        self.step = step
+        self.backward = backward
+
+
+def strategy(folder: Path) -> DPSGD:
+    return DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(folder / "ledger.jsonl"))
+
+
+def begun(folder: Path, steps: int = 4) -> tuple[PrivateSession, Driver, LotLoader]:
+    session = strategy(folder).session(EVERY_TRAINING)
+    driver = Driver()
+    loader = loader_of(pictures())
+    session.check(driver)
+    session.attach()
+    session.acquire(loader)
+    session.begin(ALONE, 7, folder / "ledger.jsonl", Horizon(steps), {})
+    return session, driver, loader
+
+
+def gradients(driver: Driver, batch: Any) -> None:
+    assert driver.step is not None and driver.backward is not None
+    driver.backward(driver.step(batch, 0))
+
+
+def update(driver: Driver) -> None:
+    driver.optimizers[0].step()
+    for function in driver.after_lot:
+        function()
+
+
+def test_a_driver_of_ones_own(tmp_path: Path) -> None:
+    session, driver, loader = begun(tmp_path)
+    before = copy.deepcopy(driver.module.state_dict())
+    for batch, _ in zip(loader, range(4), strict=False):
+        session.open(batch, rank=0)
+        gradients(driver, batch)
+        session.release()
+        update(driver)
+        session.close()
+    session.end()
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 4
+    assert any(not torch.equal(before[name], value) for name, value in driver.module.state_dict().items())
+    assert session.guards == [] and not loader.lots.attended and loader.before_lot is None
+
+
+def test_a_training_that_was_not_checked(tmp_path: Path) -> None:
+    session = strategy(tmp_path).session(EVERY_TRAINING)
+    with pytest.raises(ConfigurationError, match="did not run"):
+        session.attach()
+
+
+def test_a_refusal_that_is_swallowed(tmp_path: Path) -> None:
+    class Refusing(Driver):
+        automatic_optimization = False
+
+    session = DPSGD(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        max_physical_batch_size=4,
+        ledger=str(tmp_path / "ledger.jsonl"),
+    ).session(EVERY_TRAINING)
+    with pytest.raises(ConfigurationError, match="needs automatic optimization"):
+        session.check(Refusing())
+    with pytest.raises(ConfigurationError, match="did not run"):
+        session.attach()
+
+
+def test_lots_before_the_module(tmp_path: Path) -> None:
+    session = strategy(tmp_path).session(EVERY_TRAINING)
+    session.check(Driver())
+    with pytest.raises(ConfigurationError, match="did not run"):
+        session.acquire(loader_of(pictures()))
+
+
+def test_a_step_without_a_lot(tmp_path: Path) -> None:
+    session, driver, loader = begun(tmp_path)
+    with pytest.raises(ConfigurationError, match="did not run"):
+        gradients(driver, next(iter(loader)))
+    session.end()
+
+
+def test_two_releases_of_a_lot(tmp_path: Path) -> None:
+    session, driver, loader = begun(tmp_path)
+    batch = next(iter(loader))
+    session.open(batch, rank=0)
+    gradients(driver, batch)
+    session.release()
+    for again in (session.release, lambda: gradients(driver, batch)):
+        with pytest.raises(ConfigurationError, match="two optimizer steps"):
+            again()
+    session.end()
+
+
+def test_a_lot_that_is_left_out(tmp_path: Path) -> None:
+    session, _, loader = begun(tmp_path)
+    lots = iter(loader)
+    session.open(next(lots), rank=0)
+    with pytest.raises(ConfigurationError, match="never released"):
+        next(lots)
+    with pytest.raises(ConfigurationError, match="never released"):
+        session.refuse_skipped_lot()
+    session.end()
+
+
+def test_an_update_before_the_release(tmp_path: Path) -> None:
+    session, driver, loader = begun(tmp_path)
+    batch = next(iter(loader))
+    session.open(batch, rank=0)
+    gradients(driver, batch)
+    with pytest.raises(ConfigurationError, match="stepped before the release"):
+        driver.optimizers[0].step()
+    session.end()
+
+
+def test_a_copy_of_the_module_takes_no_session_with_it(tmp_path: Path) -> None:
+    session, driver, loader = begun(tmp_path)
+    batch = next(iter(loader))
+    session.open(batch, rank=0)
+    gradients(driver, batch)
+    before = driver.module.layer.weight.detach().clone()
+    copied = copy.deepcopy(driver.module)
+    session.release()
+    update(driver)
+    assert torch.equal(copied.layer.weight, before)
+    assert not torch.equal(driver.module.layer.weight, before)
+    session.end()
