@@ -35,7 +35,7 @@ def write(
     relation: str | None = None,
 ) -> Path:
     """A run's folder with a ledger."""
-    header = Header(unit, relation or sampling.neighbouring_relation, sampling.population, delta)
+    header = Header(unit, relation or sampling.neighboring_relation, sampling.population, delta)
     writer = LedgerWriter(path / "ledger.jsonl", header)
     for number in range(steps):
         writer.append(Release(number, sampling, (SumQuery("a", 0.6, z), SumQuery("b", 0.8, z))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale, remaining_releases
@@ -12,8 +12,8 @@ from dpbench.privacy.accounting.composition import check_delta, epsilon, find_ac
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.events import Event, Summands, SumQuery, equivalent_queries
-from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
+from dpbench.privacy.events import Event, SumQuery, equivalent_queries
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
@@ -35,17 +35,6 @@ class Horizon(NamedTuple):
 
 
 ENDLESS = Horizon()
-
-
-class Costs(Protocol):
-    """Says what each release of a training costs."""
-
-    @property
-    def constant(self) -> bool:
-        """Whether all cost the same."""
-
-    def event_of(self, step: int) -> Event:
-        """The cost of a release on a lot of its own."""
 
 
 class Budget:
@@ -84,7 +73,7 @@ class Budget:
         self._writer: LedgerWriter | None = None
         self._opened = False
         self._processes = ALONE
-        self._costs: Costs | None = None
+        self._plan: TrainingPlan | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -103,42 +92,34 @@ class Budget:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
-    def calibrated(
-        self,
-        horizon: Horizon,
-        sampling: Sampling,
-        summands: Summands,
-        noise_factors: Factors = CONSTANT,
-        size_factors: Factors = CONSTANT,
-    ) -> float:
+    def calibrated(self, plan: TrainingPlan, horizon: Horizon) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
         Args:
+            plan: Of the training, with noise of multiplier 1.
             horizon: Number of steps.
-            sampling: Of each release.
-            summands: Of each release.
-            noise_factors: By which the multiplier of each release differs from it.
-            size_factors: By which the expected size of each lot differs from that of `sampling`.
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
         """
-        steps = horizon.planned
-        if steps == float("inf") or steps < 1:
+        if horizon.planned == float("inf") or horizon.planned < 1:
             raise ConfigurationError(
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
             )
-        changes = summands.changes(sampling)
-        if noise_factors or size_factors:
-            factors = Counter((size_factors.at(step), noise_factors.at(step)) for step in range(int(steps)))
+        steps = int(horizon.planned)
+        changes = plan.summands.changes(plan.sampling)
+        # Steps that differ in nothing are counted together: their cost is computed once.
+        counts: Counter[tuple[Sampling, float]] = Counter()
+        if plan.constant:
+            counts[plan.sampling_of(0), plan.noise.multiplier(0)] = steps
         else:
-            factors = Counter({(1.0, 1.0): int(steps)})
-        counts = {(sampling.resized(size), noise): count for (size, noise), count in factors.items()}
+            counts.update((plan.sampling_of(step), plan.noise.multiplier(step)) for step in range(steps))
 
         def with_noise(noise_multiplier: float) -> Counter[Event]:
             releases = Counter[Event]()
             for (lots, factor), count in counts.items():
-                releases[Event(lots, (SumQuery("all", changes, factor * noise_multiplier),))] += count
+                query = SumQuery("all", changes, factor * noise_multiplier)
+                releases[Event(lots, (query,))] += count
             return releases
 
         assert self.target_epsilon is not None
@@ -219,45 +200,46 @@ class Budget:
             number: Of the first.
             most: Where to stop counting.
         """
-        assert self.target_epsilon is not None and self._costs is not None
+        assert self.target_epsilon is not None
+        assert self._plan is not None
         ahead = [self._costs_again(one) for one in sorted(self.joint) if one >= number]
         target = self.target_epsilon, self.delta, self.accountant
-        if not self._costs.constant:
-            others = (self._costs.event_of(number + len(ahead) + one) for one in range(most - len(ahead)))
+        if not self._plan.constant:
+            others = (self._plan.event(number + len(ahead) + one) for one in range(most - len(ahead)))
             return affordable_releases(self.spent, [*ahead, *others], *target)
         count = affordable_releases(self.spent, ahead, *target)
         if count < len(ahead):
             return count
-        return count + remaining_releases(self.spent + Counter(ahead), self._costs.event_of(number), *target, most)
+        return count + remaining_releases(self.spent + Counter(ahead), self._plan.event(number), *target, most)
 
     def _costs_again(self, number: int) -> Event:
         """The cost of a release on a lot with whatever was answered on it before."""
-        assert self._costs is not None
-        event = self._costs.event_of(number)
+        assert self._plan is not None
+        event = self._plan.event(number)
         return Event(event.sampling, equivalent_queries((*event.queries, *self.joint[number])))
 
-    def limit(self, costs: Costs, start: int, horizon: Horizon) -> None:
+    def limit(self, plan: TrainingPlan, start: int, horizon: Horizon) -> None:
         """Find how many releases the target allows.
 
         Args:
-            costs: Of the coming releases.
+            plan: Of the training.
             start: Releases of the restored checkpoint.
             horizon: Of this training.
 
         Raises:
             BudgetExhausted: The target allows no further release.
         """
-        self._costs = costs
+        self._plan = plan
         if self.target_epsilon is None:
             return
         replays, made = self.repeated.total(), min(start, horizon.made)  # by this trainer
         most = _UNBOUNDED if horizon.planned == float("inf") else max(int(horizon.planned) - made - replays, 1)
         target = self.target_epsilon, self.delta, self.accountant
-        if costs.constant:
-            new = remaining_releases(self.spent, costs.event_of(start), *target, most)
+        if plan.constant:
+            new = remaining_releases(self.spent, plan.event(start), *target, most)
         else:
             first = start + replays
-            new = affordable_releases(self.spent, [costs.event_of(first + one) for one in range(most)], *target)
+            new = affordable_releases(self.spent, [plan.event(first + one) for one in range(most)], *target)
         self.remaining = replays + new  # replays of recorded releases cost nothing
         if not self.remaining:
             raise BudgetExhausted(
@@ -301,10 +283,14 @@ class Budget:
     def close(self) -> None:
         """Close the ledger."""
         self._opened = False
-        if self._writer is not None:
-            self._seal = self._writer.seal
-            self._writer.close()
-            self._writer = None
+        writer = self._writer
+        if writer is None:
+            return
+        self._writer = None
+        try:
+            writer.close()  # may write a line
+        finally:
+            self._seal = writer.seal
 
 
 def check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
@@ -28,9 +30,9 @@ from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.noise_process import noise_of
-from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
@@ -147,7 +149,10 @@ class Releases:
     @property
     def lot_key(self) -> int | None:
         """What sets the lots of this run apart from those of others with their seed; None without a seed."""
-        return None if self.seed is None else int.from_bytes(digest_of((self.key, self.mechanism.digest))[:16], "big")
+        if self.seed is None:
+            return None
+        key = (self.key, self.mechanism.training_plan.digest)
+        return int.from_bytes(digest_of(key)[:16], "big")
 
     def begin(
         self,
@@ -177,22 +182,22 @@ class Releases:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.planned)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.planned)
-        if self.noise_multiplier is None:
-            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands, noise_factors, size_factors)
-        self._names = trained.names
-        self._mechanism = Mechanism(
-            self.recipe,
-            sampling,
-            noise_of(self.noise_multiplier, noise_factors),
-            trained.parameters,
-            groups,
-            metric_sizes,
-            self.memory,
-            summands,
-            bound_factors,
-            size_factors,
-            self.made,
+        plan = TrainingPlan(
+            recipe=self.recipe,
+            sampling=sampling,
+            noise=noise_of(1.0, noise_factors),
+            groups=groups,
+            sizes=tuple(trained.sizes),
+            metric_sizes=dict(metric_sizes),
+            summands=summands,
+            bound_factors=bound_factors,
+            size_factors=size_factors,
         )
+        if self.noise_multiplier is None:
+            self.noise_multiplier = self.budget.calibrated(plan, horizon)
+        plan = replace(plan, noise=noise_of(self.noise_multiplier, noise_factors))
+        self._names = trained.names
+        self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.made)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
 
@@ -211,13 +216,26 @@ class Releases:
         self.phase = 0
         if not self.recipe.private:
             return
-        plan, replay = self.mechanism.plan, self._replay_key()
-        noise = None if self.seed is None else source_of((self.key, self.mechanism.digest, self.processes.apart))
-        header = _header(plan, self.budget.delta, replay, noise, lot_source)
+        plan = self.mechanism.training_plan
+        noise_source = None
+        if self.seed is not None:
+            noise_source = source_of((self.key, plan.digest, self.processes.apart))
+        header = Header(
+            unit=plan.sampling.unit,
+            neighboring_relation=plan.sampling.neighboring_relation,
+            population=plan.sampling.population,
+            delta=self.budget.delta,
+            replay=self._replay_key(),
+            microbatch_size=plan.summands.per_summand,
+            noise_source=noise_source,
+            lot_source=lot_source,
+            noise_end=NOISE_END,
+            plan=StatedPlan.from_dict(plan.to_dict()),
+        )
         resumed = self.made > 0 or self.fingerprint is not None
         place = self.memory.get("place") if self.made else None
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
-        self.budget.limit(self.mechanism, self.made, horizon)
+        self.budget.limit(plan, self.made, horizon)
 
     def _replay_key(self) -> str | None:
         """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
@@ -232,7 +250,7 @@ class Releases:
             self.key,
             mechanism.total.device.type,
             list(self._names),
-            mechanism.digest,
+            mechanism.training_plan.digest,
             *rounding,
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -317,10 +335,9 @@ class Releases:
         if not self.recipe.noise:
             return
         mechanism = self.mechanism
+        digest = mechanism.training_plan.digest
         if self.processes.rank == 0:
-            mechanism.add_noise(
-                lambda step: noise_key(self.key, mechanism.digest, self.phase, step, self.processes.apart)
-            )
+            mechanism.add_noise(lambda step: noise_key(self.key, digest, self.phase, step, self.processes.apart))
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
@@ -344,15 +361,3 @@ class Releases:
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
-
-
-def _header(plan: ReleasePlan, delta: float, replay: str | None, noise: str | None, lots: str | None) -> Header:
-    sampling = plan.sampling
-    facts = sampling.unit, sampling.neighbouring_relation, sampling.population, delta, replay
-    return Header(
-        *facts,
-        microbatch_size=plan.summands.per_summand,
-        noise_source=noise,
-        lot_source=lots,
-        noise_end=NOISE_END,
-    )

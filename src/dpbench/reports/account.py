@@ -200,7 +200,7 @@ def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
 def _basis(ledgers: Sequence[Ledger], accountant: str) -> dict[str, Any]:
     """Say whether an accountant's figure is a guarantee, an approximation or nominal, and for which neighbors."""
     nominal, by = _is_nominal(ledgers, accountant), ACCOUNTANTS[accountant]
-    relation = by.nominal.neighbouring_relation if nominal else ledgers[0].header.neighbouring_relation
+    relation = by.nominal.neighboring_relation if nominal else ledgers[0].header.neighboring_relation
     return {"guarantee": by.guarantee and not nominal, "nominal": nominal, "neighbouring_relation": relation}
 
 
@@ -213,7 +213,7 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
         "guarantee": request.population is None and all(basis["guarantee"] for basis in bases.values()),
         "bases": bases,
         "unit": header.unit,
-        "neighbouring_relation": header.neighbouring_relation,
+        "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
         "sampling": _kinds(ledgers),
         "nominal_population": request.population is not None,

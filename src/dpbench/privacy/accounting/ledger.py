@@ -3,6 +3,10 @@
 A ledger is a JSONL file. A header line opens each *phase* (a run, or its continuation with other settings); a release
 line holds the sampling event and the sum queries. From these any accountant computes the epsilon, long after the
 run and without the training code (general_approach_2018, section 3).
+
+Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
+follows, and whoever reads the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
+that was begun under it goes on in a new phase of schema 2, in the same file.
 """
 
 from __future__ import annotations
@@ -11,18 +15,31 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from dpbench.errors import LedgerError
+from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.events import METRIC, MICROBATCH, Event, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
-SCHEMA = 1
+SCHEMA = 2
+WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
+_NOT_A_LINE = (
+    ValueError,  # ConfigurationError is one
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    LedgerError,
+)
+"""What reading a line that makes no sense may raise."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,7 @@ class Header:
 
     Attributes:
         unit: Unit of privacy, such as "example".
-        neighbouring_relation: "add_or_remove_one" or "replace_one".
+        neighboring_relation: "add_or_remove_one" or "replace_one".
         population: Number of records that can be drawn.
         delta: The δ that the run aims at.
         replay: Fingerprint of everything that determines the releases (seed included), or None. Only a run with
@@ -44,10 +61,11 @@ class Header:
             ledger can try seeds.
         lot_source: The same of its lots; None also where every lot holds everybody.
         noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
+        plan: Of all releases of the phase; None: it was written under schema 1, or by a program that has no plan.
     """
 
     unit: str
-    neighbouring_relation: str
+    neighboring_relation: str
     population: int
     delta: float
     replay: str | None = None
@@ -56,6 +74,12 @@ class Header:
     noise_source: str | None = None
     lot_source: str | None = None
     noise_end: float | None = None
+    plan: StatedPlan | None = None
+
+    @property
+    def schema(self) -> int:
+        """Of the phase: 2 where it states its plan."""
+        return WITHOUT_PLANS if self.plan is None else SCHEMA
 
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
@@ -72,6 +96,21 @@ class Header:
                 raise LedgerError(f"{name} must be a word or null, not {value!r}")
         if self.noise_end is not None and not (type(self.noise_end) in (int, float) and self.noise_end > 0):
             raise LedgerError(f"noise_end must be a positive number or null, not {self.noise_end!r}")
+        if self.plan is not None:
+            self._compare_with(self.plan)
+
+    def _compare_with(self, plan: StatedPlan) -> None:
+        """Raise LedgerError where the plan is one of other records."""
+        stated = {
+            "unit": plan.sampling.unit,
+            "neighboring_relation": plan.sampling.neighboring_relation,
+            "population": plan.sampling.population,
+            "microbatch_size": plan.per_summand,
+        }
+        for name, value in stated.items():
+            own = getattr(self, name)
+            if own != value:
+                raise LedgerError(f"the header has {name} {own!r}, its plan {value!r}")
 
 
 @dataclass(frozen=True)
@@ -82,7 +121,8 @@ class Release:
         number: Number within the run.
         sampling: How its lot was drawn.
         queries: What was summed.
-        checksum: Of the *noised* sum, by which a replay is recognized; itself post-processing.
+        checksum: Of the *noised* sum, by which a replay is recognized; itself post-processing. None: it is not known,
+            and the release counts; it can never be repeated.
     """
 
     number: int
@@ -120,6 +160,19 @@ def counted_event(release: Release) -> Event:
 class Ledger:
     """A ledger in memory.
 
+    The file has one JSON object a line:
+
+    - `{"record": "header", "schema": 2, ..., "plan": {...}}` opens a phase: the fields of `Header`, with the plan as
+      `StatedPlan` tells it. Phases are numbered from 0. Schema 1 has no plan, and spells `neighbouring_relation`, which
+      is read in schema 2, too.
+    - `{"record": "release", "number": n, "checksum": "...", "sampling": {...}, "queries": [...]}`: a release of the
+      phase before it, on disk before it is used. Numbers go on from line to line; a new phase may repeat some.
+    - `{"record": "checksum", "number": n, "checksum": "..."}`, in schema 2 only: directly after the line of a release
+      without a checksum, whose sum was computed later than its line was written.
+
+    In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); what a noise process costs
+    that is somebody's own class is not compared. A line that is not so is damage.
+
     Attributes:
         headers: One per phase.
         releases: In the order of writing; (phase, release).
@@ -152,6 +205,10 @@ class Ledger:
         """The newest header."""
         return self.headers[-1]
 
+    def prefix(self, releases: int) -> Ledger:
+        """The ledger as it was after so many releases, in the order of writing; what is wrong stays wrong."""
+        return Ledger(self.headers, self.releases[:releases], self.damage, self.doubt)
+
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     """Read a ledger as far as it is intact.
@@ -171,24 +228,24 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise LedgerError(f"cannot read the ledger {path}: {error.strerror}.") from None
-    ledger = Ledger()
+    reader = _Reader()
+    ledger = reader.ledger
     tail = lines.pop()
-    cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
     other_schema = None
     for number, line in enumerate(lines, start=1):
         try:
-            _read_line(line, ledger, cache)
+            reader.read(line)
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
             ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, LedgerError) as error:
+        except _NOT_A_LINE as error:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
     if not ledger.headers and other_schema:
         raise LedgerError(
-            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schema {SCHEMA}: "
-            "use the version that wrote it."
+            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schemas up to "
+            f"{SCHEMA}: use the version that wrote it."
         )
     if not ledger.headers:
         raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
@@ -205,7 +262,7 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
     for name, ledger in ledgers.items():
         for header in ledger.headers:
             first = first or (name, header)
-            for field_name in ("unit", "neighbouring_relation", "population"):
+            for field_name in ("unit", "neighboring_relation", "population"):
                 mine, other = getattr(header, field_name), getattr(first[1], field_name)
                 if mine != other:
                     raise LedgerError(
@@ -214,15 +271,15 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
                     )
         header = ledger.header
         for sampling in {release.sampling for _, release in ledger.releases}:
-            relation = sampling.neighbouring_relation
+            relation = sampling.neighboring_relation
             if sampling.unit != header.unit:
                 raise LedgerError(
                     f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
                     f"{sampling.unit}."
                 )
-            if sampling.population != header.population or relation not in ("none", header.neighbouring_relation):
+            if sampling.population != header.population or relation not in ("none", header.neighboring_relation):
                 raise LedgerError(
-                    f"{name} contradicts itself: its header says {header.neighbouring_relation} among "
+                    f"{name} contradicts itself: its header says {header.neighboring_relation} among "
                     f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
                 )
 
@@ -259,41 +316,132 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
 
 class _OtherSchema(LedgerError):
     def __init__(self, schema: object) -> None:
-        super().__init__(f"schema {schema}, but this version of dpbench reads schema {SCHEMA}")
+        super().__init__(f"schema {schema}, but this version of dpbench reads schemas up to {SCHEMA}")
         self.schema = schema
 
 
-def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]]) -> None:
-    data = json.loads(line.decode())  # given bytes, json first guesses their encoding
-    if data["record"] == "header":
-        if data["schema"] != SCHEMA:
-            raise _OtherSchema(data["schema"])
-        ledger.headers.append(Header(**{k: v for k, v in data.items() if k not in ("record", "schema")}))
-        if ledger.header.phase != len(ledger.headers) - 1:
-            raise LedgerError(f"phase {ledger.header.phase} stands where phase {len(ledger.headers) - 1} is due")
-        return
-    if data["record"] != "release" or not ledger.headers:
-        raise LedgerError("neither a header nor a release after one")
-    where = line.find(b'"sampling"')
-    # Lines of equal cost end equally, as this module writes them; with the keys in another order nothing is remembered.
-    event = line[where:] if 0 <= where < line.find(b'"queries"') else line
-    if event not in cache:
-        queries = tuple(SumQuery(**query) for query in data["queries"])
-        if not all(type(number) in (int, float) for query in queries for number in query[1:3]):
+class _Reader:
+    """Reads the lines of a ledger, one after the other.
+
+    Attributes:
+        ledger: What was read so far.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._events: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+        # Number of the release in the line before, if its checksum may follow.
+        self._awaiting: int | None = None
+
+    def read(self, line: bytes) -> None:
+        """Add what a line says.
+
+        Raises:
+            LedgerError: It makes no sense, or none in this place; or one of `_NOT_A_LINE`.
+        """
+        awaiting = self._awaiting
+        self._awaiting = None
+        data = json.loads(line.decode())  # given bytes, json first guesses their encoding
+        record = data["record"]
+        if record == "header":
+            self._read_header(data)
+        elif record == "release" and self.ledger.headers:
+            self._read_release(data, line)
+        elif record == "checksum" and self.ledger.headers:
+            self._read_checksum(data, awaiting)
+        else:
+            raise LedgerError("neither a header nor a release after one")
+
+    def _read_header(self, data: dict[str, Any]) -> None:
+        schema = data["schema"]
+        if type(schema) is not int or not WITHOUT_PLANS <= schema <= SCHEMA:
+            raise _OtherSchema(schema)
+        fields = {name: value for name, value in data.items() if name not in ("record", "schema", "plan")}
+        if "neighbouring_relation" in fields and "neighboring_relation" not in fields:
+            fields["neighboring_relation"] = fields.pop("neighbouring_relation")
+        ledger = self.ledger
+        ledger.headers.append(Header(**fields))
+        due = len(ledger.headers) - 1
+        if ledger.header.phase != due:
+            raise LedgerError(f"phase {ledger.header.phase} stands where phase {due} is due")
+        if schema == WITHOUT_PLANS:
+            if "plan" in data:
+                raise LedgerError(f"a header of schema {WITHOUT_PLANS} has no plan")
+            return
+        # With a plan that makes no sense the phase is still one: its releases count as they are.
+        plan = StatedPlan.from_dict(data["plan"])
+        ledger.headers[-1] = replace(ledger.header, plan=plan)
+
+    def _read_release(self, data: dict[str, Any], line: bytes) -> None:
+        ledger = self.ledger
+        sampling, queries = self._event(data, line)
+        number = data["number"]
+        checksum = data.get("checksum")
+        if type(number) is not int:
+            raise LedgerError(f"{number!r} is no number of a release")
+        planned = ledger.header.plan is not None
+        if planned and checksum is not None and not isinstance(checksum, str):
+            raise LedgerError(f"the checksum of release {number} must be a word, not {checksum!r:.60}")
+        release = Release(number, sampling, queries, checksum)
+        follows = self._is_due(number)
+        before = ledger.releases[-1][1].number if ledger.releases else -1
+        ledger.releases.append((len(ledger.headers) - 1, release))
+        if planned and checksum is None:
+            self._awaiting = number
+        if not follows and ledger.damage is None:
+            raise LedgerError(f"release {number} follows release {before}")
+        if ledger.header.plan is not None:
+            contradiction = ledger.header.plan.contradiction(release)
+            if contradiction is not None:
+                raise LedgerError(contradiction)
+
+    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
+        """Sampling and queries of a release's line; lines that say the same share them."""
+        where = line.find(b'"sampling"')
+        # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
+        ends_equally = 0 <= where < line.find(b'"queries"')
+        key = line[where:] if ends_equally else line
+        if key not in self._events:
+            queries = tuple(SumQuery(**query) for query in data["queries"])
+            _check_queries(queries)
+            self._events[key] = (sampling_from_dict(data["sampling"]), queries)
+        return self._events[key]
+
+    def _is_due(self, number: int) -> bool:
+        """Whether a release of the newest phase may have this number."""
+        releases = self.ledger.releases
+        phase = len(self.ledger.headers) - 1
+        last_phase, last_number = -1, -1
+        if releases:
+            last_phase = releases[-1][0]
+            last_number = releases[-1][1].number
+        if phase in (0, last_phase):
+            return number == last_number + 1
+        # Another phase may repeat numbers.
+        return number <= 1 + max((release.number for _, release in releases), default=-1)
+
+    def _read_checksum(self, data: dict[str, Any], awaiting: int | None) -> None:
+        number = data["number"]
+        checksum = data["checksum"]
+        if set(data) != {"record", "number", "checksum"} or type(number) is not int or not isinstance(checksum, str):
+            raise LedgerError("a checksum's line has a number and a word, and nothing else")
+        if number != awaiting:
+            raise LedgerError(
+                f"the checksum of release {number} does not stand directly after the line of that release, or is its "
+                "second one"
+            )
+        phase, release = self.ledger.releases[-1]
+        self.ledger.releases[-1] = (phase, replace(release, checksum=checksum))
+
+
+def _check_queries(queries: tuple[SumQuery, ...]) -> None:
+    """Raise LedgerError unless they are queries that a release can have."""
+    for query in queries:
+        if not all(type(number) in (int, float) for number in (query.sensitivity, query.noise_std)):
             raise LedgerError("sensitivity and noise_std must be numbers")
-        if not all(isinstance(word, str) for query in queries for word in (query.name, query.unit)):
+        if not all(isinstance(word, str) for word in (query.name, query.unit)):
             raise LedgerError("name and unit of a query must be words")
-        if not queries or not all(_SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST for query in queries):
+        if not _SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST:
             raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
-        cache[event] = (sampling_from_dict(data["sampling"]), queries)
-    phase, number, checksum = len(ledger.headers) - 1, data["number"], data.get("checksum")
-    if type(number) is not int:
-        raise LedgerError(f"{number!r} is no number of a release")
-    before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
-    ledger.releases.append((phase, Release(number, *cache[event], checksum)))
-    if phase == before[0] or phase == 0:
-        follows = number == before[1].number + 1
-    else:  # another phase may repeat numbers
-        follows = number <= 1 + max((one.number for _, one in ledger.releases[:-1]), default=-1)
-    if not follows and ledger.damage is None:
-        raise LedgerError(f"release {number} follows release {before[1].number}")
+    if not queries:
+        raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
