@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.events import Summands, SumQuery, effective_noise_multiplier
+from dpbench.privacy.events import Event, Summands, SumQuery, effective_noise_multiplier
 from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import clip_weights, normalizing
