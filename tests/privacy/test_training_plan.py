@@ -239,7 +239,7 @@ WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
     (("size_factors", 0, 1), COUNTS),
     (("size_factors",), [None, {}, [[1.0]], "x"]),
     (("bound_factors",), [None, {}, [[1.0]], [[math.nan, 1]]]),
-    (("sampling",), [None, [], {}, {"kind": "magic"}, {"kind": ["poisson"]}, "poisson"]),
+    (("sampling",), [None, [], 3, {"kind": "poisson"}, "poisson"]),
     (("sampling", "sample_rate"), [math.nan, -0.5, 2.0, "0.1", None, [0.1], {}]),
     (("sampling", "population"), ["240", None, 0, -4]),
     (("sampling", "unit"), [3, None, ["x"]]),

@@ -63,7 +63,9 @@ class Budget:
             raise ConfigurationError(
                 f"the {accountant} accountant is an approximation, no bound: a budget needs another one (rdp or pld)."
             )
-        self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
+        self.target_epsilon = target_epsilon
+        self.delta = delta
+        self.accountant = accountant
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self.joint: dict[int, tuple[SumQuery, ...]] = {}
@@ -86,7 +88,10 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any]:
         """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
-        return {"ledger": None if self.seal is None else self.seal._asdict()}
+        seal = self.seal
+        if seal is None:
+            return {"ledger": None}
+        return {"ledger": seal._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Expect the ledger of a checkpoint."""
@@ -148,29 +153,50 @@ class Budget:
         Returns:
             The phase of the ledger.
         """
-        self.path, self._processes = path, processes
+        self.path = path
+        self._processes = processes
         if processes.rank == 0:
-            known = self._seal if start else None
-            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=known, place=place)
+            self._writer = LedgerWriter(
+                path,
+                header,
+                start=start,
+                resume=resumed,
+                known=self._seal if start else None,
+                place=place,
+            )
         self._opened = True
         return self._share()
 
     def _share(self) -> int:
         """Tell all processes what the ledger of rank 0 holds; returns its phase."""
         writer = self._writer
-        known: tuple[Any, ...] = Counter(), Counter(), {}, 0, 0
+        contents: dict[str, Any] = {}
         if writer is not None:
-            known = writer.events, writer.repeated, writer.joint, writer.lot_phase, writer.phase
-        self.spent, self.repeated, self.joint, self.lot_phase, phase = self._processes.broadcast(known)
+            contents = {
+                "events": writer.events,
+                "repeated": writer.repeated,
+                "joint": writer.joint,
+                "lot_phase": writer.lot_phase,
+                "phase": writer.phase,
+            }
+        contents = self._processes.broadcast(contents)
+        self.spent = contents.get("events", Counter())
+        self.repeated = contents.get("repeated", Counter())
+        self.joint = contents.get("joint", {})
+        self.lot_phase = contents.get("lot_phase", 0)
         if writer is not None:
-            self.spent, self.repeated = writer.events, writer.repeated  # counted there
-        number: int = phase
-        return number
+            # What the writer counts from now on is counted here, too.
+            self.spent = writer.events
+            self.repeated = writer.repeated
+        phase: int = contents.get("phase", 0)
+        return phase
 
     def differs(self, release: Release) -> bool:
         """Whether a replay came out otherwise than it is recorded; the same on all processes."""
-        own = self._writer is not None and self._writer.differs(release)
-        return bool(self._processes.broadcast(own))
+        differs = False
+        if self._writer is not None:
+            differs = self._writer.differs(release)
+        return bool(self._processes.broadcast(differs))
 
     def leave_replay(self, number: int) -> int:
         """Go on in a new phase from a release that came out otherwise than it is recorded.
@@ -202,21 +228,25 @@ class Budget:
         """
         assert self.target_epsilon is not None
         assert self._plan is not None
-        ahead = [self._costs_again(one) for one in sorted(self.joint) if one >= number]
-        target = self.target_epsilon, self.delta, self.accountant
-        if not self._plan.constant:
-            others = (self._plan.event(number + len(ahead) + one) for one in range(most - len(ahead)))
+        plan = self._plan
+        target = (self.target_epsilon, self.delta, self.accountant)
+        joint = [one for one in sorted(self.joint) if one >= number]
+        ahead = [self._joint_event(plan, one) for one in joint]
+        if not plan.constant:
+            first = number + len(ahead)
+            others = [plan.event(step) for step in range(first, number + most)]
             return affordable_releases(self.spent, [*ahead, *others], *target)
         count = affordable_releases(self.spent, ahead, *target)
         if count < len(ahead):
             return count
-        return count + remaining_releases(self.spent + Counter(ahead), self._plan.event(number), *target, most)
+        spent = self.spent + Counter(ahead)
+        return count + remaining_releases(spent, plan.event(number), *target, most)
 
-    def _costs_again(self, number: int) -> Event:
+    def _joint_event(self, plan: TrainingPlan, number: int) -> Event:
         """The cost of a release on a lot with whatever was answered on it before."""
-        assert self._plan is not None
-        event = self._plan.event(number)
-        return Event(event.sampling, equivalent_queries((*event.queries, *self.joint[number])))
+        event = plan.event(number)
+        queries = (*event.queries, *self.joint[number])
+        return Event(event.sampling, equivalent_queries(queries))
 
     def limit(self, plan: TrainingPlan, start: int, horizon: Horizon) -> None:
         """Find how many releases the target allows.
@@ -232,14 +262,18 @@ class Budget:
         self._plan = plan
         if self.target_epsilon is None:
             return
-        replays, made = self.repeated.total(), min(start, horizon.made)  # by this trainer
-        most = _UNBOUNDED if horizon.planned == float("inf") else max(int(horizon.planned) - made - replays, 1)
-        target = self.target_epsilon, self.delta, self.accountant
+        replays = self.repeated.total()
+        made = min(start, horizon.made)  # by this trainer
+        most = _UNBOUNDED
+        if horizon.planned != float("inf"):
+            most = max(int(horizon.planned) - made - replays, 1)
+        target = (self.target_epsilon, self.delta, self.accountant)
         if plan.constant:
             new = remaining_releases(self.spent, plan.event(start), *target, most)
         else:
             first = start + replays
-            new = affordable_releases(self.spent, [plan.event(first + one) for one in range(most)], *target)
+            events = [plan.event(step) for step in range(first, first + most)]
+            new = affordable_releases(self.spent, events, *target)
         self.remaining = replays + new  # replays of recorded releases cost nothing
         if not self.remaining:
             raise BudgetExhausted(
@@ -255,7 +289,9 @@ class Budget:
     @property
     def seal(self) -> Seal | None:
         """Seal of the ledger up to the newest release, or that of a checkpoint; None on ranks other than 0."""
-        return self._seal if self._writer is None else self._writer.seal
+        if self._writer is not None:
+            return self._writer.seal
+        return self._seal
 
     @property
     def exhausted(self) -> bool:
@@ -297,9 +333,10 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
     """Raise ConfigurationError unless noise, budget or both are given, as positive numbers."""
     if noise_multiplier is None and target_epsilon is None:
         raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
-    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-        if value is not None and not _LEAST <= value <= _MOST:
-            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(
-                f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}."
-            )
+    _check_positive("noise_multiplier", noise_multiplier, "; use strategy=none to train without privacy")
+    _check_positive("target_epsilon", target_epsilon)
+
+
+def _check_positive(name: str, value: float | None, hint: str = "") -> None:
+    if value is not None and not _LEAST <= value <= _MOST:
+        raise ConfigurationError(f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}.")

@@ -97,10 +97,15 @@ class Releases:
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
     ) -> None:
-        self.recipe, self.budget, self.seed, self.fingerprint = recipe, budget, seed, fingerprint
+        self.recipe = recipe
+        self.budget = budget
+        self.seed = seed
+        self.fingerprint = fingerprint
         self._schedules = schedules
-        self.made = self.phase = 0
-        self.noise_multiplier = self._given_noise = noise_multiplier
+        self.made = 0
+        self.phase = 0
+        self.noise_multiplier = noise_multiplier
+        self._given_noise = noise_multiplier
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
@@ -110,7 +115,8 @@ class Releases:
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
         self._names: Sequence[str] = ()
-        self._open = self._empty = False
+        self._open = False
+        self._empty = False
 
     @property
     def mechanism(self) -> Mechanism:
@@ -133,7 +139,9 @@ class Releases:
 
     def forget(self) -> None:
         """Begin a run without a past."""
-        self.made, self.memory, self.noise_multiplier = 0, {}, self._given_noise
+        self.made = 0
+        self.memory = {}
+        self.noise_multiplier = self._given_noise
         self.first_weights = None
 
     def take_part(self, processes: Processes, key: int | None = None) -> None:
@@ -144,7 +152,8 @@ class Releases:
             key: Of the run; None takes the seed, or without one the operating system's entropy.
         """
         own = self.seed if key is None else key
-        self.processes, self.key = processes, processes.broadcast(fresh_key() if own is None else own)
+        self.processes = processes
+        self.key = processes.broadcast(fresh_key() if own is None else own)
 
     @property
     def lot_key(self) -> int | None:
@@ -244,7 +253,8 @@ class Releases:
         """
         if self.seed is None:
             return None
-        mechanism, rounding = self.mechanism, (torch.__version__, native.signature(), RANDOM_NUMBERS)
+        mechanism = self.mechanism
+        rounding = (torch.__version__, native.signature(), RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
             self.key,
@@ -266,7 +276,8 @@ class Releases:
 
     def open_lot(self) -> None:
         """Begin a lot, without a record so far; it is good for one release."""
-        self._open = self._empty = True
+        self._open = True
+        self._empty = True
 
     def _require_lot(self) -> None:
         if not self._open:
@@ -342,22 +353,36 @@ class Releases:
 
     def _released(self) -> Release:
         """The release as the ledger records it, with whatever was released on its lot before."""
-        queries = self.mechanism.queries
+        mechanism = self.mechanism
+        queries = mechanism.queries
         if self.made in self.budget.joint:
             queries = (*queries, *self.budget.joint[self.made])
-        return Release(self.made, self.mechanism.plan.sampling, queries, checksum(self.mechanism.total).hex())
+        return Release(
+            number=self.made,
+            sampling=mechanism.plan.sampling,
+            queries=queries,
+            checksum=checksum(mechanism.total).hex(),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
-        state = {"private": self.recipe.private, "releases": self.made, "noise_multiplier": self.noise_multiplier}
-        own = {} if self._mechanism is None else self._mechanism.state_dict()
-        audit = {} if self.canaries is None else {"canaries": self.canaries.state_dict()}
-        place = {"place": (self.phase, self.lot_phase), "first_weights": self.first_weights}
-        return {**state, **own, **audit, **place, **self.budget.state_dict()}
+        state: dict[str, Any] = {
+            "private": self.recipe.private,
+            "releases": self.made,
+            "noise_multiplier": self.noise_multiplier,
+        }
+        if self._mechanism is not None:
+            state |= self._mechanism.state_dict()
+        if self.canaries is not None:
+            state["canaries"] = self.canaries.state_dict()
+        state["place"] = (self.phase, self.lot_phase)
+        state["first_weights"] = self.first_weights
+        return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the releases of a checkpoint."""
-        self.made, self.memory = int(state["releases"]), state
+        self.made = int(state["releases"])
+        self.memory = state
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]

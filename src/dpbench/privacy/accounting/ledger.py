@@ -30,6 +30,7 @@ SCHEMA = 2
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
+_NO_QUERY = "a release needs queries with positive and finite sensitivity and noise_std"
 _NOT_A_LINE = (
     ValueError,  # ConfigurationError is one
     KeyError,
@@ -82,22 +83,30 @@ class Header:
         return WITHOUT_PLANS if self.plan is None else SCHEMA
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
+        if not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise LedgerError(f"delta must be a number between 0 and 1, not {self.delta!r}")
-        for name in ("population", "microbatch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
         if not isinstance(self.unit, str):
             raise LedgerError(f"unit must be a word, not {self.unit!r}")
-        for name in ("replay", "noise_source", "lot_source"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise LedgerError(f"{name} must be a word or null, not {value!r}")
-        if self.noise_end is not None and not (type(self.noise_end) in (int, float) and self.noise_end > 0):
-            raise LedgerError(f"noise_end must be a positive number or null, not {self.noise_end!r}")
+        self._require_count("population")
+        self._require_count("microbatch_size")
+        self._require_word_or_none("replay")
+        self._require_word_or_none("noise_source")
+        self._require_word_or_none("lot_source")
+        end = self.noise_end
+        if end is not None and (type(end) not in (int, float) or not end > 0):
+            raise LedgerError(f"noise_end must be a positive number or null, not {end!r}")
         if self.plan is not None:
             self._compare_with(self.plan)
+
+    def _require_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or value < 1:
+            raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
+
+    def _require_word_or_none(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, str):
+            raise LedgerError(f"{name} must be a word or null, not {value!r}")
 
     def _compare_with(self, plan: StatedPlan) -> None:
         """Raise LedgerError where the plan is one of other records."""
@@ -143,7 +152,13 @@ SumQuery(name='metric/loss', sensitivity=0.5, noise_std=1.0, unit=''))
     """
     if microbatch_size == 1 or any(query.unit for query in queries):
         return queries
-    return tuple(q if q.name.startswith(METRIC) else q._replace(unit=MICROBATCH) for q in queries)
+    return tuple(_with_unit(query) for query in queries)
+
+
+def _with_unit(query: SumQuery) -> SumQuery:
+    if query.name.startswith(METRIC):
+        return query
+    return query._replace(unit=MICROBATCH)
 
 
 @lru_cache(maxsize=1024)
@@ -198,7 +213,10 @@ class Ledger:
     @property
     def secure(self) -> bool:
         """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
-        return all(one.replay is one.noise_source is one.lot_source is None for one in self.headers)
+        return all(
+            header.replay is None and header.noise_source is None and header.lot_source is None
+            for header in self.headers
+        )
 
     @property
     def header(self) -> Header:
@@ -261,27 +279,40 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
     first: tuple[str, Header] | None = None
     for name, ledger in ledgers.items():
         for header in ledger.headers:
-            first = first or (name, header)
-            for field_name in ("unit", "neighboring_relation", "population"):
-                mine, other = getattr(header, field_name), getattr(first[1], field_name)
-                if mine != other:
-                    raise LedgerError(
-                        f"{name} has {field_name} {mine!r}, {first[0]} {other!r}: runs on other data or under another "
-                        "guarantee do not compose into one epsilon; account for each alone."
-                    )
-        header = ledger.header
-        for sampling in {release.sampling for _, release in ledger.releases}:
-            relation = sampling.neighboring_relation
-            if sampling.unit != header.unit:
-                raise LedgerError(
-                    f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
-                    f"{sampling.unit}."
-                )
-            if sampling.population != header.population or relation not in ("none", header.neighboring_relation):
-                raise LedgerError(
-                    f"{name} contradicts itself: its header says {header.neighboring_relation} among "
-                    f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
-                )
+            if first is None:
+                first = (name, header)
+            _refuse_other_records(name, header, *first)
+        _refuse_contradiction(name, ledger)
+
+
+def _refuse_other_records(name: str, header: Header, first_name: str, first: Header) -> None:
+    """Raise LedgerError where two headers do not speak of the same neighbors."""
+    for field_name in ("unit", "neighboring_relation", "population"):
+        mine = getattr(header, field_name)
+        other = getattr(first, field_name)
+        if mine != other:
+            raise LedgerError(
+                f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on other data or under another "
+                "guarantee do not compose into one epsilon; account for each alone."
+            )
+
+
+def _refuse_contradiction(name: str, ledger: Ledger) -> None:
+    """Raise LedgerError where a release is one of other records than its header says."""
+    header = ledger.header
+    samplings = {release.sampling for _, release in ledger.releases}
+    for sampling in samplings:
+        if sampling.unit != header.unit:
+            raise LedgerError(
+                f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
+                f"{sampling.unit}."
+            )
+        relations = ("none", header.neighboring_relation)
+        if sampling.population != header.population or sampling.neighboring_relation not in relations:
+            raise LedgerError(
+                f"{name} contradicts itself: its header says {header.neighboring_relation} among "
+                f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
+            )
 
 
 def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
@@ -293,25 +324,45 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
     Args:
         ledgers: By the name that the error shows.
     """
-    drawn: dict[tuple[str, int, str], list[tuple[str, dict[int, str | None]]]] = {}
+    drawn: dict[tuple[str, int, str], list[tuple[str, _Checksums]]] = {}
     for name, ledger in ledgers.items():
-        made: dict[int, dict[int, str | None]] = {}
-        for phase, release in ledger.releases:
-            made.setdefault(phase, {})[release.number] = release.checksum
-        for phase, mine in made.items():
+        for phase, mine in _checksums_by_phase(ledger).items():
             header = ledger.headers[phase]
-            for what, source in (("noise", header.noise_source), ("lots", header.lot_source)):
+            sources = {"noise": header.noise_source, "lots": header.lot_source}
+            for what, source in sources.items():
                 if source is None:
                     continue
                 others = drawn.setdefault((what, phase, source), [])
                 for other, theirs in others:
-                    if any(theirs.get(number, checksum) != checksum for number, checksum in mine.items()):
+                    if _differ(mine, theirs):
                         raise LedgerError(
                             f"{name} and {other} drew their {what} from one seed, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
                             f"or train one again with another seed (seed=...; in Python {_SEEDED[what]})."
                         )
                 others.append((name, mine))
+
+
+_Checksums = dict[int, str | None]
+
+
+def _checksums_by_phase(ledger: Ledger) -> dict[int, _Checksums]:
+    """Phase → number of each of its releases → checksum."""
+    phases: dict[int, _Checksums] = {}
+    for phase, release in ledger.releases:
+        checksums = phases.setdefault(phase, {})
+        checksums[release.number] = release.checksum
+    return phases
+
+
+def _differ(mine: _Checksums, theirs: _Checksums) -> bool:
+    """Whether two ledgers have another sum under one number, or one that cannot be compared."""
+    for number, checksum in mine.items():
+        if number not in theirs:
+            continue
+        if checksum is None or theirs[number] != checksum:
+            return True
+    return False
 
 
 class _OtherSchema(LedgerError):
@@ -332,6 +383,7 @@ class _Reader:
         self._events: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
         # Number of the release in the line before, if its checksum may follow.
         self._awaiting: int | None = None
+        self._largest_number = -1
 
     def read(self, line: bytes) -> None:
         """Add what a line says.
@@ -356,7 +408,10 @@ class _Reader:
         schema = data["schema"]
         if type(schema) is not int or not WITHOUT_PLANS <= schema <= SCHEMA:
             raise _OtherSchema(schema)
-        fields = {name: value for name, value in data.items() if name not in ("record", "schema", "plan")}
+        fields = dict(data)
+        del fields["record"]
+        del fields["schema"]
+        fields.pop("plan", None)
         if "neighbouring_relation" in fields and "neighboring_relation" not in fields:
             fields["neighboring_relation"] = fields.pop("neighbouring_relation")
         ledger = self.ledger
@@ -374,26 +429,38 @@ class _Reader:
 
     def _read_release(self, data: dict[str, Any], line: bytes) -> None:
         ledger = self.ledger
+        plan = ledger.header.plan
+        phase = len(ledger.headers) - 1
         sampling, queries = self._event(data, line)
         number = data["number"]
         checksum = data.get("checksum")
         if type(number) is not int:
             raise LedgerError(f"{number!r} is no number of a release")
-        planned = ledger.header.plan is not None
-        if planned and checksum is not None and not isinstance(checksum, str):
+        if plan is not None and checksum is not None and not isinstance(checksum, str):
             raise LedgerError(f"the checksum of release {number} must be a word, not {checksum!r:.60}")
-        release = Release(number, sampling, queries, checksum)
-        follows = self._is_due(number)
-        before = ledger.releases[-1][1].number if ledger.releases else -1
-        ledger.releases.append((len(ledger.headers) - 1, release))
-        if planned and checksum is None:
+        release = Release(
+            number=number,
+            sampling=sampling,
+            queries=queries,
+            checksum=checksum,
+        )
+        last_phase, last_number = self._last()
+        is_due = number == last_number + 1
+        if phase not in (0, last_phase):
+            # Another phase may repeat numbers.
+            is_due = number <= self._largest_number + 1
+        # From here on it counts, whatever else is wrong with it.
+        ledger.releases.append((phase, release))
+        self._largest_number = max(self._largest_number, number)
+        if not is_due and ledger.damage is None:
+            raise LedgerError(f"release {number} follows release {last_number}")
+        if plan is None:
+            return
+        if checksum is None:
             self._awaiting = number
-        if not follows and ledger.damage is None:
-            raise LedgerError(f"release {number} follows release {before}")
-        if ledger.header.plan is not None:
-            contradiction = ledger.header.plan.contradiction(release)
-            if contradiction is not None:
-                raise LedgerError(contradiction)
+        contradiction = plan.contradiction(release)
+        if contradiction is not None:
+            raise LedgerError(contradiction)
 
     def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
         """Sampling and queries of a release's line; lines that say the same share them."""
@@ -407,23 +474,18 @@ class _Reader:
             self._events[key] = (sampling_from_dict(data["sampling"]), queries)
         return self._events[key]
 
-    def _is_due(self, number: int) -> bool:
-        """Whether a release of the newest phase may have this number."""
-        releases = self.ledger.releases
-        phase = len(self.ledger.headers) - 1
-        last_phase, last_number = -1, -1
-        if releases:
-            last_phase = releases[-1][0]
-            last_number = releases[-1][1].number
-        if phase in (0, last_phase):
-            return number == last_number + 1
-        # Another phase may repeat numbers.
-        return number <= 1 + max((release.number for _, release in releases), default=-1)
+    def _last(self) -> tuple[int, int]:
+        """(phase, number) of the last release; −1 where there is none."""
+        if not self.ledger.releases:
+            return -1, -1
+        phase, release = self.ledger.releases[-1]
+        return phase, release.number
 
     def _read_checksum(self, data: dict[str, Any], awaiting: int | None) -> None:
         number = data["number"]
         checksum = data["checksum"]
-        if set(data) != {"record", "number", "checksum"} or type(number) is not int or not isinstance(checksum, str):
+        is_whole = type(number) is int and isinstance(checksum, str)
+        if not is_whole or set(data) != {"record", "number", "checksum"}:
             raise LedgerError("a checksum's line has a number and a word, and nothing else")
         if number != awaiting:
             raise LedgerError(
@@ -436,12 +498,15 @@ class _Reader:
 
 def _check_queries(queries: tuple[SumQuery, ...]) -> None:
     """Raise LedgerError unless they are queries that a release can have."""
-    for query in queries:
-        if not all(type(number) in (int, float) for number in (query.sensitivity, query.noise_std)):
-            raise LedgerError("sensitivity and noise_std must be numbers")
-        if not all(isinstance(word, str) for word in (query.name, query.unit)):
-            raise LedgerError("name and unit of a query must be words")
-        if not _SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST:
-            raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
     if not queries:
-        raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
+        raise LedgerError(_NO_QUERY)
+    for query in queries:
+        for number in (query.sensitivity, query.noise_std):
+            if type(number) not in (int, float):
+                raise LedgerError("sensitivity and noise_std must be numbers")
+        for word in (query.name, query.unit):
+            if not isinstance(word, str):
+                raise LedgerError("name and unit of a query must be words")
+        ratio = query.noise_std / query.sensitivity
+        if not _SMALLEST < ratio < 1 / _SMALLEST:
+            raise LedgerError(_NO_QUERY)

@@ -31,7 +31,7 @@ _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
 _ALLOCATIONS = ("equal", "proportional", "dimension")
 _FIELDS = frozenset(
-    (
+    [
         "digest",
         "sampling",
         "size_factors",
@@ -42,7 +42,7 @@ _FIELDS = frozenset(
         "allocation",
         "statistics",
         "recipe",
-    )
+    ]
 )
 
 

@@ -45,8 +45,13 @@ def _head(release: Release, awaits_checksum: bool) -> str:
 
 
 def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
-    shown = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in queries]
-    return _dump({"sampling": sampling.to_dict(), "queries": shown})[1:]
+    data = []
+    for query in queries:
+        fields_of_query = query._asdict()
+        if not query.unit:
+            del fields_of_query["unit"]
+        data.append(fields_of_query)
+    return _dump({"sampling": sampling.to_dict(), "queries": data})[1:]
 
 
 class LedgerWriter:
@@ -105,7 +110,9 @@ class LedgerWriter:
         try:
             self._header = self._begin(replace(header, phase=0), start, resume, known)
             self.phase = self._header.phase
-            self.lot_phase = place[1] if place is not None and place[0] == self.phase else self.phase
+            self.lot_phase = self.phase
+            if place is not None and place[0] == self.phase:
+                self.lot_phase = place[1]
             if self.lot_phase < self.phase:
                 self._join(read_ledger(self.path).releases)
         except BaseException as error:
@@ -129,7 +136,8 @@ class LedgerWriter:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
     def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> Header:
-        if os.fstat(self._file.fileno()).st_size and (start or not _without_release(self.path)):
+        size = os.fstat(self._file.fileno()).st_size
+        if size and (start or not _without_release(self.path)):
             if not resume:
                 raise LedgerError(
                     f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
@@ -156,14 +164,20 @@ class LedgerWriter:
             # The process died while writing, before the release was used: the piece of a line may go.
             whole = whole[: whole.rindex(b"\n") + 1]
             os.truncate(self.path, len(whole))
-        if known is not None and (wrong := difference(self.path, known, "the checkpoint")) is not None:
-            raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
+        if known is not None:
+            wrong = difference(self.path, known, "the checkpoint")
+            if wrong is not None:
+                raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
         self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
         header = replace(header, phase=last.phase)
-        mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
-        made = {release.number for _, release in ledger.releases}
+        mine: dict[int, Release] = {}
+        made = set()
+        for phase, release in ledger.releases:
+            made.add(release.number)
+            if phase == len(ledger.headers) - 1:
+                mine[release.number] = release
         if start and start - 1 not in made:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
         ahead = [release for number, release in mine.items() if number >= start]
@@ -184,8 +198,9 @@ class LedgerWriter:
         """Note what was released on the lots of this run in earlier phases."""
         for phase, release in releases:
             if self.lot_phase <= phase < self.phase:
-                earlier = tuple(query._replace(name=EARLIER + query.name) for query in release.queries)
-                self.joint[release.number] = self.joint.get(release.number, ()) + earlier
+                answered = self.joint.get(release.number, ())
+                earlier = [query._replace(name=EARLIER + query.name) for query in release.queries]
+                self.joint[release.number] = (*answered, *earlier)
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
         """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""

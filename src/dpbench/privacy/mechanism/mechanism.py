@@ -100,7 +100,11 @@ class Mechanism:
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: bounds that have adapted, and metrics that nobody has taken yet."""
-        return {"bounds": self.bounds if self.recipe.adaptation is not None else None, "metrics": list(self._metrics)}
+        adapts = self.recipe.adaptation is not None
+        return {
+            "bounds": self.bounds if adapts else None,
+            "metrics": list(self._metrics),
+        }
 
     def clear(self) -> None:
         """Begin the sums of a lot."""
@@ -130,17 +134,40 @@ class Mechanism:
             (groups, R'): private, for diagnostics.
         """
         recipe = self.recipe
-        sizes = self.training_plan.sizes
-        exact, gradients = before_clipping(gradients, rows, merge, recipe.transform, sizes)
-        _, norms = clip_and_sum(gradients, self.plan.groups, recipe.weights_of, self.gradients)
+        exact, prepared = before_clipping(
+            gradients,
+            rows,
+            merge,
+            recipe.transform,
+            self.training_plan.sizes,
+        )
+        _, norms = clip_and_sum(
+            prepared,
+            self.plan.groups,
+            recipe.weights_of,
+            self.gradients,
+        )
         records, finite = self.records_of_lot
-        self.records_of_lot = records + (rows if merge is None else merge[1]), finite + norms.shape[1]
-        parts = [] if recipe.adaptation is None else [recipe.adaptation.measure(norms, self.plan.groups)]
+        records += rows if merge is None else merge[1]
+        finite += norms.shape[1]
+        self.records_of_lot = (records, finite)
+        statistics: list[Tensor] = []
+        if recipe.adaptation is not None:
+            statistics.append(recipe.adaptation.measure(norms, self.plan.groups))
         if recipe.metrics is not None:
-            of_rows = merge if merge is not None and isinstance(merge[2], Tensor) else None  # microbatches: of examples
-            parts.append(recipe.metrics.measure(values or {}, self.metric_sizes, rows, of_rows))
-        if parts:
-            self._statistics.add_(torch.cat([part.to(self.total) for part in parts]))
+            # Metrics of microbatches are those of their examples, one by one.
+            by_record = merge is not None and isinstance(merge[2], Tensor)
+            statistics.append(
+                recipe.metrics.measure(
+                    values or {},
+                    self.metric_sizes,
+                    rows,
+                    merge if by_record else None,
+                )
+            )
+        if statistics:
+            flat = torch.cat([statistic.to(self.total) for statistic in statistics])
+            self._statistics.add_(flat)
         return exact, norms
 
     def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
@@ -153,14 +180,18 @@ class Mechanism:
         Returns:
             Flat sums like `total`: private, for diagnostics.
         """
-        kept = self.total, self.gradients, self._statistics
+        total = self.total
+        views = self.gradients
+        statistics = self._statistics
         values = {name: torch.zeros(records, size) for name, size in self.metric_sizes.items()}
         try:
             self.clear()
             self.accumulate(gradients, records, None, values)
             return self.total
         finally:
-            self.total, self.gradients, self._statistics = kept
+            self.total = total
+            self.gradients = views
+            self._statistics = statistics
 
     def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
@@ -177,33 +208,55 @@ class Mechanism:
         Returns:
             The private gradient of each parameter, in its shape.
         """
-        plan, denoiser = self.plan, self.recipe.denoiser
+        plan = self.plan
+        denoiser = self.recipe.denoiser
         if denoiser is None:
             self.total[: self._layout.parameters].div_(plan.denominator)
         else:
-            for view, std, bound in zip(self.gradients, plan.parameter_stds, plan.parameter_bounds, strict=True):
-                view.copy_(denoiser.correct(view, std, plan.denominator, bound))
+            for view, std, bound in zip(
+                self.gradients,
+                plan.parameter_stds,
+                plan.parameter_bounds,
+                strict=True,
+            ):
+                corrected = denoiser.correct(view, std, plan.denominator, bound)
+                view.copy_(corrected)
         if plan.statistics or self.recipe.adaptation is not None:
-            self._adapt(plan.divide_statistics_(self._statistics).tolist())
+            released = plan.divide_statistics_(self._statistics)
+            self._adapt(released.tolist())
         self.step += 1
         if not self.training_plan.constant or self.recipe.adaptation is not None:
             self.plan = self.training_plan.release(self.step, self._bounds)
         return self.gradients
 
     def _adapt(self, released: list[float]) -> None:
-        adaptation, groups = self.recipe.adaptation, self.plan.groups
-        if adaptation is not None:
+        """Let what was released make the next bounds, and keep the metrics.
+
+        Args:
+            released: Noised statistics over their denominators: first those of the adaptation, then metrics.
+        """
+        recipe = self.recipe
+        groups = self.plan.groups
+        if recipe.adaptation is not None:
             count = sum(statistic.size for statistic in self.plan.statistics if not statistic.of_units)
-            own, released = released[:count], released[count:]
-            self._bounds = _bounds_of(with_bounds(groups, adaptation.next_bounds(groups, own)))
-        if self.recipe.metrics is not None:
-            self.metrics = self.recipe.metrics.named(released, self.metric_sizes)
+            bounds = recipe.adaptation.next_bounds(groups, released[:count])
+            self._bounds = _bounds_of(with_bounds(groups, bounds))
+            released = released[count:]
+        if recipe.metrics is not None:
+            self.metrics = recipe.metrics.named(released, self.metric_sizes)
             self._metrics.append(self.metrics)
 
     def take_metrics(self) -> dict[str, float]:
         """Means of the private metrics over the releases since the last call: less noise than each alone."""
-        taken, self._metrics = self._metrics, []
-        return {name: sum(values[name] for values in taken) / len(taken) for name in (taken[0] if taken else ())}
+        releases = self._metrics
+        self._metrics = []
+        if not releases:
+            return {}
+        means = {}
+        for name in releases[0]:
+            total = sum(metrics[name] for metrics in releases)
+            means[name] = total / len(releases)
+        return means
 
 
 def before_clipping(
@@ -263,10 +316,26 @@ class _Layout(NamedTuple):
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
     """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
-    dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-    views, start = [], 0
-    for p in parameters:
-        dense = sum((n - 1) * step for n, step in zip(p.shape, p.stride(), strict=True)) + 1 == p.numel()
-        views.append((p.shape, p.stride() if dense else torch.empty(p.shape, device="meta").stride(), start))
-        start += p.numel()
-    return _Layout(views, start, start + tail, dtype, parameters[0].device)
+    double = any(parameter.dtype == torch.float64 for parameter in parameters)
+    views = []
+    start = 0
+    for parameter in parameters:
+        views.append((parameter.shape, _dense_strides(parameter), start))
+        start += parameter.numel()
+    return _Layout(
+        views=views,
+        parameters=start,
+        size=start + tail,
+        dtype=torch.float64 if double else torch.float32,
+        device=parameters[0].device,
+    )
+
+
+def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """Strides of a parameter where its numbers lie without gaps; else those of a new tensor of its shape."""
+    last = 0
+    for size, stride in zip(parameter.shape, parameter.stride(), strict=True):
+        last += (size - 1) * stride
+    if last + 1 == parameter.numel():
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
