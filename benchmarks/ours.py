@@ -18,6 +18,7 @@ from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.noise_process import Gaussian
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
@@ -44,10 +45,12 @@ def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mech
     make, options = STRATEGIES[name]
     strategy = make(noise_multiplier=1.0, delta=1e-5, microbatch_size=workload.microbatch_size, **options)
     sampling = PoissonSampling(POPULATION, workload.batch / POPULATION)
-    groups = strategy.recipe.groups(engine.names, [p.numel() for p in engine.parameters])
+    sizes = tuple(parameter.numel() for parameter in engine.parameters)
+    groups = strategy.recipe.groups(engine.names, sizes)
     size = workload.microbatch_size
     summands = Summands("microbatch", size) if size > 1 else UNITS
-    return Mechanism(strategy.recipe, sampling, Gaussian(1.0), engine.parameters, groups, summands=summands)
+    plan = TrainingPlan(strategy.recipe, sampling, Gaussian(1.0), groups, sizes, summands=summands)
+    return Mechanism(plan, engine.parameters)
 
 
 def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimizer = SGD) -> Step:

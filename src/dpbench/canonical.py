@@ -80,7 +80,7 @@ class Canonical:
         if isinstance(value, _PLAIN):
             yield from self._plain(value)
         elif isinstance(value, enum.Enum):
-            yield _words(_name_of(type(value)), value.name)
+            yield _words(name_of(type(value)), value.name)
         elif isinstance(value, PurePath):
             yield _words("path", str(value))
             self._note_file(str(value))
@@ -145,7 +145,7 @@ class Canonical:
             yield _words("method", value.__name__)
             yield self._part(value.__self__)
             return
-        yield _words("callable", _name_of(value))
+        yield _words("callable", name_of(value))
         self.classes.add(value)
         if isinstance(value, types.FunctionType):
             if not str(value.__module__).startswith(_OURS):
@@ -173,8 +173,8 @@ class Canonical:
     def _object(self, value: Any) -> Iterator[bytes]:
         """What pickling would save of an object, without what equals its default."""
         cls = type(value)
-        yield _words("object", _name_of(cls))
-        if _name_of(cls) in _WITHOUT_CONTENT or isinstance(value, random.Random | types.ModuleType):
+        yield _words("object", name_of(cls))
+        if name_of(cls) in _WITHOUT_CONTENT or isinstance(value, random.Random | types.ModuleType):
             return
         self.classes.add(cls)
         if dataclasses.is_dataclass(value) and cls.__dataclass_params__.frozen:
@@ -184,7 +184,7 @@ class Canonical:
         try:
             function, arguments, *rest = value.__reduce_ex__(4)
         except Exception:  # an open file, a connection, a generator
-            self.unreadable.append(f"a {_name_of(cls)}")
+            self.unreadable.append(f"a {name_of(cls)}")
             return
         state, items, pairs = [*rest, None, None, None][:3]
         if getattr(function, "__name__", "") != "__newobj__":
@@ -280,7 +280,7 @@ def _words(*parts: object) -> bytes:
     return repr(parts).encode()
 
 
-def _name_of(one: Any) -> str:
+def name_of(one: Any) -> str:
     """Module and name of a class or function; of ours without the file, which may move."""
     module = str(getattr(one, "__module__", ""))
     name = getattr(one, "__qualname__", type(one).__qualname__)

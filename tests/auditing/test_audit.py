@@ -124,7 +124,7 @@ def test_correct_runs_are_accused_at_most_at_the_nominal_rate(epsilon: int) -> N
     ids=["fixed_size", "truncated_poisson", "shuffled"],
 )
 def test_other_lots_are_audited_as_far_as_accountants_go(sampling: Sampling, reach: float, gaps: set[str]) -> None:
-    replaced = sampling.neighbouring_relation == "replace_one"
+    replaced = sampling.neighboring_relation == "replace_one"
     world = World(z=1.0, releases=40, canaries=400, replace_one=replaced, reach=reach, move=reach)
     result = audit(ledger_of(world, sampling), world.scores())
     assert result.verdict == Verdict.CONSISTENT

@@ -158,7 +158,7 @@ def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
 
 
 def book(sampling: Sampling, *queries: SumQuery, releases: int = 1) -> Ledger:
-    header = Header(sampling.unit, sampling.neighbouring_relation, sampling.population, 1e-3)
+    header = Header(sampling.unit, sampling.neighboring_relation, sampling.population, 1e-3)
     return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(releases)])
 
 

@@ -21,7 +21,7 @@ def ledger(epsilon: int) -> Ledger:
     """Of 1,000 records, which are all canaries."""
     made = ledger_of(World(z=NOISE[epsilon], releases=100))
     facts = made.header
-    return Ledger([Header(facts.unit, facts.neighbouring_relation, RECORDS, facts.delta)], made.releases)
+    return Ledger([Header(facts.unit, facts.neighboring_relation, RECORDS, facts.delta)], made.releases)
 
 
 def scores(epsilon: int, seed: int, noise: float = 1.0) -> LabelScores:

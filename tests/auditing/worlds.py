@@ -73,7 +73,7 @@ class World:
 def ledger_of(world: World, sampling: Sampling | None = None, delta: float = 1e-5) -> Ledger:
     """What such a run declares: one query of sensitivity 1; Poisson lots of 5,000 records by default."""
     sampling = sampling or PoissonSampling(5000, world.rate)
-    header = Header(sampling.unit, sampling.neighbouring_relation, sampling.population, delta)
+    header = Header(sampling.unit, sampling.neighboring_relation, sampling.population, delta)
     release = (SumQuery("all", 1.0, world.z),)
     return Ledger([header], [(0, Release(number, sampling, release)) for number in range(world.releases)])
 

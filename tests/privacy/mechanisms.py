@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,9 @@ from dpbench.privacy.mechanism.groups import (
 )
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
-from dpbench.privacy.mechanism.noise_process import Gaussian
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 NAMES = ["conv.weight", "conv.bias", "fc.weight"]
@@ -54,8 +55,20 @@ class Case:
 
     def build(self, sizes: list[tuple[int, ...]] | None = None, z: float = Z, **options: Any) -> Mechanism:
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in (sizes or SHAPES)]
-        options |= {"summands": self.summands}
-        return Mechanism(self.recipe, self.sampling, Gaussian(z), parameters, self.groups, METRIC_SIZES, **options)
+        plan = replace(self.plan(Gaussian(z)), sizes=tuple(parameter.numel() for parameter in parameters))
+        return Mechanism(plan, parameters, **options)
+
+    def plan(self, noise: Noise = Gaussian(Z), **options: Any) -> TrainingPlan:  # noqa: B008
+        return TrainingPlan(
+            recipe=self.recipe,
+            sampling=self.sampling,
+            noise=noise,
+            groups=self.groups,
+            sizes=tuple(SIZES),
+            metric_sizes=METRIC_SIZES,
+            summands=self.summands,
+            **options,
+        )
 
 
 FLAT = flat_groups(NAMES, SIZES, 0.7)

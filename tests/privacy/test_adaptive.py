@@ -17,14 +17,16 @@ from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
+from dpbench.privacy.sampling import FixedSizeSampling
 
 
 def mechanism(adaptation: Adaptation, expected: int = 100, z: float = 1.0, bound: float = 0.1) -> Mechanism:
     """One parameter of two coordinates."""
     sampling = FixedSizeSampling(10**6, expected)
     groups = flat_groups(["w"], [2], bound)
-    return Mechanism(Recipe(adaptation=adaptation), sampling, Gaussian(z), [nn.Parameter(torch.zeros(2))], groups)
+    plan = TrainingPlan(Recipe(adaptation=adaptation), sampling, Gaussian(z), groups, (2,))
+    return Mechanism(plan, [nn.Parameter(torch.zeros(2))])
 
 
 def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
@@ -126,13 +128,7 @@ def test_a_dead_layer_ends_in_nothing_worse_than_a_small_bound(rule: Adaptation)
 
 
 def test_an_empty_lot_is_measured_too() -> None:
-    machine = Mechanism(
-        Recipe(adaptation=QuantileBounds()),
-        PoissonSampling(1000, 0.1),
-        Gaussian(1.0),
-        [nn.Parameter(torch.zeros(2))],
-        flat_groups(["w"], [2], 1.0),
-    )
+    machine = mechanism(QuantileBounds(), bound=1.0)
     machine.clear()
     machine.accumulate([InstantiatedGradients(lambda: torch.zeros(0, 2))], 0)
     assert not machine.total.any()

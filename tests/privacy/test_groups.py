@@ -25,6 +25,7 @@ from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 
 NAMES = ["conv1.weight", "conv1.bias", "conv2.weight", "fc.weight", "fc.bias"]
@@ -80,7 +81,9 @@ def test_worked_example_of_section_2() -> None:
     qn = 50.0
     z = 0.01 * qn  # σ̃ = qn·σ = z·S
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
-    machine = Mechanism(Recipe(), PoissonSampling(1000, qn / 1000), Gaussian(z), parameters, (group,))
+    sizes = tuple(parameter.numel() for parameter in parameters)
+    plan = TrainingPlan(Recipe(), PoissonSampling(1000, qn / 1000), Gaussian(z), (group,), sizes)
+    machine = Mechanism(plan, parameters)
     assert [std / qn for std in machine.plan.parameter_stds] == pytest.approx([0.01, 1.0])
     assert machine.plan.queries[0].sensitivity == 1.0
     v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,6 @@ from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, normalizing
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
@@ -102,15 +102,8 @@ def test_sums_of_a_network_against_the_reference(name: str) -> None:
     model = Net().double()
     x = 3 * torch.randn(9, 2, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    mechanism = Mechanism(
-        case.recipe,
-        case.sampling,
-        Gaussian(0.9),
-        engine.parameters,
-        case.groups,
-        {"accuracy": 1, "loss": 1, "class_counts": 3},
-        summands=case.summands,
-    )
+    sizes = tuple(parameter.numel() for parameter in engine.parameters)
+    mechanism = Mechanism(replace(case.plan(), sizes=sizes), engine.parameters)
     microbatch_of = [0, 0, 0, 1, 1, 3, 3, 3, 3]
     merge = None
     if case.summands.per_summand > 1:

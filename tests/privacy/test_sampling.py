@@ -48,7 +48,7 @@ class TwoCoins(Sampling):
     second: float
 
     kind = "two_coins"
-    neighbouring_relation = "add_or_remove_one"
+    neighboring_relation = "add_or_remove_one"
     record_changes = 1
     whole_lots = False
 
@@ -107,12 +107,12 @@ def test_no_scheme_passes_for_another() -> None:
     with pytest.raises(TypeError, match="cannot move by 1 bounds between replace_one neighbors"):
 
         class TooLittle(Sampling):
-            kind, neighbouring_relation, record_changes = "too_little", "replace_one", 1
+            kind, neighboring_relation, record_changes = "too_little", "replace_one", 1
 
     with pytest.raises(TypeError, match="has neighbors, but no dp_event"):
 
         class Unaccounted(Sampling):
-            kind, neighbouring_relation, record_changes = "unaccounted", "add_or_remove_one", 1
+            kind, neighboring_relation, record_changes = "unaccounted", "add_or_remove_one", 1
 
     assert find_scheme("poisson") is PoissonSampling
     with pytest.raises(ConfigurationError, match="unknown sampling 'too_little'"):

@@ -28,6 +28,7 @@ from dpbench.privacy.mechanism.noise_process import Gaussian, Scheduled, noise_o
 from dpbench.privacy.mechanism.plan import Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import MOST_STAIRS, Factors, Schedules, factors_of
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
 
@@ -216,7 +217,7 @@ def test_other_schedules_have_other_noise(tmp_path: Path) -> None:
     digests = set()
     for number, schedules in enumerate((Schedules(), NOISE, BOUND, Schedules("cosine:0.25"), Schedules("linear:0.2"))):
         releases = made(tmp_path / str(number), horizon=Horizon(STEPS), schedules=schedules)
-        digests.add(releases.mechanism.digest)
+        digests.add(releases.mechanism.training_plan.digest)
     assert len(digests) == 5
 
 
@@ -310,7 +311,8 @@ def test_an_adaptation_without_statistics_works() -> None:
     """It was ignored."""
     groups = (VectorGroup("all", (0,), 1.0),)
     parameters = [nn.Parameter(torch.zeros(WIDTH))]
-    mechanism = Mechanism(Recipe(adaptation=Halving()), PoissonSampling(100, 0.1), Gaussian(1.0), parameters, groups)
+    plan = TrainingPlan(Recipe(adaptation=Halving()), PoissonSampling(100, 0.1), Gaussian(1.0), groups, (WIDTH,))
+    mechanism = Mechanism(plan, parameters)
     bounds = []
     for step in range(4):
         mechanism.clear()

@@ -27,7 +27,7 @@ def release(population: int, rate: float, z: float) -> Event:
 
 def write(path: Path, z: float, steps: int, end: float | None, delta: float = 1e-5) -> Path:
     sampling = PoissonSampling(60_000, 256 / 60_000)
-    header = Header("example", sampling.neighbouring_relation, sampling.population, delta, noise_end=end)
+    header = Header("example", sampling.neighboring_relation, sampling.population, delta, noise_end=end)
     path.mkdir()
     writer = LedgerWriter(path / "ledger.jsonl", header)
     for number in range(steps):

@@ -150,7 +150,7 @@ def test_first_bounds_from_noise(tmp_path: Path) -> None:
     bounds = []
     for local in (LOCAL, LocalTraining(lr=0.2, batch_size=2, epochs=2)):
         strategy = fit(tmp_path / str(local.lr), Source(linear()), steps=1, local=local, make=AdaptiveMeanClipping)
-        bounds.append(strategy.mechanism.first_plan.groups[0].max_grad_norm)
+        bounds.append(strategy.mechanism.training_plan.groups[0].max_grad_norm)
     assert 1.3 < bounds[1] / bounds[0] < 2.5  # of updates, which grow with the local lr
     with pytest.raises(ConfigurationError, match="give the data module"):
         fit(tmp_path / "none", Toy(linear()), steps=1, make=AdaptiveMeanClipping)

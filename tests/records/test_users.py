@@ -162,7 +162,7 @@ def test_the_bound_holds_in_every_precision(tmp_path: Path, monkeypatch: pytest.
 def test_replace_one_is_in_the_ledger(tmp_path: Path) -> None:
     fit(tmp_path, Toy(linear()), loader=loader_of(make_users(), 4, "fixed_size"), max_grad_norm=BOUND)
     book = read_ledger(tmp_path / "ledger.jsonl")
-    assert book.header.neighbouring_relation == "replace_one" and book.header.unit == "user"
+    assert book.header.neighboring_relation == "replace_one" and book.header.unit == "user"
     assert [query.sensitivity for _, release in book.releases for query in release.queries] == [2 * BOUND] * 2
 
 

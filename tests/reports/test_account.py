@@ -35,7 +35,7 @@ def write(
     relation: str | None = None,
 ) -> Path:
     """A run's folder with a ledger."""
-    header = Header(unit, relation or sampling.neighbouring_relation, sampling.population, delta)
+    header = Header(unit, relation or sampling.neighboring_relation, sampling.population, delta)
     writer = LedgerWriter(path / "ledger.jsonl", header)
     for number in range(steps):
         writer.append(Release(number, sampling, (SumQuery("a", 0.6, z), SumQuery("b", 0.8, z))))
@@ -169,7 +169,7 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"sampling": PoissonSampling(2000, 0.02)}, "population 2000"),
         ({"unit": "user"}, "unit 'user'"),
-        ({"sampling": FIXED}, "neighbouring_relation 'replace_one'"),
+        ({"sampling": FIXED}, "neighboring_relation 'replace_one'"),
         ({"delta": 1e-6}, "different deltas (1e-06, 1e-05): give --delta"),
     ],
 )
@@ -207,7 +207,8 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     old = write(tmp_path / "old")
     text = (old / "ledger.jsonl").read_text()
     (old / "ledger.jsonl").write_text(text.replace('"schema":1', '"schema":7'))
-    assert "written with ledger schema 7, and this version of dpbench reads schema 1" in refused(capsys, "account", old)
+    words = "written with ledger schema 7, and this version of dpbench reads schemas up to 2"
+    assert words in refused(capsys, "account", old)
     run = write(tmp_path / "run")
     for delta in ("0", "1", "-1", "nan"):
         assert "delta must lie strictly between 0 and 1" in refused(capsys, "account", run, "--delta", delta)
@@ -485,3 +486,16 @@ def test_a_batch_without_a_population(capsys: pytest.CaptureFixture[str]) -> Non
     words = ("calibrate", "--noise-multiplier", 1, "--steps", 10, "--delta", 1e-5)
     assert "--batch-size needs --population" in refused(capsys, *words, "--batch-size", 5)
     assert "--batch-size must lie between 1" in refused(capsys, *words, "--batch-size", 50, "--population", 5)
+
+
+def test_the_first_releases_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if the run had ended there."""
+    run, short = write(tmp_path / "run"), write(tmp_path / "short", steps=20)
+    some = answer(capsys, "account", run, "--releases", 20)
+    whole = answer(capsys, "account", run)
+    assert some == answer(capsys, "account", short)
+    assert some["steps"] == 20 and some["epsilon"] < whole["epsilon"]  # type: ignore[operator]
+    assert answer(capsys, "account", run, "--releases", 50) == whole
+    assert "short has 20; give that number or a smaller one" in refused(capsys, "account", run, short, "--releases", 30)
+    for wrong in (0, -3):
+        assert "must be a number of releases from 1 on" in refused(capsys, "account", run, f"--releases={wrong}")

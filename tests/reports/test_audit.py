@@ -31,7 +31,7 @@ def leave(folder: Path, world: World, declared: World | None = None) -> Path:
     folder.mkdir(parents=True)
     ledger, path = ledger_of(declared or world), folder / RunFolder.ledger
     facts = ledger.header
-    writer = LedgerWriter(path, Header(facts.unit, facts.neighbouring_relation, facts.population, facts.delta))
+    writer = LedgerWriter(path, Header(facts.unit, facts.neighboring_relation, facts.population, facts.delta))
     for _, release in ledger.releases:
         writer.append(release)
     writer.close()

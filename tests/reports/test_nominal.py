@@ -18,7 +18,7 @@ from tests.runs.test_ledgers import by_result
 
 
 def ledger_of(sampling: Sampling) -> Ledger:
-    header = Header("user", sampling.neighbouring_relation, sampling.population, 1e-3)
+    header = Header("user", sampling.neighboring_relation, sampling.population, 1e-3)
     queries = (SumQuery("all", 1.0, 0.3), SumQuery("clipped/all", 0.5, 2.5))
     return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(40)])
 

@@ -123,14 +123,14 @@ def test_ledger_and_epsilon(tmp_path: Path) -> None:
     assert (query.sensitivity, query.noise_std) == (2.0, 3.0)
     sampling = {"kind": "poisson", "population": 60, "sample_rate": 0.2, "unit": "example"}
     assert book.releases[0][1].sampling.to_dict() == sampling
-    assert book.header.neighbouring_relation == "add_or_remove_one"
+    assert book.header.neighboring_relation == "add_or_remove_one"
     assert strategy.epsilon() == pytest.approx(ledger_epsilon(book, 1e-3))
 
 
 def test_fixed_size_lots_declare_twice_the_sensitivity(tmp_path: Path) -> None:
     fit(tmp_path, make_classifier(), loader=loader_of(pictures(), kind="fixed_size"), max_grad_norm=2.0)
     book = read_ledger(tmp_path / "ledger.jsonl")
-    assert book.header.neighbouring_relation == "replace_one"
+    assert book.header.neighboring_relation == "replace_one"
     assert book.releases[0][1].queries[0].sensitivity == 4.0
 
 

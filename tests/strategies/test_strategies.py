@@ -248,7 +248,7 @@ def test_mean_clipping_starts_from_noise_alone(tmp_path: Path) -> None:
     for factor in (1.0, 100.0):
         data = torch.utils.data.TensorDataset(pictures().tensors[0] * factor, pictures().tensors[1])
         strategy = fit(tmp_path / str(factor), STRATEGIES["mean"], classifier(), 2, loader=loader_of(data))
-        first.append([group.max_grad_norm for group in strategy.mechanism.first_plan.groups])
+        first.append([group.max_grad_norm for group in strategy.mechanism.training_plan.groups])
     assert first[0] == first[1]
     assert all(bound > 1e-3 for bound in first[0])
 

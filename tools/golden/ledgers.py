@@ -1,4 +1,7 @@
-"""Ledgers of the present schema: written once, kept for ever, so that they cost the same for every later reader."""
+"""Ledgers of each schema: written once, kept for ever, so that they cost the same for every later reader.
+
+Those without `plan` in their name were written under schema 1.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import microbatch_epsilon
@@ -113,6 +118,41 @@ def _damaged(ledger: Path) -> None:
     ledger.write_bytes(b"".join(lines))
 
 
+def _late_checksums(ledger: Path) -> None:
+    """Of an executor that knows each checksum one line later, and died before it knew the last one."""
+    _fit(_FLAT, ledger, 36)
+    made = read_ledger(ledger)
+    ledger.unlink()
+    writer = LedgerWriter(ledger, made.header)
+    for _, release in made.releases:
+        writer.append(replace(release, checksum=None))
+        if release is not made.releases[-1][1] and release.checksum is not None:
+            writer.add_checksum(release.number, release.checksum)
+    writer.close()
+
+
+def _from_schema_1(ledger: Path) -> None:
+    """A run that was begun under schema 1, and resumed."""
+    trainer = _fit(_FLAT, ledger, 36)
+    trainer.save_checkpoint(ledger.parent / "saved.ckpt")
+    made = read_ledger(ledger)
+    ledger.unlink()
+    writer = LedgerWriter(ledger, replace(made.header, plan=None))
+    for _, release in made.releases:
+        writer.append(release)
+    writer.close()
+    checkpoint = torch.load(ledger.parent / "saved.ckpt", weights_only=False)
+    for state in checkpoint["callbacks"].values():
+        if "ledger" in state:
+            state["ledger"] = None  # the seal of a file that was another one
+    torch.save(checkpoint, ledger.parent / "saved.ckpt")
+    module = worlds.Classifier(worlds.network("dense"), False, 0.2)
+    strategy = _FLAT.make_strategy(ledger)
+    longer = trainer_for(ledger.parent, (strategy,), 1, steps=30)
+    lots = worlds.lots_of("poisson", False, 36)
+    longer.fit(module, lots, ckpt_path=ledger.parent / "saved.ckpt", weights_only=False)
+
+
 LEDGERS: dict[str, Callable[[Path], None]] = {
     "poisson": _trained(_FLAT),
     "secure": _trained(_FLAT, root=None),
@@ -132,5 +172,15 @@ LEDGERS: dict[str, Callable[[Path], None]] = {
     "shuffled": _shuffled,
     "cut": _cut,
     "damaged": _damaged,
+    "plan": _trained(_FLAT),
+    "plan_secure": _trained(_FLAT, root=None),
+    "plan_adaptive_mean": _trained(replace(_FLAT, strategy="adaptive_mean")),
+    "plan_microbatches": _trained(replace(_FLAT, records="microbatches")),
+    "plan_users_with_metrics": _trained(replace(_FLAT, strategy="dpsgd_metrics", records="users")),
+    "plan_fixed_size": _trained(replace(_FLAT, sampling="fixed_size")),
+    "plan_scheduled": _trained(_FLAT, noise_schedule="linear:0.5", max_grad_norm_schedule="cosine:0.1"),
+    "plan_two_phases": _two_phases,
+    "plan_late_checksums": _late_checksums,
+    "plan_after_schema_1": _from_schema_1,
 }
 """Name → writes the ledger to a path."""

@@ -41,7 +41,7 @@ def values_of(outcome: dict[str, Any]) -> Values:
     ]
     return {
         "unit": header.unit,
-        "neighbouring_relation": header.neighbouring_relation,
+        "neighbouring_relation": header.neighboring_relation,
         "microbatch_size": header.microbatch_size,
         "phases": len(ledger.headers),
         "releases": len(ledger.releases),

@@ -122,7 +122,7 @@ def audit_labels(
     family = Family(ledger.events, header.delta) if family is None else family
     values = np.concatenate([scores.members, scores.others])
     member = np.arange(len(values)) < len(scores.members)
-    replaced = header.neighbouring_relation == "replace_one"
+    replaced = header.neighboring_relation == "replace_one"
     return LabelAudit(
         claimed=claimed_epsilon(ledger),
         sound=family.claimed if math.isfinite(family.claimed) else None,

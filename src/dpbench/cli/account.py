@@ -17,6 +17,7 @@ examples:
   dpbench train hydra.run.dir=runs/demo             a run to ask about
   dpbench account runs/demo --accountant all --plot epsilon.png
   dpbench account runs/demo --delta 1e-6 --accountant pld --json
+  dpbench account runs/demo --releases 100          after the first hundred releases
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench account runs/sweep                        each run, and all of them together
   dpbench account runs/demo --population 1000000 --batch-size 5000     planning: nominal, no guarantee
@@ -51,6 +52,8 @@ def add_parser(commands: Commands) -> None:
     shapes = "only the best run is published: number of trials geometric, logarithmic, poisson, or a shape"
     add("--selection", metavar="DISTRIBUTION", help=shapes)
     add("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
+    first = "only the first N releases of each run, as of a model that was published before the others were made"
+    add("--releases", type=whole, metavar="N", help=first)
     add("--plot", type=png, metavar="PNG", help="draw epsilon against steps and against the order")
     add("--json", action="store_true", help="print JSON")
 
@@ -61,8 +64,16 @@ def run(options: argparse.Namespace) -> int:
 
     names = accountant_names(options.accountant)
     selection = selection_named(options.selection, options.mean_trials)
-    wanted = names, options.delta, options.nominal, selection, options.population, options.batch_size
-    report = account(options.paths, AccountingRequest(*wanted))
+    request = AccountingRequest(
+        accountants=names,
+        delta=options.delta,
+        nominal=options.nominal,
+        selection=selection,
+        population=options.population,
+        lot_size=options.batch_size,
+        releases=options.releases,
+    )
+    report = account(options.paths, request)
     print(report.to_json() if options.json else report.text)
     if options.plot is not None:
         from dpbench.reports.account_plot import plot_epsilon

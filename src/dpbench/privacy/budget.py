@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale, remaining_releases
@@ -12,8 +12,8 @@ from dpbench.privacy.accounting.composition import check_delta, epsilon, find_ac
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.events import Event, Summands, SumQuery, equivalent_queries
-from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
+from dpbench.privacy.events import Event, SumQuery, equivalent_queries
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
@@ -35,17 +35,6 @@ class Horizon(NamedTuple):
 
 
 ENDLESS = Horizon()
-
-
-class Costs(Protocol):
-    """Says what each release of a training costs."""
-
-    @property
-    def constant(self) -> bool:
-        """Whether all cost the same."""
-
-    def event_of(self, step: int) -> Event:
-        """The cost of a release on a lot of its own."""
 
 
 class Budget:
@@ -74,7 +63,9 @@ class Budget:
             raise ConfigurationError(
                 f"the {accountant} accountant is an approximation, no bound: a budget needs another one (rdp or pld)."
             )
-        self.target_epsilon, self.delta, self.accountant = target_epsilon, delta, accountant
+        self.target_epsilon = target_epsilon
+        self.delta = delta
+        self.accountant = accountant
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self.joint: dict[int, tuple[SumQuery, ...]] = {}
@@ -84,7 +75,7 @@ class Budget:
         self._writer: LedgerWriter | None = None
         self._opened = False
         self._processes = ALONE
-        self._costs: Costs | None = None
+        self._plan: TrainingPlan | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -97,48 +88,43 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any]:
         """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
-        return {"ledger": None if self.seal is None else self.seal._asdict()}
+        seal = self.seal
+        if seal is None:
+            return {"ledger": None}
+        return {"ledger": seal._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
-    def calibrated(
-        self,
-        horizon: Horizon,
-        sampling: Sampling,
-        summands: Summands,
-        noise_factors: Factors = CONSTANT,
-        size_factors: Factors = CONSTANT,
-    ) -> float:
+    def calibrated(self, plan: TrainingPlan, horizon: Horizon) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
         Args:
+            plan: Of the training, with noise of multiplier 1.
             horizon: Number of steps.
-            sampling: Of each release.
-            summands: Of each release.
-            noise_factors: By which the multiplier of each release differs from it.
-            size_factors: By which the expected size of each lot differs from that of `sampling`.
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
         """
-        steps = horizon.planned
-        if steps == float("inf") or steps < 1:
+        if horizon.planned == float("inf") or horizon.planned < 1:
             raise ConfigurationError(
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
             )
-        changes = summands.changes(sampling)
-        if noise_factors or size_factors:
-            factors = Counter((size_factors.at(step), noise_factors.at(step)) for step in range(int(steps)))
+        steps = int(horizon.planned)
+        changes = plan.summands.changes(plan.sampling)
+        # Steps that differ in nothing are counted together: their cost is computed once.
+        counts: Counter[tuple[Sampling, float]] = Counter()
+        if plan.constant:
+            counts[plan.sampling_of(0), plan.noise.multiplier(0)] = steps
         else:
-            factors = Counter({(1.0, 1.0): int(steps)})
-        counts = {(sampling.resized(size), noise): count for (size, noise), count in factors.items()}
+            counts.update((plan.sampling_of(step), plan.noise.multiplier(step)) for step in range(steps))
 
         def with_noise(noise_multiplier: float) -> Counter[Event]:
             releases = Counter[Event]()
             for (lots, factor), count in counts.items():
-                releases[Event(lots, (SumQuery("all", changes, factor * noise_multiplier),))] += count
+                query = SumQuery("all", changes, factor * noise_multiplier)
+                releases[Event(lots, (query,))] += count
             return releases
 
         assert self.target_epsilon is not None
@@ -167,29 +153,50 @@ class Budget:
         Returns:
             The phase of the ledger.
         """
-        self.path, self._processes = path, processes
+        self.path = path
+        self._processes = processes
         if processes.rank == 0:
-            known = self._seal if start else None
-            self._writer = LedgerWriter(path, header, start=start, resume=resumed, known=known, place=place)
+            self._writer = LedgerWriter(
+                path,
+                header,
+                start=start,
+                resume=resumed,
+                known=self._seal if start else None,
+                place=place,
+            )
         self._opened = True
         return self._share()
 
     def _share(self) -> int:
         """Tell all processes what the ledger of rank 0 holds; returns its phase."""
         writer = self._writer
-        known: tuple[Any, ...] = Counter(), Counter(), {}, 0, 0
+        contents: dict[str, Any] = {}
         if writer is not None:
-            known = writer.events, writer.repeated, writer.joint, writer.lot_phase, writer.phase
-        self.spent, self.repeated, self.joint, self.lot_phase, phase = self._processes.broadcast(known)
+            contents = {
+                "events": writer.events,
+                "repeated": writer.repeated,
+                "joint": writer.joint,
+                "lot_phase": writer.lot_phase,
+                "phase": writer.phase,
+            }
+        contents = self._processes.broadcast(contents)
+        self.spent = contents.get("events", Counter())
+        self.repeated = contents.get("repeated", Counter())
+        self.joint = contents.get("joint", {})
+        self.lot_phase = contents.get("lot_phase", 0)
         if writer is not None:
-            self.spent, self.repeated = writer.events, writer.repeated  # counted there
-        number: int = phase
-        return number
+            # What the writer counts from now on is counted here, too.
+            self.spent = writer.events
+            self.repeated = writer.repeated
+        phase: int = contents.get("phase", 0)
+        return phase
 
     def differs(self, release: Release) -> bool:
         """Whether a replay came out otherwise than it is recorded; the same on all processes."""
-        own = self._writer is not None and self._writer.differs(release)
-        return bool(self._processes.broadcast(own))
+        differs = False
+        if self._writer is not None:
+            differs = self._writer.differs(release)
+        return bool(self._processes.broadcast(differs))
 
     def leave_replay(self, number: int) -> int:
         """Go on in a new phase from a release that came out otherwise than it is recorded.
@@ -219,45 +226,54 @@ class Budget:
             number: Of the first.
             most: Where to stop counting.
         """
-        assert self.target_epsilon is not None and self._costs is not None
-        ahead = [self._costs_again(one) for one in sorted(self.joint) if one >= number]
-        target = self.target_epsilon, self.delta, self.accountant
-        if not self._costs.constant:
-            others = (self._costs.event_of(number + len(ahead) + one) for one in range(most - len(ahead)))
+        assert self.target_epsilon is not None
+        assert self._plan is not None
+        plan = self._plan
+        target = (self.target_epsilon, self.delta, self.accountant)
+        joint = [one for one in sorted(self.joint) if one >= number]
+        ahead = [self._joint_event(plan, one) for one in joint]
+        if not plan.constant:
+            first = number + len(ahead)
+            others = [plan.event(step) for step in range(first, number + most)]
             return affordable_releases(self.spent, [*ahead, *others], *target)
         count = affordable_releases(self.spent, ahead, *target)
         if count < len(ahead):
             return count
-        return count + remaining_releases(self.spent + Counter(ahead), self._costs.event_of(number), *target, most)
+        spent = self.spent + Counter(ahead)
+        return count + remaining_releases(spent, plan.event(number), *target, most)
 
-    def _costs_again(self, number: int) -> Event:
+    def _joint_event(self, plan: TrainingPlan, number: int) -> Event:
         """The cost of a release on a lot with whatever was answered on it before."""
-        assert self._costs is not None
-        event = self._costs.event_of(number)
-        return Event(event.sampling, equivalent_queries((*event.queries, *self.joint[number])))
+        event = plan.event(number)
+        queries = (*event.queries, *self.joint[number])
+        return Event(event.sampling, equivalent_queries(queries))
 
-    def limit(self, costs: Costs, start: int, horizon: Horizon) -> None:
+    def limit(self, plan: TrainingPlan, start: int, horizon: Horizon) -> None:
         """Find how many releases the target allows.
 
         Args:
-            costs: Of the coming releases.
+            plan: Of the training.
             start: Releases of the restored checkpoint.
             horizon: Of this training.
 
         Raises:
             BudgetExhausted: The target allows no further release.
         """
-        self._costs = costs
+        self._plan = plan
         if self.target_epsilon is None:
             return
-        replays, made = self.repeated.total(), min(start, horizon.made)  # by this trainer
-        most = _UNBOUNDED if horizon.planned == float("inf") else max(int(horizon.planned) - made - replays, 1)
-        target = self.target_epsilon, self.delta, self.accountant
-        if costs.constant:
-            new = remaining_releases(self.spent, costs.event_of(start), *target, most)
+        replays = self.repeated.total()
+        made = min(start, horizon.made)  # by this trainer
+        most = _UNBOUNDED
+        if horizon.planned != float("inf"):
+            most = max(int(horizon.planned) - made - replays, 1)
+        target = (self.target_epsilon, self.delta, self.accountant)
+        if plan.constant:
+            new = remaining_releases(self.spent, plan.event(start), *target, most)
         else:
             first = start + replays
-            new = affordable_releases(self.spent, [costs.event_of(first + one) for one in range(most)], *target)
+            events = [plan.event(step) for step in range(first, first + most)]
+            new = affordable_releases(self.spent, events, *target)
         self.remaining = replays + new  # replays of recorded releases cost nothing
         if not self.remaining:
             raise BudgetExhausted(
@@ -273,7 +289,9 @@ class Budget:
     @property
     def seal(self) -> Seal | None:
         """Seal of the ledger up to the newest release, or that of a checkpoint; None on ranks other than 0."""
-        return self._seal if self._writer is None else self._writer.seal
+        if self._writer is not None:
+            return self._writer.seal
+        return self._seal
 
     @property
     def exhausted(self) -> bool:
@@ -301,19 +319,24 @@ class Budget:
     def close(self) -> None:
         """Close the ledger."""
         self._opened = False
-        if self._writer is not None:
-            self._seal = self._writer.seal
-            self._writer.close()
-            self._writer = None
+        writer = self._writer
+        if writer is None:
+            return
+        self._writer = None
+        try:
+            writer.close()  # may write a line
+        finally:
+            self._seal = writer.seal
 
 
 def check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
     """Raise ConfigurationError unless noise, budget or both are given, as positive numbers."""
     if noise_multiplier is None and target_epsilon is None:
         raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
-    for name, value in (("noise_multiplier", noise_multiplier), ("target_epsilon", target_epsilon)):
-        if value is not None and not _LEAST <= value <= _MOST:
-            hint = "; use strategy=none to train without privacy" if name == "noise_multiplier" else ""
-            raise ConfigurationError(
-                f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}."
-            )
+    _check_positive("noise_multiplier", noise_multiplier, "; use strategy=none to train without privacy")
+    _check_positive("target_epsilon", target_epsilon)
+
+
+def _check_positive(name: str, value: float | None, hint: str = "") -> None:
+    if value is not None and not _LEAST <= value <= _MOST:
+        raise ConfigurationError(f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}.")

@@ -11,6 +11,8 @@ from dpbench.privacy.sampling import Sampling
 
 METRIC = "metric/"
 """Begins the names of private metrics."""
+EARLIER = "earlier/"
+"""Begins the names of queries that were answered on the same lot by an earlier phase of the run."""
 MICROBATCH = "microbatch"
 """Unit of queries that sum over microbatches."""
 NOISE_END = 11.5

@@ -10,6 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import ENDLESS, Budget, Horizon
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
@@ -28,9 +30,9 @@ from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.noise_process import noise_of
-from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
@@ -95,10 +97,15 @@ class Releases:
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
     ) -> None:
-        self.recipe, self.budget, self.seed, self.fingerprint = recipe, budget, seed, fingerprint
+        self.recipe = recipe
+        self.budget = budget
+        self.seed = seed
+        self.fingerprint = fingerprint
         self._schedules = schedules
-        self.made = self.phase = 0
-        self.noise_multiplier = self._given_noise = noise_multiplier
+        self.made = 0
+        self.phase = 0
+        self.noise_multiplier = noise_multiplier
+        self._given_noise = noise_multiplier
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
@@ -108,7 +115,8 @@ class Releases:
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
         self._names: Sequence[str] = ()
-        self._open = self._empty = False
+        self._open = False
+        self._empty = False
 
     @property
     def mechanism(self) -> Mechanism:
@@ -131,7 +139,9 @@ class Releases:
 
     def forget(self) -> None:
         """Begin a run without a past."""
-        self.made, self.memory, self.noise_multiplier = 0, {}, self._given_noise
+        self.made = 0
+        self.memory = {}
+        self.noise_multiplier = self._given_noise
         self.first_weights = None
 
     def take_part(self, processes: Processes, key: int | None = None) -> None:
@@ -142,12 +152,16 @@ class Releases:
             key: Of the run; None takes the seed, or without one the operating system's entropy.
         """
         own = self.seed if key is None else key
-        self.processes, self.key = processes, processes.broadcast(fresh_key() if own is None else own)
+        self.processes = processes
+        self.key = processes.broadcast(fresh_key() if own is None else own)
 
     @property
     def lot_key(self) -> int | None:
         """What sets the lots of this run apart from those of others with their seed; None without a seed."""
-        return None if self.seed is None else int.from_bytes(digest_of((self.key, self.mechanism.digest))[:16], "big")
+        if self.seed is None:
+            return None
+        key = (self.key, self.mechanism.training_plan.digest)
+        return int.from_bytes(digest_of(key)[:16], "big")
 
     def begin(
         self,
@@ -177,22 +191,22 @@ class Releases:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.planned)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.planned)
-        if self.noise_multiplier is None:
-            self.noise_multiplier = self.budget.calibrated(horizon, sampling, summands, noise_factors, size_factors)
-        self._names = trained.names
-        self._mechanism = Mechanism(
-            self.recipe,
-            sampling,
-            noise_of(self.noise_multiplier, noise_factors),
-            trained.parameters,
-            groups,
-            metric_sizes,
-            self.memory,
-            summands,
-            bound_factors,
-            size_factors,
-            self.made,
+        plan = TrainingPlan(
+            recipe=self.recipe,
+            sampling=sampling,
+            noise=noise_of(1.0, noise_factors),
+            groups=groups,
+            sizes=tuple(trained.sizes),
+            metric_sizes=dict(metric_sizes),
+            summands=summands,
+            bound_factors=bound_factors,
+            size_factors=size_factors,
         )
+        if self.noise_multiplier is None:
+            self.noise_multiplier = self.budget.calibrated(plan, horizon)
+        plan = replace(plan, noise=noise_of(self.noise_multiplier, noise_factors))
+        self._names = trained.names
+        self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.made)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
 
@@ -211,13 +225,26 @@ class Releases:
         self.phase = 0
         if not self.recipe.private:
             return
-        plan, replay = self.mechanism.plan, self._replay_key()
-        noise = None if self.seed is None else source_of((self.key, self.mechanism.digest, self.processes.apart))
-        header = _header(plan, self.budget.delta, replay, noise, lot_source)
+        plan = self.mechanism.training_plan
+        noise_source = None
+        if self.seed is not None:
+            noise_source = source_of((self.key, plan.digest, self.processes.apart))
+        header = Header(
+            unit=plan.sampling.unit,
+            neighboring_relation=plan.sampling.neighboring_relation,
+            population=plan.sampling.population,
+            delta=self.budget.delta,
+            replay=self._replay_key(),
+            microbatch_size=plan.summands.per_summand,
+            noise_source=noise_source,
+            lot_source=lot_source,
+            noise_end=NOISE_END,
+            plan=StatedPlan.from_dict(plan.to_dict()),
+        )
         resumed = self.made > 0 or self.fingerprint is not None
         place = self.memory.get("place") if self.made else None
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
-        self.budget.limit(self.mechanism, self.made, horizon)
+        self.budget.limit(plan, self.made, horizon)
 
     def _replay_key(self) -> str | None:
         """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
@@ -226,13 +253,14 @@ class Releases:
         """
         if self.seed is None:
             return None
-        mechanism, rounding = self.mechanism, (torch.__version__, native.signature(), RANDOM_NUMBERS)
+        mechanism = self.mechanism
+        rounding = (torch.__version__, native.signature(), RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
             self.key,
             mechanism.total.device.type,
             list(self._names),
-            mechanism.digest,
+            mechanism.training_plan.digest,
             *rounding,
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -248,7 +276,8 @@ class Releases:
 
     def open_lot(self) -> None:
         """Begin a lot, without a record so far; it is good for one release."""
-        self._open = self._empty = True
+        self._open = True
+        self._empty = True
 
     def _require_lot(self) -> None:
         if not self._open:
@@ -317,42 +346,43 @@ class Releases:
         if not self.recipe.noise:
             return
         mechanism = self.mechanism
+        digest = mechanism.training_plan.digest
         if self.processes.rank == 0:
-            mechanism.add_noise(
-                lambda step: noise_key(self.key, mechanism.digest, self.phase, step, self.processes.apart)
-            )
+            mechanism.add_noise(lambda step: noise_key(self.key, digest, self.phase, step, self.processes.apart))
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
         """The release as the ledger records it, with whatever was released on its lot before."""
-        queries = self.mechanism.queries
+        mechanism = self.mechanism
+        queries = mechanism.queries
         if self.made in self.budget.joint:
             queries = (*queries, *self.budget.joint[self.made])
-        return Release(self.made, self.mechanism.plan.sampling, queries, checksum(self.mechanism.total).hex())
+        return Release(
+            number=self.made,
+            sampling=mechanism.plan.sampling,
+            queries=queries,
+            checksum=checksum(mechanism.total).hex(),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
-        state = {"private": self.recipe.private, "releases": self.made, "noise_multiplier": self.noise_multiplier}
-        own = {} if self._mechanism is None else self._mechanism.state_dict()
-        audit = {} if self.canaries is None else {"canaries": self.canaries.state_dict()}
-        place = {"place": (self.phase, self.lot_phase), "first_weights": self.first_weights}
-        return {**state, **own, **audit, **place, **self.budget.state_dict()}
+        state: dict[str, Any] = {
+            "private": self.recipe.private,
+            "releases": self.made,
+            "noise_multiplier": self.noise_multiplier,
+        }
+        if self._mechanism is not None:
+            state |= self._mechanism.state_dict()
+        if self.canaries is not None:
+            state["canaries"] = self.canaries.state_dict()
+        state["place"] = (self.phase, self.lot_phase)
+        state["first_weights"] = self.first_weights
+        return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the releases of a checkpoint."""
-        self.made, self.memory = int(state["releases"]), state
+        self.made = int(state["releases"])
+        self.memory = state
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
-
-
-def _header(plan: ReleasePlan, delta: float, replay: str | None, noise: str | None, lots: str | None) -> Header:
-    sampling = plan.sampling
-    facts = sampling.unit, sampling.neighbouring_relation, sampling.population, delta, replay
-    return Header(
-        *facts,
-        microbatch_size=plan.summands.per_summand,
-        noise_source=noise,
-        lot_source=lots,
-        noise_end=NOISE_END,
-    )

@@ -45,6 +45,7 @@ class AccountingRequest:
         selection: Distribution of the number of trials of which only the best is published.
         population: Number of records of which the runs' lots are nominally drawn; None: their own.
         lot_size: Expected number of records in these lots, with noise grown alike; None: as in the runs.
+        releases: Number of releases of each run, from its first one on, that are accounted for; None: all.
     """
 
     accountants: tuple[str, ...] = ("rdp",)
@@ -53,10 +54,13 @@ class AccountingRequest:
     selection: Selection | None = None
     population: int | None = None
     lot_size: float | None = None
+    releases: int | None = None
 
     def __post_init__(self) -> None:
         if self.lot_size is not None and self.population is None:
             raise ConfigurationError("--batch-size needs --population: lots of another size are of other records.")
+        if self.releases is not None and self.releases < 1:
+            raise ConfigurationError(f"--releases must be a number of releases from 1 on, not {self.releases}.")
 
 
 @dataclass
@@ -126,6 +130,8 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
     check_own_randomness(ledgers)
+    if request.releases is not None:
+        ledgers = {name: _first_releases(name, one, request.releases) for name, one in ledgers.items()}
     if request.population is not None:
         ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
     if not any(ledger.releases for ledger in ledgers.values()):
@@ -149,6 +155,18 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     facts = _facts_of_several(ledgers, request, delta, unprotected)
     text = "\n".join([_text_of_several(facts), *_rounded(list(ledgers.values()))])
     return AccountingReport(facts, text, damage, doubt, ledgers)
+
+
+def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
+    """The ledger as it was after so many releases.
+
+    Raises:
+        ConfigurationError: It has fewer.
+    """
+    recorded = len(ledger.releases)
+    if releases > recorded:
+        raise ConfigurationError(f"--releases {releases}: {name} has {recorded}; give that number or a smaller one.")
+    return ledger.prefix(releases)
 
 
 def epsilons(
@@ -200,7 +218,7 @@ def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
 def _basis(ledgers: Sequence[Ledger], accountant: str) -> dict[str, Any]:
     """Say whether an accountant's figure is a guarantee, an approximation or nominal, and for which neighbors."""
     nominal, by = _is_nominal(ledgers, accountant), ACCOUNTANTS[accountant]
-    relation = by.nominal.neighbouring_relation if nominal else ledgers[0].header.neighbouring_relation
+    relation = by.nominal.neighboring_relation if nominal else ledgers[0].header.neighboring_relation
     return {"guarantee": by.guarantee and not nominal, "nominal": nominal, "neighbouring_relation": relation}
 
 
@@ -213,7 +231,7 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
         "guarantee": request.population is None and all(basis["guarantee"] for basis in bases.values()),
         "bases": bases,
         "unit": header.unit,
-        "neighbouring_relation": header.neighbouring_relation,
+        "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
         "sampling": _kinds(ledgers),
         "nominal_population": request.population is not None,

@@ -286,7 +286,7 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, 
         "steps": steps,
         "epochs": steps * rate,
         "sampling": answer.sampling,
-        "neighbouring_relation": sampling.neighbouring_relation,
+        "neighbouring_relation": sampling.neighboring_relation,
         "accountant": accountant,
         "guarantee": ACCOUNTANTS[accountant].guarantee,
     }

@@ -101,7 +101,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
         **({"epsilon_microbatch": _epsilons(book, microbatch_epsilon)} if header.microbatch_size > 1 else {}),
         "delta": header.delta,
         "unit": header.unit,
-        "neighbouring_relation": header.neighbouring_relation,
+        "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
         "microbatch_size": header.microbatch_size,
         "releases": len(book.releases),

@@ -61,7 +61,7 @@ def dp_event(event: Event) -> dp_accounting.DpEvent:
 @lru_cache(maxsize=1024)
 def _composes(accountant: type[dp_accounting.PrivacyAccountant], sampling: Sampling) -> bool:
     """Whether an accountant of dp_accounting knows the event of a way of drawing lots."""
-    if sampling.neighbouring_relation == "none":
+    if sampling.neighboring_relation == "none":
         return False
     return bool(accountant(neighboring_relation=sampling.relation).supports(sampling.dp_event(1.0)))
 

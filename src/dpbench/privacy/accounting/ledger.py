@@ -3,6 +3,10 @@
 A ledger is a JSONL file. A header line opens each *phase* (a run, or its continuation with other settings); a release
 line holds the sampling event and the sum queries. From these any accountant computes the epsilon, long after the
 run and without the training code (general_approach_2018, section 3).
+
+Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
+follows, and whoever reads the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
+that was begun under it goes on in a new phase of schema 2, in the same file.
 """
 
 from __future__ import annotations
@@ -11,18 +15,32 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from dpbench.errors import LedgerError
+from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.events import METRIC, MICROBATCH, Event, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
-SCHEMA = 1
+SCHEMA = 2
+WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
+_NO_QUERY = "a release needs queries with positive and finite sensitivity and noise_std"
+_NOT_A_LINE = (
+    ValueError,  # ConfigurationError is one
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    LedgerError,
+)
+"""What reading a line that makes no sense may raise."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +49,7 @@ class Header:
 
     Attributes:
         unit: Unit of privacy, such as "example".
-        neighbouring_relation: "add_or_remove_one" or "replace_one".
+        neighboring_relation: "add_or_remove_one" or "replace_one".
         population: Number of records that can be drawn.
         delta: The δ that the run aims at.
         replay: Fingerprint of everything that determines the releases (seed included), or None. Only a run with
@@ -44,10 +62,11 @@ class Header:
             ledger can try seeds.
         lot_source: The same of its lots; None also where every lot holds everybody.
         noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
+        plan: Of all releases of the phase; None: it was written under schema 1, or by a program that has no plan.
     """
 
     unit: str
-    neighbouring_relation: str
+    neighboring_relation: str
     population: int
     delta: float
     replay: str | None = None
@@ -56,22 +75,51 @@ class Header:
     noise_source: str | None = None
     lot_source: str | None = None
     noise_end: float | None = None
+    plan: StatedPlan | None = None
+
+    @property
+    def schema(self) -> int:
+        """Of the phase: 2 where it states its plan."""
+        return WITHOUT_PLANS if self.plan is None else SCHEMA
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
+        if not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise LedgerError(f"delta must be a number between 0 and 1, not {self.delta!r}")
-        for name in ("population", "microbatch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
         if not isinstance(self.unit, str):
             raise LedgerError(f"unit must be a word, not {self.unit!r}")
-        for name in ("replay", "noise_source", "lot_source"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise LedgerError(f"{name} must be a word or null, not {value!r}")
-        if self.noise_end is not None and not (type(self.noise_end) in (int, float) and self.noise_end > 0):
-            raise LedgerError(f"noise_end must be a positive number or null, not {self.noise_end!r}")
+        self._require_count("population")
+        self._require_count("microbatch_size")
+        self._require_word_or_none("replay")
+        self._require_word_or_none("noise_source")
+        self._require_word_or_none("lot_source")
+        end = self.noise_end
+        if end is not None and (type(end) not in (int, float) or not end > 0):
+            raise LedgerError(f"noise_end must be a positive number or null, not {end!r}")
+        if self.plan is not None:
+            self._compare_with(self.plan)
+
+    def _require_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or value < 1:
+            raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
+
+    def _require_word_or_none(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, str):
+            raise LedgerError(f"{name} must be a word or null, not {value!r}")
+
+    def _compare_with(self, plan: StatedPlan) -> None:
+        """Raise LedgerError where the plan is one of other records."""
+        stated = {
+            "unit": plan.sampling.unit,
+            "neighboring_relation": plan.sampling.neighboring_relation,
+            "population": plan.sampling.population,
+            "microbatch_size": plan.per_summand,
+        }
+        for name, value in stated.items():
+            own = getattr(self, name)
+            if own != value:
+                raise LedgerError(f"the header has {name} {own!r}, its plan {value!r}")
 
 
 @dataclass(frozen=True)
@@ -82,7 +130,8 @@ class Release:
         number: Number within the run.
         sampling: How its lot was drawn.
         queries: What was summed.
-        checksum: Of the *noised* sum, by which a replay is recognized; itself post-processing.
+        checksum: Of the *noised* sum, by which a replay is recognized; itself post-processing. None: it is not known,
+            and the release counts; it can never be repeated.
     """
 
     number: int
@@ -103,7 +152,13 @@ SumQuery(name='metric/loss', sensitivity=0.5, noise_std=1.0, unit=''))
     """
     if microbatch_size == 1 or any(query.unit for query in queries):
         return queries
-    return tuple(q if q.name.startswith(METRIC) else q._replace(unit=MICROBATCH) for q in queries)
+    return tuple(_with_unit(query) for query in queries)
+
+
+def _with_unit(query: SumQuery) -> SumQuery:
+    if query.name.startswith(METRIC):
+        return query
+    return query._replace(unit=MICROBATCH)
 
 
 @lru_cache(maxsize=1024)
@@ -119,6 +174,19 @@ def counted_event(release: Release) -> Event:
 @dataclass
 class Ledger:
     """A ledger in memory.
+
+    The file has one JSON object a line:
+
+    - `{"record": "header", "schema": 2, ..., "plan": {...}}` opens a phase: the fields of `Header`, with the plan as
+      `StatedPlan` tells it. Phases are numbered from 0. Schema 1 has no plan, and spells `neighbouring_relation`, which
+      is read in schema 2, too.
+    - `{"record": "release", "number": n, "checksum": "...", "sampling": {...}, "queries": [...]}`: a release of the
+      phase before it, on disk before it is used. Numbers go on from line to line; a new phase may repeat some.
+    - `{"record": "checksum", "number": n, "checksum": "..."}`, in schema 2 only: directly after the line of a release
+      without a checksum, whose sum was computed later than its line was written.
+
+    In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); what a noise process costs
+    that is somebody's own class is not compared. A line that is not so is damage.
 
     Attributes:
         headers: One per phase.
@@ -145,12 +213,19 @@ class Ledger:
     @property
     def secure(self) -> bool:
         """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
-        return all(one.replay is one.noise_source is one.lot_source is None for one in self.headers)
+        return all(
+            header.replay is None and header.noise_source is None and header.lot_source is None
+            for header in self.headers
+        )
 
     @property
     def header(self) -> Header:
         """The newest header."""
         return self.headers[-1]
+
+    def prefix(self, releases: int) -> Ledger:
+        """The ledger as it was after so many releases, in the order of writing; what is wrong stays wrong."""
+        return Ledger(self.headers, self.releases[:releases], self.damage, self.doubt)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
@@ -171,24 +246,24 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise LedgerError(f"cannot read the ledger {path}: {error.strerror}.") from None
-    ledger = Ledger()
+    reader = _Reader()
+    ledger = reader.ledger
     tail = lines.pop()
-    cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
     other_schema = None
     for number, line in enumerate(lines, start=1):
         try:
-            _read_line(line, ledger, cache)
+            reader.read(line)
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
             ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, LedgerError) as error:
+        except _NOT_A_LINE as error:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
     if not ledger.headers and other_schema:
         raise LedgerError(
-            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schema {SCHEMA}: "
-            "use the version that wrote it."
+            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schemas up to "
+            f"{SCHEMA}: use the version that wrote it."
         )
     if not ledger.headers:
         raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
@@ -204,27 +279,40 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
     first: tuple[str, Header] | None = None
     for name, ledger in ledgers.items():
         for header in ledger.headers:
-            first = first or (name, header)
-            for field_name in ("unit", "neighbouring_relation", "population"):
-                mine, other = getattr(header, field_name), getattr(first[1], field_name)
-                if mine != other:
-                    raise LedgerError(
-                        f"{name} has {field_name} {mine!r}, {first[0]} {other!r}: runs on other data or under another "
-                        "guarantee do not compose into one epsilon; account for each alone."
-                    )
-        header = ledger.header
-        for sampling in {release.sampling for _, release in ledger.releases}:
-            relation = sampling.neighbouring_relation
-            if sampling.unit != header.unit:
-                raise LedgerError(
-                    f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
-                    f"{sampling.unit}."
-                )
-            if sampling.population != header.population or relation not in ("none", header.neighbouring_relation):
-                raise LedgerError(
-                    f"{name} contradicts itself: its header says {header.neighbouring_relation} among "
-                    f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
-                )
+            if first is None:
+                first = (name, header)
+            _refuse_other_records(name, header, *first)
+        _refuse_contradiction(name, ledger)
+
+
+def _refuse_other_records(name: str, header: Header, first_name: str, first: Header) -> None:
+    """Raise LedgerError where two headers do not speak of the same neighbors."""
+    for field_name in ("unit", "neighboring_relation", "population"):
+        mine = getattr(header, field_name)
+        other = getattr(first, field_name)
+        if mine != other:
+            raise LedgerError(
+                f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on other data or under another "
+                "guarantee do not compose into one epsilon; account for each alone."
+            )
+
+
+def _refuse_contradiction(name: str, ledger: Ledger) -> None:
+    """Raise LedgerError where a release is one of other records than its header says."""
+    header = ledger.header
+    samplings = {release.sampling for _, release in ledger.releases}
+    for sampling in samplings:
+        if sampling.unit != header.unit:
+            raise LedgerError(
+                f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
+                f"{sampling.unit}."
+            )
+        relations = ("none", header.neighboring_relation)
+        if sampling.population != header.population or sampling.neighboring_relation not in relations:
+            raise LedgerError(
+                f"{name} contradicts itself: its header says {header.neighboring_relation} among "
+                f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
+            )
 
 
 def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
@@ -236,19 +324,17 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
     Args:
         ledgers: By the name that the error shows.
     """
-    drawn: dict[tuple[str, int, str], list[tuple[str, dict[int, str | None]]]] = {}
+    drawn: dict[tuple[str, int, str], list[tuple[str, _Checksums]]] = {}
     for name, ledger in ledgers.items():
-        made: dict[int, dict[int, str | None]] = {}
-        for phase, release in ledger.releases:
-            made.setdefault(phase, {})[release.number] = release.checksum
-        for phase, mine in made.items():
+        for phase, mine in _checksums_by_phase(ledger).items():
             header = ledger.headers[phase]
-            for what, source in (("noise", header.noise_source), ("lots", header.lot_source)):
+            sources = {"noise": header.noise_source, "lots": header.lot_source}
+            for what, source in sources.items():
                 if source is None:
                     continue
                 others = drawn.setdefault((what, phase, source), [])
                 for other, theirs in others:
-                    if any(theirs.get(number, checksum) != checksum for number, checksum in mine.items()):
+                    if _differ(mine, theirs):
                         raise LedgerError(
                             f"{name} and {other} drew their {what} from one seed, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
@@ -257,43 +343,170 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                 others.append((name, mine))
 
 
+_Checksums = dict[int, str | None]
+
+
+def _checksums_by_phase(ledger: Ledger) -> dict[int, _Checksums]:
+    """Phase → number of each of its releases → checksum."""
+    phases: dict[int, _Checksums] = {}
+    for phase, release in ledger.releases:
+        checksums = phases.setdefault(phase, {})
+        checksums[release.number] = release.checksum
+    return phases
+
+
+def _differ(mine: _Checksums, theirs: _Checksums) -> bool:
+    """Whether two ledgers have another sum under one number, or one that cannot be compared."""
+    for number, checksum in mine.items():
+        if number not in theirs:
+            continue
+        if checksum is None or theirs[number] != checksum:
+            return True
+    return False
+
+
 class _OtherSchema(LedgerError):
     def __init__(self, schema: object) -> None:
-        super().__init__(f"schema {schema}, but this version of dpbench reads schema {SCHEMA}")
+        super().__init__(f"schema {schema}, but this version of dpbench reads schemas up to {SCHEMA}")
         self.schema = schema
 
 
-def _read_line(line: bytes, ledger: Ledger, cache: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]]) -> None:
-    data = json.loads(line.decode())  # given bytes, json first guesses their encoding
-    if data["record"] == "header":
-        if data["schema"] != SCHEMA:
-            raise _OtherSchema(data["schema"])
-        ledger.headers.append(Header(**{k: v for k, v in data.items() if k not in ("record", "schema")}))
-        if ledger.header.phase != len(ledger.headers) - 1:
-            raise LedgerError(f"phase {ledger.header.phase} stands where phase {len(ledger.headers) - 1} is due")
-        return
-    if data["record"] != "release" or not ledger.headers:
-        raise LedgerError("neither a header nor a release after one")
-    where = line.find(b'"sampling"')
-    # Lines of equal cost end equally, as this module writes them; with the keys in another order nothing is remembered.
-    event = line[where:] if 0 <= where < line.find(b'"queries"') else line
-    if event not in cache:
-        queries = tuple(SumQuery(**query) for query in data["queries"])
-        if not all(type(number) in (int, float) for query in queries for number in query[1:3]):
-            raise LedgerError("sensitivity and noise_std must be numbers")
-        if not all(isinstance(word, str) for query in queries for word in (query.name, query.unit)):
-            raise LedgerError("name and unit of a query must be words")
-        if not queries or not all(_SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST for query in queries):
-            raise LedgerError("a release needs queries with positive and finite sensitivity and noise_std")
-        cache[event] = (sampling_from_dict(data["sampling"]), queries)
-    phase, number, checksum = len(ledger.headers) - 1, data["number"], data.get("checksum")
-    if type(number) is not int:
-        raise LedgerError(f"{number!r} is no number of a release")
-    before = ledger.releases[-1] if ledger.releases else (-1, Release(-1, *cache[event]))
-    ledger.releases.append((phase, Release(number, *cache[event], checksum)))
-    if phase == before[0] or phase == 0:
-        follows = number == before[1].number + 1
-    else:  # another phase may repeat numbers
-        follows = number <= 1 + max((one.number for _, one in ledger.releases[:-1]), default=-1)
-    if not follows and ledger.damage is None:
-        raise LedgerError(f"release {number} follows release {before[1].number}")
+class _Reader:
+    """Reads the lines of a ledger, one after the other.
+
+    Attributes:
+        ledger: What was read so far.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._events: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+        # Number of the release in the line before, if its checksum may follow.
+        self._awaiting: int | None = None
+        self._largest_number = -1
+
+    def read(self, line: bytes) -> None:
+        """Add what a line says.
+
+        Raises:
+            LedgerError: It makes no sense, or none in this place; or one of `_NOT_A_LINE`.
+        """
+        awaiting = self._awaiting
+        self._awaiting = None
+        data = json.loads(line.decode())  # given bytes, json first guesses their encoding
+        record = data["record"]
+        if record == "header":
+            self._read_header(data)
+        elif record == "release" and self.ledger.headers:
+            self._read_release(data, line)
+        elif record == "checksum" and self.ledger.headers:
+            self._read_checksum(data, awaiting)
+        else:
+            raise LedgerError("neither a header nor a release after one")
+
+    def _read_header(self, data: dict[str, Any]) -> None:
+        schema = data["schema"]
+        if type(schema) is not int or not WITHOUT_PLANS <= schema <= SCHEMA:
+            raise _OtherSchema(schema)
+        fields = dict(data)
+        del fields["record"]
+        del fields["schema"]
+        fields.pop("plan", None)
+        if "neighbouring_relation" in fields and "neighboring_relation" not in fields:
+            fields["neighboring_relation"] = fields.pop("neighbouring_relation")
+        ledger = self.ledger
+        ledger.headers.append(Header(**fields))
+        due = len(ledger.headers) - 1
+        if ledger.header.phase != due:
+            raise LedgerError(f"phase {ledger.header.phase} stands where phase {due} is due")
+        if schema == WITHOUT_PLANS:
+            if "plan" in data:
+                raise LedgerError(f"a header of schema {WITHOUT_PLANS} has no plan")
+            return
+        # With a plan that makes no sense the phase is still one: its releases count as they are.
+        plan = StatedPlan.from_dict(data["plan"])
+        ledger.headers[-1] = replace(ledger.header, plan=plan)
+
+    def _read_release(self, data: dict[str, Any], line: bytes) -> None:
+        ledger = self.ledger
+        plan = ledger.header.plan
+        phase = len(ledger.headers) - 1
+        sampling, queries = self._event(data, line)
+        number = data["number"]
+        checksum = data.get("checksum")
+        if type(number) is not int:
+            raise LedgerError(f"{number!r} is no number of a release")
+        if plan is not None and checksum is not None and not isinstance(checksum, str):
+            raise LedgerError(f"the checksum of release {number} must be a word, not {checksum!r:.60}")
+        release = Release(
+            number=number,
+            sampling=sampling,
+            queries=queries,
+            checksum=checksum,
+        )
+        last_phase, last_number = self._last()
+        is_due = number == last_number + 1
+        if phase not in (0, last_phase):
+            # Another phase may repeat numbers.
+            is_due = number <= self._largest_number + 1
+        # From here on it counts, whatever else is wrong with it.
+        ledger.releases.append((phase, release))
+        self._largest_number = max(self._largest_number, number)
+        if not is_due and ledger.damage is None:
+            raise LedgerError(f"release {number} follows release {last_number}")
+        if plan is None:
+            return
+        if checksum is None:
+            self._awaiting = number
+        contradiction = plan.contradiction(release)
+        if contradiction is not None:
+            raise LedgerError(contradiction)
+
+    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
+        """Sampling and queries of a release's line; lines that say the same share them."""
+        where = line.find(b'"sampling"')
+        # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
+        ends_equally = 0 <= where < line.find(b'"queries"')
+        key = line[where:] if ends_equally else line
+        if key not in self._events:
+            queries = tuple(SumQuery(**query) for query in data["queries"])
+            _check_queries(queries)
+            self._events[key] = (sampling_from_dict(data["sampling"]), queries)
+        return self._events[key]
+
+    def _last(self) -> tuple[int, int]:
+        """(phase, number) of the last release; −1 where there is none."""
+        if not self.ledger.releases:
+            return -1, -1
+        phase, release = self.ledger.releases[-1]
+        return phase, release.number
+
+    def _read_checksum(self, data: dict[str, Any], awaiting: int | None) -> None:
+        number = data["number"]
+        checksum = data["checksum"]
+        is_whole = type(number) is int and isinstance(checksum, str)
+        if not is_whole or set(data) != {"record", "number", "checksum"}:
+            raise LedgerError("a checksum's line has a number and a word, and nothing else")
+        if number != awaiting:
+            raise LedgerError(
+                f"the checksum of release {number} does not stand directly after the line of that release, or is its "
+                "second one"
+            )
+        phase, release = self.ledger.releases[-1]
+        self.ledger.releases[-1] = (phase, replace(release, checksum=checksum))
+
+
+def _check_queries(queries: tuple[SumQuery, ...]) -> None:
+    """Raise LedgerError unless they are queries that a release can have."""
+    if not queries:
+        raise LedgerError(_NO_QUERY)
+    for query in queries:
+        for number in (query.sensitivity, query.noise_std):
+            if type(number) not in (int, float):
+                raise LedgerError("sensitivity and noise_std must be numbers")
+        for word in (query.name, query.unit):
+            if not isinstance(word, str):
+                raise LedgerError("name and unit of a query must be words")
+        ratio = query.noise_std / query.sensitivity
+        if not _SMALLEST < ratio < 1 / _SMALLEST:
+            raise LedgerError(_NO_QUERY)

@@ -7,20 +7,20 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
-from dpbench.privacy.accounting.ledger import SCHEMA, Header, Release, counted_event, read_ledger
+from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
-from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.events import EARLIER, Event, SumQuery
 from dpbench.privacy.sampling import Sampling
 
 _END = "}\n"
-_EARLIER = "earlier"  # begins the names of queries that were answered on the same lot before
+_SPELLING_OF_SCHEMA_1 = {"neighboring_relation": "neighbouring_relation"}
 
 
 def _dump(data: dict[str, Any]) -> str:
@@ -28,20 +28,38 @@ def _dump(data: dict[str, Any]) -> str:
 
 
 def _header_line(header: Header) -> str:
-    return _dump({"record": "header", "schema": SCHEMA, **asdict(header)})
+    facts = {field.name: getattr(header, field.name) for field in fields(header)}
+    plan = facts.pop("plan")
+    if plan is not None:
+        facts["plan"] = plan.to_dict()
+    if header.schema == WITHOUT_PLANS:
+        facts = {_SPELLING_OF_SCHEMA_1.get(name, name): value for name, value in facts.items()}
+    return _dump({"record": "header", "schema": header.schema, **facts})
 
 
-def _head(release: Release) -> str:
-    return _dump({"record": "release", "number": release.number, "checksum": release.checksum})[: -len(_END)]
+def _head(release: Release, awaits_checksum: bool) -> str:
+    head: dict[str, Any] = {"record": "release", "number": release.number}
+    if not awaits_checksum:
+        head["checksum"] = release.checksum
+    return _dump(head)[: -len(_END)]
 
 
 def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
-    shown = [{k: v for k, v in query._asdict().items() if (k, v) != ("unit", "")} for query in queries]
-    return _dump({"sampling": sampling.to_dict(), "queries": shown})[1:]
+    data = []
+    for query in queries:
+        fields_of_query = query._asdict()
+        if not query.unit:
+            del fields_of_query["unit"]
+        data.append(fields_of_query)
+    return _dump({"sampling": sampling.to_dict(), "queries": data})[1:]
 
 
 class LedgerWriter:
     """Appends releases to a ledger file, each on disk (in the system's buffers) before `append` returns.
+
+    A header with a plan begins a phase of schema 2, one without a plan a phase of schema 1 (`Ledger` has the format).
+    In schema 2 a release may be appended without its checksum, and `add_checksum` supplies that later: an executor on
+    a GPU need not be waited for in each step. While releases are repeated it has to be, because a replay is compared.
 
     Holds an exclusive lock on the file from before it is read until `close`: two processes that resume one run would
     spend its budget twice.
@@ -81,16 +99,20 @@ class LedgerWriter:
         self.path = Path(path)
         self.joint: dict[int, tuple[SumQuery, ...]] = {}
         self._recorded: dict[int, tuple[Release, bytes]] = {}
-        self._pending = ""
+        self._pending_header = ""
+        self._pending_checksum = ""
+        self._awaiting: int | None = None  # number of the last release, if its line lacks the checksum
         self._facts: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")  # of the last release
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self._file = self._open()
         try:
-            self._header = self._begin(Header(**{**asdict(header), "phase": 0}), start, resume, known)
+            self._header = self._begin(replace(header, phase=0), start, resume, known)
             self.phase = self._header.phase
-            self.lot_phase = place[1] if place is not None and place[0] == self.phase else self.phase
+            self.lot_phase = self.phase
+            if place is not None and place[0] == self.phase:
+                self.lot_phase = place[1]
             if self.lot_phase < self.phase:
                 self._join(read_ledger(self.path).releases)
         except BaseException as error:
@@ -114,7 +136,8 @@ class LedgerWriter:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
     def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> Header:
-        if os.fstat(self._file.fileno()).st_size and (start or not _without_release(self.path)):
+        size = os.fstat(self._file.fileno()).st_size
+        if size and (start or not _without_release(self.path)):
             if not resume:
                 raise LedgerError(
                     f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
@@ -141,43 +164,56 @@ class LedgerWriter:
             # The process died while writing, before the release was used: the piece of a line may go.
             whole = whole[: whole.rindex(b"\n") + 1]
             os.truncate(self.path, len(whole))
-        if known is not None and (wrong := difference(self.path, known, "the checkpoint")) is not None:
-            raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
+        if known is not None:
+            wrong = difference(self.path, known, "the checkpoint")
+            if wrong is not None:
+                raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
         self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
-        seeded = last.replay is not None
-        if seeded and last.noise_source is last.lot_source is None:  # of an older version, that had no such fields
-            header = replace(header, noise_source=None, lot_source=None)
-        header = Header(**{**asdict(header), "phase": last.phase})
-        mine = {release.number: release for phase, release in ledger.releases if phase == len(ledger.headers) - 1}
-        made = {release.number for _, release in ledger.releases}
+        header = replace(header, phase=last.phase)
+        mine: dict[int, Release] = {}
+        made = set()
+        for phase, release in ledger.releases:
+            made.add(release.number)
+            if phase == len(ledger.headers) - 1:
+                mine[release.number] = release
         if start and start - 1 not in made:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
         ahead = [release for number, release in mine.items() if number >= start]
         # Else the releases before `start` were made in another phase.
         here = min(mine, default=0) <= start <= max(mine, default=-1) + 1
-        if header == last and header.replay is not None and here:
+        # Noise may be repeated on a sum that can be compared only: the difference of two sums with one noise is exact.
+        comparable = all(release.checksum is not None for release in ahead)
+        if header == last and header.replay is not None and here and comparable:
             self._repeat(ahead, whole.splitlines(keepends=True))
             return header
         self._seal.update(whole)
         if header != last or ahead or not here:
-            header = Header(**{**asdict(header), "phase": last.phase + 1})
-            self._pending = _header_line(header)  # until there is a release: its budget may allow none
+            header = replace(header, phase=last.phase + 1)
+            self._pending_header = _header_line(header)  # until there is a release: its budget may allow none
         return header
 
     def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
         """Note what was released on the lots of this run in earlier phases."""
         for phase, release in releases:
             if self.lot_phase <= phase < self.phase:
-                earlier = tuple(query._replace(name=f"{_EARLIER}/{query.name}") for query in release.queries)
-                self.joint[release.number] = self.joint.get(release.number, ()) + earlier
+                answered = self.joint.get(release.number, ())
+                earlier = [query._replace(name=EARLIER + query.name) for query in release.queries]
+                self.joint[release.number] = (*answered, *earlier)
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
         """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
-        before = len(lines) - len(ahead)
-        self._seal.update(b"".join(lines[:before]))
-        self._recorded = {release.number: (release, line) for release, line in zip(ahead, lines[before:], strict=True)}
+        end = len(lines)
+        # From the last one back: each has its own line, and perhaps one with its checksum.
+        for release in reversed(ahead):
+            begin = end - 1
+            while json.loads(lines[begin])["record"] == "checksum":
+                begin -= 1
+            self._recorded[release.number] = (release, b"".join(lines[begin:end]))
+            end = begin
+        self._seal.update(b"".join(lines[:end]))
+        self._recorded = dict(sorted(self._recorded.items()))
         self.repeated = Counter(counted_event(release) for release in ahead)
 
     @property
@@ -202,7 +238,7 @@ class LedgerWriter:
         self.repeated.clear()
         self.phase += 1
         self._header = replace(self._header, phase=self.phase)
-        self._pending = _header_line(self._header)
+        self._pending_header = _header_line(self._header)
         self._join((self.phase - 1, release) for release in left)
 
     def append(self, release: Release) -> None:
@@ -211,35 +247,78 @@ class LedgerWriter:
         A replay of a release that this phase has recorded already (after a crash) is not written again: the same
         noise on the same sum is the same release.
 
+        Args:
+            release: In schema 2 its checksum may be None: `add_checksum` tells it before the next release.
+
         Raises:
-            LedgerError: The disk is full, or the replay `differs` and was not left.
+            LedgerError: The disk is full, the replay `differs` and was not left, or the release does not follow the
+                plan of its phase.
         """
         if self.differs(release):
             raise LedgerError(
                 f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
                 "it would reveal the difference."
             )
-        recorded, line = self._recorded.pop(release.number, (None, b""))
+        recorded, lines = self._recorded.pop(release.number, (None, b""))
         if recorded is not None:
-            self._seal.update(line)
+            self._seal.update(lines)
             self.repeated[counted_event(release)] -= 1
             return
+        self._require_plan(release)
         try:
-            self._write(self._pending + self._line(release))
+            self._write(self._pending_checksum + self._pending_header + self._line(release))
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
                 "free some space and resume the run."
             ) from None
-        self._pending = ""
+        self._pending_checksum = ""
+        self._pending_header = ""
+        self._awaiting = release.number if self._awaits_checksum(release) else None
         self.events[counted_event(release)] += 1
+
+    def add_checksum(self, number: int, checksum: str) -> None:
+        """Tell the checksum of the release that was appended last, without one; the next line or `close` writes it.
+
+        Until it is written, a crash leaves a release that counts and that no resumed run repeats.
+
+        Args:
+            number: Of that release.
+            checksum: Of its noised sum.
+
+        Raises:
+            LedgerError: That release has its checksum, or is not the last one.
+        """
+        if self._awaiting is None or number != self._awaiting:
+            raise LedgerError(
+                f"release {number} in {self.path} awaits no checksum: it has one, or another release came after it. "
+                "Tell it between that release and the next."
+            )
+        self._awaiting = None
+        self._pending_checksum = _dump({"record": "checksum", "number": number, "checksum": checksum})
+
+    def _awaits_checksum(self, release: Release) -> bool:
+        return self._header.plan is not None and release.checksum is None
+
+    def _require_plan(self, release: Release) -> None:
+        """Raise LedgerError for a release that readers would take for damage: whoever made it has made a mistake."""
+        plan = self._header.plan
+        if plan is None:
+            return
+        wrong = plan.contradiction(release)
+        if wrong is not None:
+            raise LedgerError(
+                f"{wrong}: the ledger {self.path} would contradict itself, and the release was not made. Noise or "
+                "sampling of this run are not those that it was begun with; that is a mistake of the program."
+            )
 
     def _line(self, release: Release) -> str:
         sampling, queries, text = self._facts
-        if sampling is not release.sampling or queries is not release.queries:  # equal ones may be written otherwise
+        # Equal ones may be written otherwise.
+        if sampling is not release.sampling or queries is not release.queries:
             text = _facts(release.sampling, release.queries)
-            self._facts = release.sampling, release.queries, text
-        return f"{_head(release)},{text}"
+            self._facts = (release.sampling, release.queries, text)
+        return f"{_head(release, self._awaits_checksum(release))},{text}"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -248,8 +327,22 @@ class LedgerWriter:
         self._seal.update(data)
 
     def close(self) -> None:
-        """Close the file and give the lock back."""
-        self._file.close()
+        """Write what is known of the last release, close the file and give the lock back.
+
+        Raises:
+            LedgerError: The disk is full, and the last release has no checksum: it counts, and cannot be repeated.
+        """
+        text = self._pending_checksum
+        self._pending_checksum = ""
+        try:
+            if text:
+                self._write(text)
+        except OSError as error:
+            raise LedgerError(
+                f"cannot write the ledger {self.path}: {error.strerror}. The last release counts; free some space."
+            ) from None
+        finally:
+            self._file.close()
 
 
 def _without_release(path: Path) -> bool:
@@ -261,7 +354,7 @@ def _without_release(path: Path) -> bool:
 
 
 def _refuse_another_training_set(path: Path, header: Header, last: Header) -> None:
-    for name in ("unit", "neighbouring_relation", "population", "microbatch_size"):
+    for name in ("unit", "neighboring_relation", "population", "microbatch_size"):
         if getattr(header, name) != getattr(last, name):
             raise LedgerError(
                 f"{path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "

@@ -144,7 +144,7 @@ class Canaries:
             )
         self.key, self._added_in, self._processes, self._recipe = key, added_in, processes, recipe
         groups, bounded, population = recipe.groups(names, sizes), recipe.transform is not None, sampling.population
-        replace_one = self._replace_one = sampling.neighbouring_relation == "replace_one"
+        replace_one = self._replace_one = sampling.neighboring_relation == "replace_one"
         coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups) if bounded else 1
         self._coordinates = coordinates
         # Signs of a spike are as long as it has coordinates; what else there is leaves it as it is, for clipping.

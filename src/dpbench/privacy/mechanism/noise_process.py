@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dpbench.canonical import name_of
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
@@ -61,6 +62,14 @@ class Noise(ABC):
         """Whether each release costs the same."""
         return True
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data for the header of a ledger.
+
+        A process of one's own is stated by its qualified name: whoever reads the ledger takes the cost of each release
+        from its line, and cannot compare it with the plan.
+        """
+        return {"process": name_of(type(self)), "described": False}
+
 
 @dataclass(frozen=True)
 class Gaussian(Noise):
@@ -75,6 +84,12 @@ class Gaussian(Noise):
     def multiplier(self, step: int) -> float:
         """Z."""
         return self.noise_multiplier
+
+    def to_dict(self) -> dict[str, Any]:
+        """The multiplier; a subclass may do something else, and is stated as a process of its own."""
+        if type(self) is not Gaussian:
+            return super().to_dict()
+        return {"process": "gaussian", "noise_multiplier": float(self.noise_multiplier)}
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,16 @@ class Scheduled(Noise):
     def constant(self) -> bool:
         """Whether the factors are one."""
         return not self.factors
+
+    def to_dict(self) -> dict[str, Any]:
+        """The multiplier and its factors; as for `Gaussian`."""
+        if type(self) is not Scheduled:
+            return super().to_dict()
+        return {
+            "process": "scheduled",
+            "noise_multiplier": float(self.noise_multiplier),
+            "factors": self.factors.to_list(),
+        }
 
 
 def noise_of(noise_multiplier: float, factors: Factors) -> Noise:

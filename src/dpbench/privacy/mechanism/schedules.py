@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from dpbench.errors import ConfigurationError
 
@@ -46,6 +47,14 @@ class Factors:
     def at(self, step: int) -> float:
         """The factor of a step, counted from 0."""
         return self.values[min(step, len(self.values) - 1)] if self.values else 1.0
+
+    def to_list(self) -> list[list[float]]:
+        """Plain JSON data: each factor with the number of steps in a row that have it.
+
+        >>> Factors((1.0, 1.0, 0.5)).to_list()
+        [[1.0, 2], [0.5, 1]]
+        """
+        return [[factor, len(list(steps))] for factor, steps in groupby(self.values)]
 
 
 CONSTANT = Factors()

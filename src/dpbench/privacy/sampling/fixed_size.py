@@ -30,7 +30,7 @@ class FixedSizeSampling(Sampling):
 
     kind = "fixed_size"
     words = ("fixed_size", "fixed")
-    neighbouring_relation = "replace_one"
+    neighboring_relation = "replace_one"
     record_changes = 2
     known_by_rate = True
     without_replacement = True

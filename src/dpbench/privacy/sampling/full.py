@@ -27,7 +27,7 @@ class FullParticipation(Sampling):
 
     kind = "full"
     words = ("full",)
-    neighbouring_relation = "add_or_remove_one"
+    neighboring_relation = "add_or_remove_one"
     record_changes = 1
     everybody = True
 

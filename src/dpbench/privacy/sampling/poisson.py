@@ -29,7 +29,7 @@ class PoissonSampling(Sampling):
     sample_rate: float
 
     kind = "poisson"
-    neighbouring_relation = "add_or_remove_one"
+    neighboring_relation = "add_or_remove_one"
     record_changes = 1
     whole_lots = False
     known_by_rate = True
@@ -98,7 +98,7 @@ class TruncatedPoissonSampling(Sampling):
     max_batch_size: int
 
     kind = "truncated_poisson"
-    neighbouring_relation = "add_or_remove_one"
+    neighboring_relation = "add_or_remove_one"
     record_changes = 2
     records_affected = 2
     whole_lots = False

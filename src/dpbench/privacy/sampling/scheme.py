@@ -52,7 +52,7 @@ class Sampling(ABC):
         unit: What a record is, such as "example": the unit of privacy.
         kind: Name of the scheme in ledgers.
         words: What users type for it, the usual word first; the kind is understood too.
-        neighbouring_relation: "add_or_remove_one", "replace_one", or "none" where no accountant covers the scheme.
+        neighboring_relation: "add_or_remove_one", "replace_one", or "none" where no accountant covers the scheme.
         record_changes: By how many bounds a clipped sum over a lot moves at most between neighbors.
         records_affected: How many records of a lot are other ones, or have other values, at most between neighbors.
         whole_lots: Whether all lots have the same, whole size.
@@ -66,7 +66,7 @@ class Sampling(ABC):
 
     kind: ClassVar[str]
     words: ClassVar[tuple[str, ...]] = ()
-    neighbouring_relation: ClassVar[str] = "none"
+    neighboring_relation: ClassVar[str] = "none"
     record_changes: ClassVar[int] = 0
     records_affected: ClassVar[int] = 1
     whole_lots: ClassVar[bool] = True
@@ -182,9 +182,9 @@ class Sampling(ABC):
         """
         from dp_accounting import NeighboringRelation
 
-        if self.neighbouring_relation == "none":
+        if self.neighboring_relation == "none":
             raise self._uncovered()
-        return NeighboringRelation[self.neighbouring_relation.upper()]
+        return NeighboringRelation[self.neighboring_relation.upper()]
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
         """Event that dp_accounting composes for one Gaussian sum over a lot.
@@ -246,8 +246,10 @@ def _alike(one: Sampling, other: Sampling) -> bool:
 
 def _check_statements(scheme: type[Sampling]) -> None:
     """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
+    if "neighbouring_relation" in vars(scheme):
+        raise TypeError(f"{scheme.__name__} states its neighbouring_relation: the name is neighboring_relation now.")
     least = {"none": 0, "add_or_remove_one": 1, "replace_one": 2}
-    relation, changes = scheme.neighbouring_relation, scheme.record_changes
+    relation, changes = scheme.neighboring_relation, scheme.record_changes
     if relation not in least or changes < least[relation] or (relation == "none") != (changes == 0):
         raise TypeError(f"{scheme.__name__}: a sum cannot move by {changes} bounds between {relation} neighbors.")
     if changes and scheme.dp_event is Sampling.dp_event:

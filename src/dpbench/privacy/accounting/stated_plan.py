@@ -1,0 +1,364 @@
+"""The plan in the header of a ledger, as those see it who have the ledger alone.
+
+From it the cost of each release of a phase is computed without a single release's line, and so without trust in the
+arithmetic of whoever wrote them. `privacy.mechanism.training_plan` makes it, and knows what is trained; here is what
+costs privacy. The format is told by `StatedPlan`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol
+
+from dpbench.errors import LedgerError
+from dpbench.privacy.events import (
+    EARLIER,
+    Event,
+    SumQuery,
+    effective_noise_multiplier,
+    equivalent_queries,
+    record_changes,
+)
+from dpbench.privacy.sampling import Sampling, sampling_from_dict
+
+_SMALLEST = 1e-100  # of a number whose square is still one
+_ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
+_ALLOCATIONS = ("equal", "proportional", "dimension")
+_FIELDS = frozenset(
+    [
+        "digest",
+        "sampling",
+        "size_factors",
+        "summands",
+        "noise",
+        "groups",
+        "bound_factors",
+        "allocation",
+        "statistics",
+        "recipe",
+    ]
+)
+
+
+class Numbered(Protocol):
+    """A release, as far as it can follow a plan or not."""
+
+    @property
+    def number(self) -> int:
+        """Number within the run."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its lot was drawn."""
+
+    @property
+    def queries(self) -> tuple[SumQuery, ...]:
+        """What was summed."""
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """Factors of a value over the steps; after the last one it stays.
+
+    Attributes:
+        stairs: (factor, number of steps in a row that have it); empty: always 1.
+    """
+
+    stairs: tuple[tuple[float, int], ...] = ()
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The step after each stair."""
+        return list(accumulate(steps for _, steps in self.stairs))
+
+    def at(self, step: int) -> float:
+        """The factor of a step, counted from 0."""
+        if not self.stairs:
+            return 1.0
+        place = bisect_right(self._ends, step)
+        factor, _ = self.stairs[min(place, len(self.stairs) - 1)]
+        return factor
+
+    def to_list(self) -> list[list[float]]:
+        """Plain JSON data."""
+        return [list(stair) for stair in self.stairs]
+
+
+@dataclass(frozen=True)
+class StatedNoise:
+    """What a plan says of its noise.
+
+    Attributes:
+        process: "gaussian" or "scheduled"; else the qualified name of somebody's own class.
+        noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None: nobody
+            but its class knows what a process of one's own does.
+        factors: Of z, by step.
+    """
+
+    process: str
+    noise_multiplier: float | None
+    factors: Stairs = Stairs()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        if self.noise_multiplier is None:
+            return {"process": self.process, "described": False}
+        data: dict[str, Any] = {"process": self.process, "noise_multiplier": self.noise_multiplier}
+        if self.process == "scheduled":
+            data["factors"] = self.factors.to_list()
+        return data
+
+
+@dataclass(frozen=True)
+class StatedPlan:
+    """The plan of a phase, as its header states it.
+
+    Guarantee: a release with number t that follows the plan is a Gaussian mechanism on sums over a lot of
+    `sampling_of(t)`, and costs what `event(t)` says: z_t over the number of bounds by which one unit moves a sum,
+    whatever the bounds are, because noise is allocated in proportion to them, and statistics beside the gradients take
+    their share of z_t away from these (adaptive_quantile_clipping_2021, Theorem 1).
+
+    In JSON:
+
+        digest        32 hexadecimal digits: names the plan, part of the key of the noise
+        sampling      of a lot at size factor 1, as in a release's line
+        size_factors  of the expected lot size: [[factor, steps], ...]; [] always 1; after the last one it stays
+        summands      {"unit", "per_summand", "total_weight"}: what the sums are over
+        noise         {"process": "gaussian", "noise_multiplier"}, or "scheduled" with "factors" like those of sizes, or
+                      {"process": qualified name, "described": false} of somebody's own class
+        groups        [{"name", "max_grad_norm", "coordinates"}]: clipped together, with the first bound of each
+        bound_factors of all bounds, like those of sizes
+        allocation    of noise among the groups: "equal", "proportional" or "dimension"
+        statistics    released beside the gradients, for release 0: [{"name", "size", "bound", "noise_std", ...}]
+        recipe        for people: names and options of what is done with the records; nothing here depends on it
+
+    Attributes:
+        digest: As above.
+        sampling: As above.
+        size_factors: As above.
+        unit: Of the summands; "" where it is that of the sampling.
+        per_summand: Units of the sampling that go into one summand.
+        noise: As above.
+        rest: What is stated and costs nothing: weights, groups, bounds, allocation, statistics, as JSON data.
+        recipe: As above; two plans that differ in it alone are equal.
+    """
+
+    digest: str
+    sampling: Sampling
+    size_factors: Stairs
+    unit: str
+    per_summand: int
+    noise: StatedNoise
+    rest: Mapping[str, Any] = field(hash=False)
+    recipe: Any = field(default=None, compare=False)
+
+    @classmethod
+    def from_dict(cls, data: object) -> StatedPlan:
+        """Read the plan of a header.
+
+        Raises:
+            LedgerError: It is none, or holds what this version does not know.
+        """
+        plan = _object("plan", data)
+        if set(plan) != _FIELDS:
+            odd = ", ".join(sorted(_FIELDS.symmetric_difference(plan)))
+            raise LedgerError(f"the plan lacks fields or has others than this version of dpbench reads: {odd}")
+        summands = _object("summands", plan["summands"])
+        rest = {
+            "total_weight": _total_weight(summands),
+            "groups": _groups(plan["groups"]),
+            "bound_factors": _stairs("bound_factors", plan["bound_factors"]).to_list(),
+            "allocation": _word("allocation", plan["allocation"], _ALLOCATIONS),
+            "statistics": _statistics(plan["statistics"]),
+        }
+        return cls(
+            digest=_digest(plan["digest"]),
+            sampling=sampling_from_dict(_object("sampling", plan["sampling"])),
+            size_factors=_stairs("size_factors", plan["size_factors"]),
+            unit=_word("unit", summands.get("unit")),
+            per_summand=_count("per_summand", summands.get("per_summand")),
+            noise=_noise(_object("noise", plan["noise"])),
+            rest=rest,
+            recipe=_object("recipe", plan["recipe"]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data: inverse of `from_dict`."""
+        return {
+            "digest": self.digest,
+            "sampling": self.sampling.to_dict(),
+            "size_factors": self.size_factors.to_list(),
+            "summands": {
+                "unit": self.unit,
+                "per_summand": self.per_summand,
+                "total_weight": self.rest["total_weight"],
+            },
+            "noise": self.noise.to_dict(),
+            "groups": self.rest["groups"],
+            "bound_factors": self.rest["bound_factors"],
+            "allocation": self.rest["allocation"],
+            "statistics": self.rest["statistics"],
+            "recipe": self.recipe,
+        }
+
+    @cached_property
+    def _samplings(self) -> dict[float, Sampling]:
+        return {}
+
+    def sampling_of(self, step: int) -> Sampling:
+        """How the lot of a step is drawn.
+
+        Raises:
+            ConfigurationError: Lots cannot have that size.
+        """
+        factor = self.size_factors.at(step)
+        if factor not in self._samplings:
+            self._samplings[factor] = self.sampling.resized(factor)
+        return self._samplings[factor]
+
+    def effective_multiplier(self, step: int) -> float:
+        """Noise over sensitivity of a whole release, statistics included.
+
+        Raises:
+            LedgerError: The noise is of somebody's own class.
+        """
+        z = self.noise.noise_multiplier
+        if z is None:
+            raise LedgerError(
+                f"the noise process {self.noise.process} is not one of dpbench's: what a release costs stands in its "
+                "line, and cannot be computed from the plan."
+            )
+        changes = record_changes(self.sampling_of(step), self.per_summand)
+        return z * self.noise.factors.at(step) / max(1, changes)
+
+    def event(self, step: int) -> Event:
+        """What a release costs on a lot of its own, by the plan alone; errors as for `effective_multiplier`."""
+        query = SumQuery("all", 1.0, self.effective_multiplier(step))
+        return Event(self.sampling_of(step), equivalent_queries((query,)))
+
+    def events(self, releases: int) -> Counter[Event]:
+        """What the first releases cost, by the plan alone: how often each cost occurs."""
+        return Counter(self.event(step) for step in range(releases))
+
+    def contradiction(self, release: Numbered) -> str | None:
+        """Say what of a release does not follow the plan; None: nothing.
+
+        Its sampling must be that of its step, and its own queries together cost what the plan says. Queries that an
+        earlier phase answered on the same lot stand beside them. Bounds may move. What a noise process of somebody's
+        own costs is not compared.
+        """
+        number = release.number
+        sampling = self.sampling_of(number)
+        if release.sampling != sampling:
+            return f"release {number} draws a lot by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
+        own = [query for query in release.queries if not query.name.startswith(EARLIER)]
+        if not own:
+            return f"release {number} has no query of its own"
+        if self.noise.noise_multiplier is None:
+            return None
+        stated = effective_noise_multiplier(own)
+        planned = self.effective_multiplier(number)
+        if not math.isclose(stated, planned, rel_tol=_ROUNDING):
+            return f"release {number} has a noise multiplier of {stated:.10g}, its plan {planned:.10g}"
+        return None
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise LedgerError(f"{name} must be a JSON object, not {value!r:.60}")
+    return value
+
+
+def _objects(name: str, value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise LedgerError(f"{name} must be a list, not {value!r:.60}")
+    return [_object(f"each of {name}", one) for one in value]
+
+
+def _word(name: str, value: object, known: tuple[str, ...] = ()) -> str:
+    if not isinstance(value, str):
+        raise LedgerError(f"{name} must be a word, not {value!r:.60}")
+    if known and value not in known:
+        raise LedgerError(f"{name} must be one of {', '.join(known)}, not {value!r:.60}")
+    return value
+
+
+def _digest(value: object) -> str:
+    digest = _word("digest", value)
+    if len(digest) != 32 or not set(digest) <= set("0123456789abcdef"):
+        raise LedgerError(f"digest must be 32 hexadecimal digits, not {digest!r:.60}")
+    return digest
+
+
+def _count(name: str, value: object, least: int = 1) -> int:
+    if type(value) is not int or value < least:
+        raise LedgerError(f"{name} must be a whole number from {least} on, not {value!r:.60}")
+    return value
+
+
+def _positive(name: str, value: object) -> float:
+    # A bool is an int to Python, and NaN is neither above nor below anything.
+    if type(value) not in (int, float) or not _SMALLEST < value < 1 / _SMALLEST:  # type: ignore[operator]
+        raise LedgerError(f"{name} must be a positive and finite number, not {value!r:.60}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _stairs(name: str, value: object) -> Stairs:
+    if not isinstance(value, list):
+        raise LedgerError(f"{name} must be a list of [factor, steps], not {value!r:.60}")
+    stairs = []
+    for stair in value:
+        if not isinstance(stair, list) or len(stair) != 2:
+            raise LedgerError(f"{name} must be a list of [factor, steps], and has {stair!r:.60}")
+        factor, steps = stair
+        stairs.append((_positive(name, factor), _count(f"steps of {name}", steps)))
+    return Stairs(tuple(stairs))
+
+
+def _noise(data: dict[str, Any]) -> StatedNoise:
+    process = _word("the noise process", data.get("process"))
+    if data == {"process": process, "described": False}:
+        return StatedNoise(process, None)
+    if process == "gaussian" and set(data) == {"process", "noise_multiplier"}:
+        return StatedNoise(process, _positive("noise_multiplier", data["noise_multiplier"]))
+    if process == "scheduled" and set(data) == {"process", "noise_multiplier", "factors"}:
+        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
+        return StatedNoise(process, multiplier, _stairs("factors of the noise", data["factors"]))
+    raise LedgerError(f"this version of dpbench does not know the noise process {data!r:.120}")
+
+
+def _total_weight(summands: dict[str, Any]) -> float | None:
+    if set(summands) != {"unit", "per_summand", "total_weight"}:
+        raise LedgerError(f"summands must have unit, per_summand and total_weight, not {', '.join(summands)}")
+    weight = summands["total_weight"]
+    return None if weight is None else _positive("total_weight", weight)
+
+
+def _groups(value: object) -> list[dict[str, Any]]:
+    groups = _objects("groups", value)
+    for group in groups:
+        name = _word("the name of a group", group.get("name"))
+        if name.startswith(EARLIER):
+            raise LedgerError(f"the group {name!r} has a name that begins with {EARLIER!r}: call it otherwise")
+        _positive(f"the bound of {name}", group.get("max_grad_norm"))
+        _count(f"the coordinates of {name}", group.get("coordinates"), least=0)
+    return groups
+
+
+def _statistics(value: object) -> list[dict[str, Any]]:
+    statistics = _objects("statistics", value)
+    for statistic in statistics:
+        name = _word("the name of a statistic", statistic.get("name"))
+        _count(f"the size of {name}", statistic.get("size"))
+        for number in ("bound", "noise_std", "denominator"):
+            _positive(f"{number} of {name}", statistic.get(number))
+    return statistics

@@ -1,0 +1,165 @@
+"""The plan of a whole training: sampling × summands × clipping recipe × noise, and how they move over the steps.
+
+One frozen object names the run (its digest is part of the key of the noise) and heads the ledger. The plan of each
+release, and with it sensitivities, noise, divisor and cost, is derived from it and from nothing else, so that what is
+accounted for cannot drift from what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dpbench.canonical import digest_of
+from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
+from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.description import describe
+from dpbench.privacy.mechanism.noise_process import Noise
+from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
+from dpbench.privacy.sampling import Sampling
+
+_DIGITS = 32  # hexadecimal, of the digest
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Everything that decides what the releases of a training are, and what they cost.
+
+    Guarantee: release t is the mechanism that `release(t)` describes. Where bounds adapt, they are the only part of a
+    release that is not known beforehand; they follow earlier releases, and the cost does not depend on them.
+
+    Attributes:
+        recipe: What is done with the records of a lot.
+        sampling: How lots are drawn, at a size factor of 1.
+        noise: Of all releases.
+        groups: Partition of the parameters with the first bounds.
+        sizes: Number of coordinates of each parameter.
+        metric_sizes: Number of values of each metric that the module offers.
+        summands: What the sums are over.
+        bound_factors: Of the groups' bounds, by step; not beside an adaptation.
+        size_factors: Of the expected lot size, by step.
+    """
+
+    recipe: Recipe
+    sampling: Sampling
+    noise: Noise
+    groups: tuple[VectorGroup, ...]
+    sizes: tuple[int, ...]
+    metric_sizes: Mapping[str, int] = field(default_factory=dict)
+    summands: Summands = UNITS
+    bound_factors: Factors = CONSTANT
+    size_factors: Factors = CONSTANT
+
+    def release(self, step: int, bounds: Sequence[float] | None = None) -> ReleasePlan:
+        """The plan of a release.
+
+        Args:
+            step: Number of the release.
+            bounds: Of the groups, where they have adapted; None: the first ones.
+
+        Raises:
+            ConfigurationError: A value is out of range, the groups are no partition, or the statistics alone cost more
+                than the noise allows.
+        """
+        groups = self.groups if bounds is None else with_bounds(self.groups, bounds)
+        if self.bound_factors:
+            factor = self.bound_factors.at(step)
+            groups = with_bounds(groups, [factor * group.max_grad_norm for group in groups])
+        return ReleasePlan(
+            sampling=self.sampling_of(step),
+            groups=groups,
+            noise_multiplier=self.noise.multiplier(step),
+            sizes=self.sizes,
+            statistics=self._statistics(step, groups),
+            allocation=self.recipe.allocation,
+            summands=self.summands,
+        )
+
+    def _statistics(self, step: int, groups: tuple[VectorGroup, ...]) -> tuple[Statistic, ...]:
+        """What is summed beside the gradients: first for the adaptation of bounds, then private metrics."""
+        multiplier = self.noise.multiplier(step)
+        sampling = self.sampling_of(step)
+        statistics: list[Statistic] = []
+        if self.recipe.adaptation is not None:
+            records = self.summands.expected(sampling)
+            statistics += self.recipe.adaptation.statistics(groups, records, multiplier)
+        if self.recipe.metrics is not None:
+            statistics += self.recipe.metrics.statistics(self.metric_sizes, multiplier, sampling, self.summands)
+        return tuple(statistics)
+
+    @cached_property
+    def _samplings(self) -> dict[float, Sampling]:
+        """By size factor: one object for all lots of a size, by which the ledger knows that it wrote it before."""
+        return {}
+
+    def sampling_of(self, step: int) -> Sampling:
+        """How the lot of a step is drawn.
+
+        Raises:
+            ConfigurationError: Lots cannot have that size.
+        """
+        factor = self.size_factors.at(step)
+        if factor not in self._samplings:
+            self._samplings[factor] = self.sampling.resized(factor)
+        return self._samplings[factor]
+
+    def event(self, step: int) -> Event:
+        """What a release costs on a lot of its own."""
+        plan = self.release(step)
+        return Event(plan.sampling, equivalent_queries(self.noise.cost(plan.queries, step)))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the plan of each release is the same, but for bounds that adapt."""
+        return self.noise.constant and not self.bound_factors and not self.size_factors
+
+    @cached_property
+    def digest(self) -> int:
+        """A number for what is released, part of the key of the noise.
+
+        The same unit noise scaled in two ways would reveal the sum. It covers the first bounds and not those that have
+        adapted: these differ in the last bit between one process and two, and the ledger refuses a replay with others.
+        """
+        first = self.release(0)
+        moving = [first, self.noise, self.bound_factors, self.size_factors]
+        return int(digest_of(first if self.constant else moving)[:_DIGITS], 16)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data for the header of a ledger: `accounting.stated_plan.StatedPlan` reads it.
+
+        What costs nothing (`recipe`) is described for people, by names and options.
+        """
+        first = self.release(0)
+        return {
+            "digest": f"{self.digest:0{_DIGITS}x}",
+            "sampling": self.sampling.to_dict(),
+            "size_factors": self.size_factors.to_list(),
+            "summands": _summands(self.summands),
+            "noise": self.noise.to_dict(),
+            "groups": [self._group(group) for group in self.groups],
+            "bound_factors": self.bound_factors.to_list(),
+            "allocation": self.recipe.allocation,
+            "statistics": [asdict(statistic) for statistic in first.statistics],
+            "recipe": describe(self.recipe),
+        }
+
+    def _group(self, group: VectorGroup) -> dict[str, Any]:
+        return {
+            "name": group.name,
+            "max_grad_norm": float(group.max_grad_norm),
+            "coordinates": sum(self.sizes[position] for position in group.parameters),
+        }
+
+
+def _summands(summands: Summands) -> dict[str, Any]:
+    weight = summands.total_weight
+    return {
+        "unit": summands.unit,
+        "per_summand": summands.per_summand,
+        "total_weight": None if weight is None else float(weight),
+    }
