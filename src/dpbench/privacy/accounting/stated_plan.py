@@ -124,7 +124,7 @@ class StatedPlan:
     whatever the bounds are, because noise is allocated in proportion to them, and statistics beside the gradients take
     their share of z_t away from these (adaptive_quantile_clipping_2021, Theorem 1).
 
-    In JSON:
+    In JSON::
 
         digest        32 hexadecimal digits: names the plan, part of the key of the noise
         sampling      of a lot at size factor 1, as in a release's line
