@@ -29,7 +29,7 @@ from dpbench.privacy.mechanism.plan import Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import MOST_STAIRS, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
-from dpbench.privacy.sampling import PoissonSampling
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
 
 STEPS = 12
@@ -236,6 +236,16 @@ def test_lots_of_scheduled_sizes_are_divided_and_accounted_for_as_such(tmp_path:
         torch.testing.assert_close(release(releases, lot), lot.sum(0) / expected, rtol=1e-4, atol=1e-4)
     rates = [one.sampling.rate for _, one in read_ledger(tmp_path / "ledger.jsonl").releases]
     assert rates == pytest.approx([SAMPLING.rate * factor for factor in SIZES.values])
+
+
+def test_sizes_that_round_to_one_are_counted_as_often_as_they_are_drawn(tmp_path: Path) -> None:
+    """Noise was found for the last of them alone, so that the target was spent too early."""
+    factors = Factors((1.0, 1.01) * (STEPS // 2))
+    sampling = FixedSizeSampling(100, 10)
+    releases = made(tmp_path, z=None, target=3.0, horizon=Horizon(STEPS), sampling=sampling, size_factors=factors)
+    assert releases.budget.remaining == STEPS
+    constant = made(tmp_path / "constant", z=None, target=3.0, horizon=Horizon(STEPS), sampling=sampling)
+    assert releases.noise_multiplier == pytest.approx(constant.noise_multiplier, rel=1e-9)
 
 
 def test_scheduled_sizes_cost_what_an_independent_accountant_says(tmp_path: Path) -> None:
