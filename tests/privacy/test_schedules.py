@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.privacy import budget
 from dpbench.privacy.accounting.composition import epsilon as ledger_epsilon_of
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.budget import Horizon
+from dpbench.privacy.events import Event
 from dpbench.privacy.mechanism.adaptive import Adaptation
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism
@@ -29,7 +32,7 @@ from dpbench.privacy.mechanism.plan import Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import MOST_STAIRS, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
-from dpbench.privacy.sampling import PoissonSampling
+from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
 
 STEPS = 12
@@ -236,6 +239,29 @@ def test_lots_of_scheduled_sizes_are_divided_and_accounted_for_as_such(tmp_path:
         torch.testing.assert_close(release(releases, lot), lot.sum(0) / expected, rtol=1e-4, atol=1e-4)
     rates = [one.sampling.rate for _, one in read_ledger(tmp_path / "ledger.jsonl").releases]
     assert rates == pytest.approx([SAMPLING.rate * factor for factor in SIZES.values])
+
+
+def test_sizes_that_round_to_one_are_counted_as_often_as_they_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise was found for the steps of the last of them alone, so that the target was spent too early."""
+    counted: list[int] = []
+
+    def calibrate(with_noise: Callable[[float], Counter[Event]], *_: object) -> float:
+        counted.append(with_noise(2.0).total())
+        return 2.0
+
+    monkeypatch.setattr(budget, "calibrate_scale", calibrate)
+    plan = TrainingPlan(
+        recipe=Recipe(),
+        sampling=FixedSizeSampling(100, 10),
+        noise=Gaussian(1.0),
+        groups=(VectorGroup("all", (0,), 1.0),),
+        sizes=(WIDTH,),
+        size_factors=Factors((1.0, 1.01) * (STEPS // 2)),
+    )
+    budget.Budget(3.0, 1e-4, "rdp").calibrated(plan, Horizon(STEPS))
+    assert counted == [STEPS]
 
 
 def test_scheduled_sizes_cost_what_an_independent_accountant_says(tmp_path: Path) -> None:

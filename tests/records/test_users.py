@@ -225,7 +225,7 @@ def independent_epsilon(path: Path, delta: float) -> float:
     relations = {
         "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace_one": NeighboringRelation.REPLACE_ONE
     }  # fmt: skip
-    accountant = RdpAccountant(neighboring_relation=relations[header["neighbouring_relation"]])
+    accountant = RdpAccountant(neighboring_relation=relations[header["neighboring_relation"]])
     for line in lines:
         z = sum((query["sensitivity"] / query["noise_std"]) ** 2 for query in line["queries"]) ** -0.5
         drawn = line["sampling"]

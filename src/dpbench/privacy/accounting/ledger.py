@@ -150,7 +150,8 @@ def with_units(queries: tuple[SumQuery, ...], microbatch_size: int) -> tuple[Sum
     (SumQuery(name='all', sensitivity=2.0, noise_std=1.0, unit='microbatch'), \
 SumQuery(name='metric/loss', sensitivity=0.5, noise_std=1.0, unit=''))
     """
-    if microbatch_size == 1 or any(query.unit for query in queries):
+    tells_units = any(query.unit for query in queries)
+    if microbatch_size == 1 or tells_units:
         return queries
     return tuple(_with_unit(query) for query in queries)
 
@@ -464,14 +465,17 @@ class _Reader:
 
     def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
         """Sampling and queries of a release's line; lines that say the same share them."""
-        where = line.find(b'"sampling"')
         # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
-        ends_equally = 0 <= where < line.find(b'"queries"')
-        key = line[where:] if ends_equally else line
+        key = line
+        sampling_at = line.find(b'"sampling"')
+        queries_at = line.find(b'"queries"')
+        if 0 <= sampling_at < queries_at:
+            key = line[sampling_at:]
         if key not in self._events:
             queries = tuple(SumQuery(**query) for query in data["queries"])
             _check_queries(queries)
-            self._events[key] = (sampling_from_dict(data["sampling"]), queries)
+            sampling = sampling_from_dict(data["sampling"])
+            self._events[key] = (sampling, queries)
         return self._events[key]
 
     def _last(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
-from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Release, counted_event, read_ledger
+from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Ledger, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
 from dpbench.privacy.events import EARLIER, Event, SumQuery
 from dpbench.privacy.sampling import Sampling
@@ -156,65 +156,79 @@ class LedgerWriter:
         return header
 
     def _continue(self, header: Header, start: int, known: Seal | None) -> Header:
-        ledger = read_ledger(self.path)
-        whole = self.path.read_bytes()
-        if ledger.damage is not None:
-            if not ledger.damage.endswith("cut off"):
-                raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
-            # The process died while writing, before the release was used: the piece of a line may go.
-            whole = whole[: whole.rindex(b"\n") + 1]
-            os.truncate(self.path, len(whole))
+        """Go on in the newest phase of the file, or in a new one where the run is another one than made it."""
+        ledger = self._read_intact()
         if known is not None:
             wrong = difference(self.path, known, "the checkpoint")
             if wrong is not None:
                 raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
-        self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
-        header = replace(header, phase=last.phase)
-        mine: dict[int, Release] = {}
-        made = set()
-        for phase, release in ledger.releases:
-            made.add(release.number)
-            if phase == len(ledger.headers) - 1:
-                mine[release.number] = release
-        if start and start - 1 not in made:
+        numbers = {release.number for _, release in ledger.releases}
+        if start and start - 1 not in numbers:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
-        ahead = [release for number, release in mine.items() if number >= start]
+        self.events.update(ledger.events)
+        header = replace(header, phase=last.phase)
+        is_same_run = header == last
+        newest = [release for phase, release in ledger.releases if phase == last.phase]
         # Else the releases before `start` were made in another phase.
-        here = min(mine, default=0) <= start <= max(mine, default=-1) + 1
+        is_here = _begins_within(newest, start)
+        ahead = [release for release in newest if release.number >= start]
         # Noise may be repeated on a sum that can be compared only: the difference of two sums with one noise is exact.
         comparable = all(release.checksum is not None for release in ahead)
-        if header == last and header.replay is not None and here and comparable:
+        whole = self.path.read_bytes()
+        if is_same_run and is_here and comparable and header.replay is not None:
             self._repeat(ahead, whole.splitlines(keepends=True))
             return header
         self._seal.update(whole)
-        if header != last or ahead or not here:
-            header = replace(header, phase=last.phase + 1)
-            self._pending_header = _header_line(header)  # until there is a release: its budget may allow none
+        if is_same_run and is_here and not ahead:
+            return header
+        header = replace(header, phase=last.phase + 1)
+        # Not on disk until there is a release: its budget may allow none.
+        self._pending_header = _header_line(header)
         return header
+
+    def _read_intact(self) -> Ledger:
+        """The ledger, without the piece of a line that a process was writing when it died."""
+        ledger = read_ledger(self.path)
+        if ledger.damage is None:
+            return ledger
+        if not ledger.damage.endswith("cut off"):
+            raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
+        # That release was not used, or its sum is not known here: the piece may go.
+        whole = self.path.read_bytes()
+        os.truncate(self.path, whole.rindex(b"\n") + 1)
+        return ledger
 
     def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
         """Note what was released on the lots of this run in earlier phases."""
         for phase, release in releases:
-            if self.lot_phase <= phase < self.phase:
-                answered = self.joint.get(release.number, ())
-                earlier = [query._replace(name=EARLIER + query.name) for query in release.queries]
-                self.joint[release.number] = (*answered, *earlier)
+            if not self.lot_phase <= phase < self.phase:
+                continue
+            number = release.number
+            answered = list(self.joint.get(number, ()))
+            for query in release.queries:
+                earlier = query._replace(name=EARLIER + query.name)
+                answered.append(earlier)
+            self.joint[number] = tuple(answered)
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
         """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
         end = len(lines)
+        expected = []
         # From the last one back: each has its own line, and perhaps one with its checksum.
         for release in reversed(ahead):
             begin = end - 1
-            while json.loads(lines[begin])["record"] == "checksum":
+            while _is_checksum(lines[begin]):
                 begin -= 1
-            self._recorded[release.number] = (release, b"".join(lines[begin:end]))
+            own = b"".join(lines[begin:end])
+            expected.append((release, own))
             end = begin
-        self._seal.update(b"".join(lines[:end]))
-        self._recorded = dict(sorted(self._recorded.items()))
-        self.repeated = Counter(counted_event(release) for release in ahead)
+        before = b"".join(lines[:end])
+        self._seal.update(before)
+        for release, own in reversed(expected):
+            self._recorded[release.number] = (release, own)
+            self.repeated[counted_event(release)] += 1
 
     @property
     def seal(self) -> Seal:
@@ -231,9 +245,10 @@ class LedgerWriter:
 
         The lots stay those of the phase before, and so does what `joint` says of them.
         """
-        left = [release for release, _ in self._recorded.values()]
-        for _, line in self._recorded.values():
-            self._seal.update(line)
+        left = []
+        for release, lines in self._recorded.values():
+            left.append(release)
+            self._seal.update(lines)
         self._recorded.clear()
         self.repeated.clear()
         self.phase += 1
@@ -259,8 +274,9 @@ class LedgerWriter:
                 f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
                 "it would reveal the difference."
             )
-        recorded, lines = self._recorded.pop(release.number, (None, b""))
+        recorded = self._recorded.pop(release.number, None)
         if recorded is not None:
+            _, lines = recorded
             self._seal.update(lines)
             self.repeated[counted_event(release)] -= 1
             return
@@ -315,10 +331,12 @@ class LedgerWriter:
     def _line(self, release: Release) -> str:
         sampling, queries, text = self._facts
         # Equal ones may be written otherwise.
-        if sampling is not release.sampling or queries is not release.queries:
+        is_same = sampling is release.sampling and queries is release.queries
+        if not is_same:
             text = _facts(release.sampling, release.queries)
             self._facts = (release.sampling, release.queries, text)
-        return f"{_head(release, self._awaits_checksum(release))},{text}"
+        head = _head(release, self._awaits_checksum(release))
+        return f"{head},{text}"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -343,6 +361,20 @@ class LedgerWriter:
             ) from None
         finally:
             self._file.close()
+
+
+def _begins_within(releases: list[Release], start: int) -> bool:
+    """Whether a run that had made `start` releases goes on among these, or directly behind them."""
+    if not releases:
+        return start == 0
+    first = releases[0].number
+    last = releases[-1].number
+    return first <= start <= last + 1
+
+
+def _is_checksum(line: bytes) -> bool:
+    data = json.loads(line)
+    return bool(data["record"] == "checksum")
 
 
 def _without_release(path: Path) -> bool:

@@ -5,6 +5,7 @@ from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import PrivateMetrics, Value
 from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 
 __all__ = [
     "Mechanism",
@@ -13,6 +14,7 @@ __all__ = [
     "PrivateMetrics",
     "Recipe",
     "ReleasePlan",
+    "TrainingPlan",
     "Value",
     "VectorGroup",
 ]

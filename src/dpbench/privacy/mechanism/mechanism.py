@@ -73,12 +73,16 @@ class Mechanism:
         self.plan = plan.release(step, present_bounds)
         self.step = step
         self.metrics: dict[str, float] = {}
-        self._metrics = [dict(values) for values in remembered.get("metrics", ())]
+        self._metrics: list[dict[str, float]] = []
+        for values in remembered.get("metrics", ()):
+            self._metrics.append(dict(values))
         # Of the next lot where they have adapted, before any schedule; None: the first ones.
         self._bounds = present_bounds
         if self.recipe.denoiser is not None:
-            self.recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
-        self._layout = _flat_layout(parameters, sum(statistic.size for statistic in self.plan.statistics))
+            least = min(self.plan.parameter_bounds)
+            self.recipe.denoiser.check(least, self.plan.denominator)
+        statistics = sum(statistic.size for statistic in self.plan.statistics)
+        self._layout = _flat_layout(parameters, statistics)
         self._noise_state = plan.noise.init(self._layout.size)
         self.clear()
 
@@ -294,9 +298,12 @@ def mean_norms(
 def _remembered_bounds(plan: TrainingPlan, memory: Mapping[str, Any]) -> tuple[Bounds | None, Bounds | None]:
     """First and present bounds of a run that is resumed; None where it has none, or of other groups."""
     bounds: tuple[Bounds, Bounds] | None = memory.get("bounds")
-    if plan.recipe.adaptation is None or not bounds or len(bounds[0]) != len(plan.groups):
+    adapts = plan.recipe.adaptation is not None
+    if not adapts or not bounds:
         return None, None
     first, present = bounds
+    if len(first) != len(plan.groups):
+        return None, None
     return first, present
 
 
