@@ -8,6 +8,7 @@ their records, with other records, with one that is extreme. docs/guards.md says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ from dpbench.records.training import Training
 
 Rows = NDArray[np.int64]
 
-_TOLERANCE, _MIXED = 1e-3, 5e-2  # relative change of a record's gradient; with 8 bits of mantissa
+# Relative change of a record's gradient that rounding explains; with 8 bits of mantissa.
+_TOLERANCE = 1e-3
+_TOLERANCE_OF_MIXED = 5e-2
 _PATIENCE = 50  # lots that may hold fewer than three records before that is said
 _REMEDIES = {
     "number": (
@@ -68,8 +71,12 @@ class Coupling(Guard):
         """Run the step on altered lots."""
         source = self.session.source
         if self._probe is not None and isinstance(source, PerRecordStep):
-            own = self.session.training.own_step
-            self._probe.look(lambda rows: own(rows, *arguments, **options), batch, source.lot())
+            own_step = self.session.training.own_step
+
+            def step(rows: Any) -> Any:
+                return own_step(rows, *arguments, **options)
+
+            self._probe.look(step, batch, source.lot())
 
     @property
     def rows(self) -> int:
@@ -146,9 +153,9 @@ class CouplingProbe:
         device = self._training.device.type
         if same_shape and device == "cpu":
             return _TOLERANCE
-        low = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
-        if low or torch.is_autocast_enabled(device):
-            return _MIXED
+        is_half = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
+        if is_half or torch.is_autocast_enabled(device):
+            return _TOLERANCE_OF_MIXED
         return _TOLERANCE * (10 if device == "cuda" else 1)
 
     def refuse(self, gap: Gap, what: str) -> None:
@@ -198,9 +205,13 @@ def _piece(record_of: Rows, lot: Lot) -> Rows:
     """Rows that the probe runs: those of a piece that the step would run, if one holds three records."""
     if lot.limit is None:
         return np.arange(len(record_of))
-    ends = cuts(len(record_of), lot.limit, lot.record_of)
-    pieces = [np.arange(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    large = [piece for piece in pieces if len(np.unique(record_of[piece])) >= FEWEST]
-    if large:
-        return large[int(np.random.default_rng(lot.release).integers(len(large)))]
-    return np.flatnonzero(np.isin(record_of, np.unique(record_of)[:FEWEST]))
+    ends = [0, *cuts(len(record_of), lot.limit, lot.record_of)]
+    pieces = []
+    for start, end in pairwise(ends):
+        if len(np.unique(record_of[start:end])) >= FEWEST:
+            pieces.append(np.arange(start, end))
+    if pieces:
+        random = np.random.default_rng(lot.release)
+        return pieces[int(random.integers(len(pieces)))]
+    first = np.unique(record_of)[:FEWEST]
+    return np.flatnonzero(np.isin(record_of, first))

@@ -53,6 +53,7 @@ _DIMENSIONS = ("rand", "randn")  # whose arguments are the size
 _OTHERS = ("permutation", "permuted", "shuffle", "bytes")
 _NAMES = (*_SIZES, *_DIMENSIONS, *_OTHERS)
 _WHOLE = {"choice", "multinomial", "dirichlet", "multivariate_normal", *_OTHERS}  # whose arrays hold no rows
+_HELD = ("random", "getrandbits", "gauss")  # methods of `random` that give the same number for all rows
 _CONSTANT = 0.6  # that rejection samplers of `random` accept
 
 
@@ -66,45 +67,57 @@ class _Method:
         fresh: Makes a source from a seed.
     """
 
-    def __init__(self, name: str, draws: RowDraws, seed: Callable[[], int], fresh: Callable[[int], Any]) -> None:
-        self._name, self._draws, self._seed, self._fresh = name, draws, seed, fresh
+    def __init__(
+        self,
+        name: str,
+        draws: RowDraws,
+        seed: Callable[[], int],
+        fresh: Callable[[int], Any],
+    ) -> None:
+        self._name = name
+        self._draws = draws
+        self._seed = seed
+        self._fresh = fresh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        size = self._size(args, kwargs)
-        arrays = [np.shape(x) for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray) and x.ndim]
-        shape = size or (np.broadcast_shapes(*arrays) if arrays and self._name not in _WHOLE else ())
+        arrays = _shapes_of_arrays(args, kwargs)
+        shape = self._size(args, kwargs)
+        if not shape and arrays and self._name not in _WHOLE:
+            shape = np.broadcast_shapes(*arrays)
         if self._draws.shared:
             seed = self._draws.shared_seed(self._name)
-            if not shape:
-                return getattr(self._fresh(seed), self._name)(*args, **kwargs)
-            return self._by_rows(args, kwargs, shape, [seed] * shape[0])
+            if shape:
+                return self._by_rows(args, kwargs, shape, [seed] * shape[0])
+            return self._call(self._fresh(seed), args, kwargs)
         seed = self._seed()
         placement = self._draws.placement(f"numpy.{self._name}", (shape,))
+        axis = None if placement is None else placement.axes[0]
         if arrays and shape:
-            first = placement is not None and placement.rows[0] is not None and placement.rows[0][0] == 0
-            places = placement.entries(0) if placement is not None and first else range(shape[0])
-            return self._by_rows(args, kwargs, shape, [seed + int(place) for place in places])
+            places: Iterable[int] = range(shape[0])
+            if placement is not None and axis is not None and axis.dimension == 0:
+                places = placement.entries(0).tolist()
+            return self._by_rows(args, kwargs, shape, [seed + place for place in places])
         source = self._fresh(seed)
         if placement is None:
-            return getattr(source, self._name)(*args, **kwargs)
-        own = placement.rows[0]
-        assert own is not None
+            return self._call(source, args, kwargs)
+        assert axis is not None
         numbers = self._of_size(source, args, kwargs, placement.shapes[0])
-        return np.take(numbers, placement.entries(0), axis=own[0])
+        return np.take(numbers, placement.entries(0), axis=axis.dimension)
 
     def _by_rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], seeds: Sequence[int]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shape: tuple[int, ...],
+        seeds: Sequence[int],
     ) -> Any:
         """Each row of dimension 0 from a seed of its own."""
+        size = (1, *shape[1:])
         rows = []
         for number, seed in enumerate(seeds):
-
-            def of(x: Any, number: int = number) -> Any:
-                has_rows = isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]
-                return x[number : number + 1] if has_rows else x
-
-            own = {name: of(value) for name, value in kwargs.items()}
-            rows.append(self._of_size(self._fresh(seed), tuple(map(of, args)), own, (1, *shape[1:])))
+            args_of_row = tuple(_row(value, number, shape) for value in args)
+            kwargs_of_row = {name: _row(value, number, shape) for name, value in kwargs.items()}
+            rows.append(self._of_size(self._fresh(seed), args_of_row, kwargs_of_row, size))
         return np.concatenate(rows) if rows else np.empty(shape)
 
     def _size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -114,19 +127,40 @@ class _Method:
         if self._name not in _SIZES:
             return ()
         position = _SIZES[self._name]
-        size = kwargs.get("size", args[position] if len(args) > position else None)
+        default = args[position] if len(args) > position else None
+        size = kwargs.get("size", default)
         if size is None:
             return ()
         return tuple(size) if isinstance(size, list | tuple) else (int(size),)
 
-    def _of_size(self, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size: tuple[int, ...]) -> Any:
-        method = getattr(source, self._name)
+    def _call(self, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(source, self._name)(*args, **kwargs)
+
+    def _of_size(
+        self,
+        source: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        size: tuple[int, ...],
+    ) -> Any:
+        """Draw from a source, with another size than the one that is asked for."""
         if self._name in _DIMENSIONS:
-            return method(*size)
+            return self._call(source, size, {})
         position = _SIZES[self._name]
         if len(args) > position:
-            return method(*args[:position], size, *args[position + 1 :], **kwargs)
-        return method(*args, **{**kwargs, "size": size})
+            return self._call(source, (*args[:position], size, *args[position + 1 :]), kwargs)
+        return self._call(source, args, {**kwargs, "size": size})
+
+
+def _shapes_of_arrays(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+    values = (*args, *kwargs.values())
+    return [x.shape for x in values if isinstance(x, np.ndarray) and x.ndim]
+
+
+def _row(x: Any, row: int, shape: tuple[int, ...]) -> Any:
+    """One row of an argument, if it is an array with a row for each row of the draw."""
+    has_rows = isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]
+    return x[row : row + 1] if has_rows else x
 
 
 class _Generator(np.random.Generator):
@@ -160,7 +194,8 @@ def _methods_of(state: np.random.RandomState, draws: RowDraws) -> dict[str, _Met
     def seed() -> int:
         return int(state.randint(1 << 31))
 
-    return {name: _Method(name, draws, seed, np.random.RandomState) for name in _NAMES if hasattr(state, name)}
+    names = [name for name in _NAMES if hasattr(state, name)]
+    return {name: _Method(name, draws, seed, np.random.RandomState) for name in names}
 
 
 class FreshGenerators:
@@ -176,27 +211,31 @@ class FreshGenerators:
     @contextmanager
     def repeated(self, draws: RowDraws | None) -> Iterator[None]:
         """Have generators made from counted seeds; with `draws`, theirs and those of other seeds follow the rows."""
-        numpys, self.count = np.random.default_rng, 0
+        self.count = 0
+        default_rng = np.random.default_rng
 
         def seeded(seed: Any = None) -> np.random.Generator:
             if isinstance(seed, np.random.Generator):
                 return seed
             if seed is None:
                 self.count += 1
-                seed = [0, 0 if draws is not None and draws.shared else self.count]
-            made = numpys(seed)
-            return made if draws is None else _Generator(made, draws)
+                is_shared = draws is not None and draws.shared
+                seed = [0, 0 if is_shared else self.count]
+            generator = default_rng(seed)
+            return generator if draws is None else _Generator(generator, draws)
 
         np.random.default_rng = seeded
         try:
             yield
         finally:
-            np.random.default_rng = numpys
+            np.random.default_rng = default_rng
 
 
 @contextmanager
 def following_host(
-    draws: RowDraws, holders: Iterable[tuple[dict[Any, Any], Any]], sources: Iterable[random.Random]
+    draws: RowDraws,
+    holders: Iterable[tuple[dict[Any, Any], Any]],
+    sources: Iterable[random.Random],
 ) -> Iterator[None]:
     """Let draws of NumPy follow the rows of a lot; those of `random` are the same for all rows where all are.
 
@@ -215,12 +254,11 @@ def following_host(
             elif isinstance(original, np.random.RandomState):
                 _exchange(stack, holder, key, _RandomState(original, draws))
         if draws.shared:
-            everywhere: Any = random._inst
-            for source in (everywhere, *sources):
+            global_source: Any = random._inst
+            for source in (global_source, *sources):
                 _hold(stack, source, draws)
-            own = {"random": everywhere.random, "getrandbits": everywhere.getrandbits, "gauss": everywhere.gauss}
-            for name, function in own.items():
-                _exchange(stack, random.__dict__, name, function)
+            for name in _HELD:
+                _exchange(stack, random.__dict__, name, getattr(global_source, name))
         yield
 
 
@@ -242,11 +280,13 @@ def _hold(stack: ExitStack, source: random.Random, draws: RowDraws) -> None:
 
     def number() -> float:
         turn = draws.turn(next(calls))
-        return random.Random.random(random.Random(turn)) if turn else _CONSTANT
+        if not turn:
+            return _CONSTANT
+        return random.Random.random(random.Random(turn))
 
     def bits(count: int) -> int:
         return int(number() * (1 << count)) >> 1  # below any bound that has so many bits
 
     source.__dict__.update(random=number, getrandbits=bits, gauss=source.normalvariate)
-    for name in ("random", "getrandbits", "gauss"):
+    for name in _HELD:
         stack.callback(source.__dict__.pop, name, None)

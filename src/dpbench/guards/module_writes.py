@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from dpbench.guards.optimizer_steps import OptimizerSteps
 from dpbench.guards.saved_values import SavedValues
 from dpbench.records.source import require
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are two of 4, or sums would overflow
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
 
 
 class Saved:
@@ -46,36 +46,75 @@ class Saved:
         optimizers: Sequence[Optimizer] = (),
         datamodule: Any = None,
     ) -> None:
-        self._module, self._extra, self._optimizers, self._datamodule = module, extra or {}, optimizers, datamodule
-        self._states = _extra_states(self._extra)
-        self._tensors = _tensors(module) + _tensors_of_states(optimizers)
+        self._module = module
+        self._extra = extra or {}
+        self._optimizers = optimizers
+        self._datamodule = datamodule
+        self._contents = contents
+        self._tensors = self._saved_tensors()
         self._versions = _versions(self._tensors)
-        self._sums = [_sum(x) for x in self._tensors] if contents else None
-        self._entries = _added_entries(module, datamodule) if contents else {}
+        self._sums = self._sums_of(self._tensors)
+        self._states = _extra_states(self._extra)
+        self._entries = self._added_entries()
 
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
-        now = _tensors(self._module) + _tensors_of_states(self._optimizers)
-        versions = _versions(now)
-        sums = None if self._sums is None else [_sum(x) for x in now]
-        states = _extra_states(self._extra)
-        extra = [
-            f"{name}.get_extra_state()".lstrip(".") for name, state in states.items() if state != self._states[name]
-        ]
-        if self._sums is not None:
-            entries = _added_entries(self._module, self._datamodule)
-            extra += [name for name in {**self._entries, **entries} if self._entries.get(name) != entries.get(name)]
-        same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
-        if same and versions == self._versions and sums == self._sums:
-            return extra
-        before = {id(x): (version, i) for i, (x, version) in enumerate(zip(self._tensors, self._versions, strict=True))}
-        names = {id(x): name for name, x in [*_named_of_states(self._optimizers), *_named(self._module)]}
-        changed = []
-        for i, (x, version) in enumerate(zip(now, versions, strict=True)):
-            known, place = before.get(id(x), (None, 0))
-            if known != version or (sums is not None and self._sums is not None and sums[i] != self._sums[place]):
-                changed.append(names.get(id(x), "a tensor"))
-        return [*changed, *extra] or ["its modules"]
+        tensors = self._saved_tensors()
+        versions = _versions(tensors)
+        sums = self._sums_of(tensors)
+        others = self._written_states() + self._written_entries()
+        is_same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        if is_same and versions == self._versions and sums == self._sums:
+            return others
+        before: dict[int, tuple[int, int | None]] = {}
+        for x, version, total in zip(self._tensors, self._versions, self._sums, strict=True):
+            before[id(x)] = (version, total)
+        names = {id(x): name for name, x in _named_of_states(self._optimizers)}
+        names |= {id(x): name for name, x in _named(self._module)}
+        written = []
+        for x, version, total in zip(tensors, versions, sums, strict=True):
+            if before.get(id(x)) != (version, total):
+                written.append(names.get(id(x), "a tensor"))
+        return written + others or ["its modules"]
+
+    def _saved_tensors(self) -> list[Tensor]:
+        return _tensors(self._module) + _tensors_of_states(self._optimizers)
+
+    def _sums_of(self, tensors: list[Tensor]) -> Sequence[int | None]:
+        """A sum over the contents of each tensor, None where contents are not compared."""
+        if not self._contents:
+            return [None] * len(tensors)
+        return [_sum(x) for x in tensors]
+
+    def _written_states(self) -> list[str]:
+        """Names of extra states that are others."""
+        written = []
+        for name, state in _extra_states(self._extra).items():
+            if state != self._states[name]:
+                written.append(f"{name}.get_extra_state()".lstrip("."))
+        return written
+
+    def _added_entries(self) -> dict[str, str]:
+        if not self._contents:
+            return {}
+        return _added_entries(self._module, self._datamodule)
+
+    def _written_entries(self) -> list[str]:
+        """Names of entries of `state_dict` that are others."""
+        entries = self._added_entries()
+        names = self._entries | entries
+        return [name for name in names if self._entries.get(name) != entries.get(name)]
+
+
+class _Snapshot(NamedTuple):
+    """All that is saved with a module, as it was at one time."""
+
+    tensors: Saved
+    values: SavedValues
+
+    def written(self) -> list[str]:
+        """Names of what was written to since then."""
+        return [*self.tensors.written(), *self.values.written()]
 
 
 class Writes(Guard):
@@ -92,8 +131,8 @@ class Writes(Guard):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._lots = 0
-        self._before: tuple[Saved, SavedValues] | None = None  # as of when the lot was drawn
-        self._updated: tuple[Saved, SavedValues] | None = None  # as of its update
+        self._before: _Snapshot | None = None  # as of when the lot was drawn
+        self._updated: _Snapshot | None = None  # as of its update
         self._steps: OptimizerSteps | None = None
         self._loader: LotLoader | None = None
 
@@ -125,8 +164,8 @@ class Writes(Guard):
         """A step that sees a lot may write nothing; the hooks before its backward pass, which see none, may."""
         if self.session.training.automatic_optimization:
             self.refuse_before_release()
-        elif self.session.released and self._are_others:
-            self._update()
+        elif self.session.released and self._has_public_networks:
+            self._note_update()
             self._require_steps().close_lot()
 
     def on_release(self) -> None:
@@ -147,7 +186,7 @@ class Writes(Guard):
     # ------------------------------------------------------------------------------------- what is remembered
 
     @property
-    def _are_others(self) -> bool:
+    def _has_public_networks(self) -> bool:
         """Whether networks follow the private one in a step, which see no record."""
         return self.session.part is not self.session.training.module
 
@@ -160,10 +199,10 @@ class Writes(Guard):
         self.remember()
 
     def _after_update(self) -> None:
-        if not self._are_others:
-            self._update()
+        if not self._has_public_networks:
+            self._note_update()
 
-    def _saved(self) -> tuple[Saved, SavedValues]:
+    def _snapshot(self) -> _Snapshot:
         training = self.session.training
         tensors = Saved(
             training.module,
@@ -172,20 +211,20 @@ class Writes(Guard):
             training.optimizers,
             training.datamodule,
         )
-        return tensors, SavedValues(training)
+        return _Snapshot(tensors, SavedValues(training))
 
     def remember(self) -> None:
         """Accept what was written up to now, by code that saw no record of the lot."""
-        self._before = self._saved()
+        self._before = self._snapshot()
 
-    def _update(self) -> None:
+    def _note_update(self) -> None:
         """Remember the module after its update, with the lot still in sight."""
-        self._updated = self._saved()
+        self._updated = self._snapshot()
 
     def accept_values(self) -> None:
         """Accept options that were set since the update, by code in whose sight no record was."""
         if self._updated is not None:
-            self._updated = self._updated[0], SavedValues(self.session.training)
+            self._updated = self._updated._replace(values=SavedValues(self.session.training))
 
     def end_lot(self) -> None:
         """Refuse writes after the update; the last hook that sees the lot has run.
@@ -193,7 +232,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._updated is not None and (changed := _written(self._updated)):
+        changed = _written(self._updated)
+        if changed:
             raise UnsupportedModuleError(
                 f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
                 "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
@@ -210,7 +250,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._before is not None and (changed := _written(self._before)):
+        changed = _written(self._before)
+        if changed:
             raise UnsupportedModuleError(
                 f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
                 "saved with the model without noise: keep statistics of private records out of the model. What follows "
@@ -226,7 +267,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._before is not None and (changed := _written(self._before)):
+        changed = _written(self._before)
+        if changed:
             raise UnsupportedModuleError(
                 f"{', '.join(changed)} changed between the release of a lot and its update (in on_before_optimizer_step"
                 " or configure_gradient_clipping, of the module or of a callback), where what training_step has kept "
@@ -235,13 +277,19 @@ class Writes(Guard):
             )
 
     def _forget(self) -> None:
-        self._before = self._updated = None
+        self._before = None
+        self._updated = None
+
+
+def _written(snapshot: _Snapshot | None) -> list[str]:
+    return [] if snapshot is None else snapshot.written()
 
 
 def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
     """Modules in a module, by name, that put more than tensors into `state_dict`."""
-    plain = nn.Module.get_extra_state
-    return {name: one for name, one in module.named_modules() if type(one).get_extra_state is not plain}
+    without = nn.Module.get_extra_state
+    modules = module.named_modules()
+    return {name: submodule for name, submodule in modules if type(submodule).get_extra_state is not without}
 
 
 def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
@@ -250,74 +298,79 @@ def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
 
 def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
     """Hashes of what `state_dict` saves beside parameters, buffers and extra states: by an override or a hook."""
-    own = dict(_named(module))
-    own |= dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    entries = {}
+    tensors = dict(_named(module))
+    tensors |= module.named_parameters(remove_duplicate=False)
+    tensors |= module.named_buffers(remove_duplicate=False)
     try:
         state = module.state_dict(keep_vars=True)
     except TypeError:  # an override without torch's options
         state = module.state_dict()
+    entries = {}
     for name, value in state.items():
-        if value is not own.get(name) and not name.endswith("_extra_state"):
+        if value is not tensors.get(name) and not name.endswith("_extra_state"):
             entries[f"state_dict()[{name!r}]"] = digest_of(value)
     if datamodule is not None:
         entries["the data module's state_dict()"] = digest_of(datamodule.state_dict())
     return entries
 
 
-def _written(saved: tuple[Saved, SavedValues]) -> list[str]:
-    tensors, values = (one.written() for one in saved)
-    return [*tensors, *values]
-
-
 def _tensors_of_states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    states = [state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)]
-    return [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    tensors: list[Tensor] = []
+    for optimizer in optimizers:  # four times in every lot
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                tensors += [x for x in state.values() if isinstance(x, Tensor)]
+    return tensors
 
 
 def _named_of_states(optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
-    return [
-        (f"optimizer.state[{place}].{name}", x)
-        for optimizer in optimizers
-        for place, state in enumerate(optimizer.state.values())
-        if isinstance(state, dict)
-        for name, x in state.items()
-        if isinstance(x, Tensor)
-    ]
+    """The tensors of `_tensors_of_states`, with names."""
+    named: list[tuple[str, Tensor]] = []
+    for optimizer in optimizers:
+        for place, state in enumerate(optimizer.state.values()):
+            if isinstance(state, dict):
+                prefix = f"optimizer.state[{place}]"
+                named += [(f"{prefix}.{name}", x) for name, x in state.items() if isinstance(x, Tensor)]
+    return named
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    found: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     modules: list[nn.Module | None] = [module]
     while modules:  # four times in every lot
-        one = modules.pop()
-        if one is None:
+        submodule = modules.pop()
+        if submodule is None:
             continue
-        if one._parameters:
-            found += one._parameters.values()
-        if one._buffers:
-            found += one._buffers.values()
-        if one._modules:
-            modules += one._modules.values()
-        if "_persistent" in one.__dict__:  # a metric
-            found += [x for _, x in _states(one)]
-    return [x for x in found if x is not None]
+        if submodule._parameters:
+            tensors += submodule._parameters.values()
+        if submodule._buffers:
+            tensors += submodule._buffers.values()
+        if submodule._modules:
+            modules += submodule._modules.values()
+        if "_persistent" in submodule.__dict__:  # a metric
+            tensors += [x for _, x in _states(submodule)]
+    return [x for x in tensors if x is not None]
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The tensors of `_tensors`, each once, with names."""
     named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    for prefix, one in module.named_modules():
-        if "_persistent" in one.__dict__:
-            named += [(f"{prefix}.{name}", x) for name, x in _states(one)]
+    for prefix, submodule in module.named_modules():
+        if "_persistent" in submodule.__dict__:  # a metric
+            named += [(f"{prefix}.{name}", x) for name, x in _states(submodule)]
     return named
 
 
 def _states(metric: nn.Module) -> list[tuple[str, Tensor]]:
     """States of a torchmetrics metric that `state_dict` holds."""
-    persistent: dict[str, bool] = metric.__dict__["_persistent"]
-    values = [(name, getattr(metric, name, None)) for name, kept in persistent.items() if kept]
-    flat = [(name, x) for name, value in values for x in (value if isinstance(value, list) else [value])]
-    return [(name, x) for name, x in flat if isinstance(x, Tensor)]
+    is_persistent: dict[str, bool] = metric.__dict__["_persistent"]
+    states: list[tuple[str, Tensor]] = []
+    for name, is_saved in is_persistent.items():
+        if is_saved:
+            value = getattr(metric, name, None)
+            entries = value if isinstance(value, list) else [value]
+            states += [(name, x) for x in entries if isinstance(x, Tensor)]
+    return states
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
@@ -337,6 +390,13 @@ def _sum(x: Tensor) -> int | None:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     if x.is_floating_point():
-        x = x.resolve_neg()
-        x = x.contiguous().flatten().view(torch.int32) if x.element_size() == 8 else x.view(_INTEGERS[x.element_size()])
+        x = _bits(x.resolve_neg())
     return int(x.sum(dtype=torch.int64))
+
+
+def _bits(x: Tensor) -> Tensor:
+    """A floating-point tensor as whole numbers."""
+    size = x.element_size()
+    if size == 8:  # as two numbers of 4 bytes, or sums would overflow
+        return x.contiguous().flatten().view(torch.int32)
+    return x.view(_INTEGERS[size])

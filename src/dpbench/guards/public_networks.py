@@ -78,20 +78,19 @@ class PublicNetworks(Guard):
         return {"_lot": None, "_hooks": []}
 
     @property
-    def _are_there(self) -> bool:
+    def _has_public_networks(self) -> bool:
         return self.session.part is not self.session.training.module
 
     def on_attach(self) -> None:
         """Watch the passes of public networks."""
-        if self._are_there:
-            self._hooks = [
-                module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in self._public()
-            ]
+        if self._has_public_networks:
+            for module in self._public():
+                self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 
     def on_open(self, batch: Any) -> None:
         """Give the lot memory of its own."""
         self._gradients = public_gradients(self.session.training.module, self.session.part)
-        if self._are_there:
+        if self._has_public_networks:
             self._lot = LotRecords(batch, watched=self._unchecked)
 
     def on_release(self) -> None:
@@ -144,7 +143,7 @@ class PublicNetworks(Guard):
         inside = set(part.modules())
         outside = []
         for module in self.session.training.module.modules():
-            holds_private = any(one is part for one in module.modules())
+            holds_private = any(submodule is part for submodule in module.modules())
             if module not in inside and not holds_private:
                 outside.append(module)
         return [module for module in outside if any(p.requires_grad for p in module.parameters())]
@@ -155,16 +154,19 @@ def public_gradients(whole: nn.Module, part: nn.Module) -> State:
     if part is whole:
         return {}
     private = {id(p) for p in part.parameters()}
-    named = [(name, p) for name, p in whole.named_parameters() if id(p) not in private]
-    return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
+    gradients: State = {}
+    for name, p in whole.named_parameters():
+        if id(p) not in private and p.grad is not None:
+            gradients[name] = (p.grad, p.grad._version)
+    return gradients
 
 
 def _refuse_early_gradients(before: State, now: State) -> None:
-    early = [
-        name
-        for name, (x, version) in now.items()
-        if before.get(name, (None,))[0] is not x or before[name][1] != version
-    ]
+    early = []
+    for name, (gradient, version) in now.items():
+        gradient_before, version_before = before.get(name, (None, 0))
+        if gradient is not gradient_before or version != version_before:
+            early.append(name)
     if early:
         raise UnsupportedModuleError(
             f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its "

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,28 +19,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from dpbench.guards.step_state import CODE, PLAIN
 from dpbench.records.training import Training
 
-_PLAIN = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    np.generic,
-)
-_OPAQUE = (
-    type,
-    ModuleType,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
-)
+_PLAIN = (*PLAIN, np.generic)
 _FAST = {str, int, float, bool, type(None)}  # most values, four times in every lot
 _MOST_ENTRIES = 1000  # of one container that are looked into
 _MOST_VALUES = 20_000  # of an object and everything in it
@@ -196,7 +177,7 @@ def _leaves(x: Any, name: str, seen: set[int], alive: list[Any]) -> Iterator[tup
         yield name, (id(x), version)
     elif isinstance(x, np.ndarray):
         yield name, (x.dtype.str, x.shape, x.tobytes())
-    elif isinstance(x, _OPAQUE):
+    elif isinstance(x, CODE):
         yield name, (id(x),)
     elif id(x) not in seen:
         seen.add(id(x))
