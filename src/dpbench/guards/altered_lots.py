@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ class AlteredLot(NamedTuple):
 
     def positions(self, rows: Rows) -> Rows:
         """Where some rows of the whole lot are in this one; -1 for a row that it does not hold."""
-        last = max(int(self.places.max()), int(rows.max()))
+        last = max(self.places.max(), rows.max())
         positions = np.full(last + 1, -1)
         positions[self.places] = np.arange(len(self.places))
         return positions[rows]
@@ -62,7 +62,9 @@ class LotRows:
         self._chosen = chosen
         self.record_of = record_of
         self._every_row = np.arange(len(chosen))
-        self._index_places = frozenset[int]() if index is None else self._places_of_index(index)
+        self._index_places: Container[int] = ()
+        if index is not None:
+            self._index_places = self._places_of_index(index)
 
     def whole(self) -> AlteredLot:
         """The lot as it is."""
@@ -74,7 +76,8 @@ class LotRows:
 
     def part(self, names: Rows) -> AlteredLot:
         """Some records alone, in the order of `names`; the rows of a record stay together, as they were."""
-        return self._lot(np.concatenate([self._rows_of(name) for name in names]))
+        rows = [self._rows_of(name) for name in names]
+        return self._lot(np.concatenate(rows))
 
     def replaced(self, kept: Rows) -> AlteredLot:
         """The lot with kept records in the place of all others.
@@ -83,12 +86,14 @@ class LotRows:
         sorted stays sorted.
         """
         is_kept = np.isin(self.record_of, kept)
-        last_kept = np.maximum.accumulate(np.where(is_kept, self._every_row, -1))
+        kept_rows = np.where(is_kept, self._every_row, -1)
+        last_kept = np.maximum.accumulate(kept_rows)
         last_kept[last_kept < 0] = np.flatnonzero(is_kept)[0]
         contents = self._every_row.copy()
         for name in np.setdiff1d(self.record_of, kept):
             rows = self._rows_of(name)
-            stand_in = self._rows_of(self.record_of[last_kept[rows[0]]])
+            kept_before = self.record_of[last_kept[rows[0]]]
+            stand_in = self._rows_of(kept_before)
             contents[rows] = np.resize(stand_in, len(rows))  # repeats a record of fewer rows
         return self._lot(contents, self._every_row)
 
@@ -104,8 +109,15 @@ class LotRows:
 
     def without_numbers(self, name: int, exchanged: bool) -> AlteredLot:
         """The lot with a record of NaN, whose whole numbers may be another record's."""
-        donor = int(np.flatnonzero(self.record_of != name)[0]) if exchanged else None
-        return self._changed(self.whole(), name, lambda x: torch.full_like(x, math.nan), donor)
+        donor = None
+        if exchanged:
+            others = np.flatnonzero(self.record_of != name)
+            donor = int(others[0])
+
+        def nan(x: Tensor) -> Tensor:
+            return torch.full_like(x, math.nan)
+
+        return self._changed(self.whole(), name, nan, donor)
 
     def has_floats(self) -> bool:
         """Whether there is anything that can be NaN."""
@@ -117,7 +129,8 @@ class LotRows:
         records = []
         for x in self._tensors():
             if self._is_column(x) and not x.is_complex():
-                row = int(x.cpu()[rows].int().argmax())
+                numbers = x.cpu()[rows].int()
+                row = int(numbers.argmax())
                 records.append(self.record_of[row])
         return np.unique(records)
 
@@ -145,19 +158,22 @@ class LotRows:
             batch = self._renumbered(batch, self.record_of[places])
         return AlteredLot(batch, places)
 
-    def _places_of_index(self, index: str) -> frozenset[int]:
+    def _places_of_index(self, index: str) -> list[int]:
         """Which of the batch's tensors say the record of each row; in a part of the lot labels may do so by chance."""
-        places = enumerate(self._tensors())
+        tensors = self._tensors()
         if index and isinstance(self._batch, Mapping):
             entry = self._batch[index]
-            return frozenset(place for place, x in places if x is entry)
+            return [place for place, x in enumerate(tensors) if x is entry]
         rows = torch.from_numpy(self._chosen)
         record_of = torch.from_numpy(self.record_of)
-        equal = []
-        for place, x in places:
-            if self._is_column(x) and torch.equal(x.cpu()[rows].long(), record_of):
-                equal.append(place)
-        return frozenset(equal)
+        places = []
+        for place, x in enumerate(tensors):
+            if not self._is_column(x):
+                continue
+            numbers = x.cpu()[rows].long()
+            if torch.equal(numbers, record_of):
+                places.append(place)
+        return places
 
     def _renumbered(self, batch: Any, names: Rows) -> Any:
         """The batch with its entry of each row's record counted from 0 again, in the order of the rows."""
@@ -196,7 +212,8 @@ class LotRows:
             change: Of its floating-point numbers.
             donor: Row whose whole numbers it gets; None: it keeps its own.
         """
-        rows = torch.from_numpy(np.flatnonzero(self.record_of[lot.places] == name))
+        is_changed = self.record_of[lot.places] == name
+        rows = torch.from_numpy(np.flatnonzero(is_changed))
 
         def changed(x: Tensor, is_index: bool) -> Tensor:
             if not _has_rows(x, len(lot.places)):

@@ -6,11 +6,11 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpbench.guards.row_draws import RowDraws
+from dpbench.guards.row_draws import RowDraws, Shape
 
 # Position of the size that is asked for.
 _SIZES = {
@@ -57,6 +57,50 @@ _HELD = ("random", "getrandbits", "gauss")  # methods of `random` that give the 
 _CONSTANT = 0.6  # that rejection samplers of `random` accept
 
 
+class _Arguments(NamedTuple):
+    """Arguments of a method that draws."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def shapes_of_arrays(self) -> list[Shape]:
+        """Of all arguments that are arrays with a dimension."""
+        values = [*self.positional, *self.named.values()]
+        return [x.shape for x in values if isinstance(x, np.ndarray) and x.ndim]
+
+    def row(self, row: int, shape: Shape) -> _Arguments:
+        """The same for one row of a draw of some shape."""
+        positional = tuple(_row(x, row, shape) for x in self.positional)
+        named = {name: _row(x, row, shape) for name, x in self.named.items()}
+        return _Arguments(positional, named)
+
+    def size(self, position: int) -> Any:
+        """The size that is asked for, None if none is.
+
+        Args:
+            position: Of the size, where it has no name.
+        """
+        default = None
+        if len(self.positional) > position:
+            default = self.positional[position]
+        return self.named.get("size", default)
+
+    def with_size(self, position: int, size: Shape) -> _Arguments:
+        """The same for another size."""
+        if len(self.positional) <= position:
+            return _Arguments(self.positional, {**self.named, "size": size})
+        positional = list(self.positional)
+        positional[position] = size
+        return _Arguments(tuple(positional), self.named)
+
+
+def _row(x: Any, row: int, shape: Shape) -> Any:
+    """One row of an argument, if it is an array with a row for each row of the draw."""
+    if isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]:
+        return x[row : row + 1]
+    return x
+
+
 class _Method:
     """One method of a source of NumPy's: a draw that follows the rows.
 
@@ -80,15 +124,16 @@ class _Method:
         self._fresh = fresh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arrays = _shapes_of_arrays(args, kwargs)
-        shape = self._size(args, kwargs)
+        arguments = _Arguments(args, kwargs)
+        arrays = arguments.shapes_of_arrays()
+        shape = self._size(arguments)
         if not shape and arrays and self._name not in _WHOLE:
             shape = np.broadcast_shapes(*arrays)
         if self._draws.shared:
             seed = self._draws.shared_seed(self._name)
             if shape:
-                return self._by_rows(args, kwargs, shape, [seed] * shape[0])
-            return self._call(self._fresh(seed), args, kwargs)
+                return self._by_rows(arguments, shape, [seed] * shape[0])
+            return self._call(self._fresh(seed), arguments)
         seed = self._seed()
         placement = self._draws.placement(f"numpy.{self._name}", (shape,))
         axis = None if placement is None else placement.axes[0]
@@ -96,71 +141,46 @@ class _Method:
             places: Iterable[int] = range(shape[0])
             if placement is not None and axis is not None and axis.dimension == 0:
                 places = placement.entries(0).tolist()
-            return self._by_rows(args, kwargs, shape, [seed + place for place in places])
+            return self._by_rows(arguments, shape, [seed + place for place in places])
         source = self._fresh(seed)
         if placement is None:
-            return self._call(source, args, kwargs)
+            return self._call(source, arguments)
         assert axis is not None
-        numbers = self._of_size(source, args, kwargs, placement.shapes[0])
+        numbers = self._of_size(source, arguments, placement.shapes[0])
         return np.take(numbers, placement.entries(0), axis=axis.dimension)
 
-    def _by_rows(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        shape: tuple[int, ...],
-        seeds: Sequence[int],
-    ) -> Any:
+    def _by_rows(self, arguments: _Arguments, shape: Shape, seeds: Sequence[int]) -> Any:
         """Each row of dimension 0 from a seed of its own."""
         size = (1, *shape[1:])
         rows = []
-        for number, seed in enumerate(seeds):
-            args_of_row = tuple(_row(value, number, shape) for value in args)
-            kwargs_of_row = {name: _row(value, number, shape) for name, value in kwargs.items()}
-            rows.append(self._of_size(self._fresh(seed), args_of_row, kwargs_of_row, size))
+        for row, seed in enumerate(seeds):
+            source = self._fresh(seed)
+            numbers = self._of_size(source, arguments.row(row, shape), size)
+            rows.append(numbers)
         return np.concatenate(rows) if rows else np.empty(shape)
 
-    def _size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    def _size(self, arguments: _Arguments) -> Shape:
         """The size that is asked for; empty: a number, or the size of the arguments."""
         if self._name in _DIMENSIONS:
-            return args
+            return arguments.positional
         if self._name not in _SIZES:
             return ()
-        position = _SIZES[self._name]
-        default = args[position] if len(args) > position else None
-        size = kwargs.get("size", default)
+        size = arguments.size(_SIZES[self._name])
         if size is None:
             return ()
-        return tuple(size) if isinstance(size, list | tuple) else (int(size),)
+        if isinstance(size, list | tuple):
+            return tuple(size)
+        return (int(size),)
 
-    def _call(self, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return getattr(source, self._name)(*args, **kwargs)
+    def _call(self, source: Any, arguments: _Arguments) -> Any:
+        method = getattr(source, self._name)
+        return method(*arguments.positional, **arguments.named)
 
-    def _of_size(
-        self,
-        source: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        size: tuple[int, ...],
-    ) -> Any:
+    def _of_size(self, source: Any, arguments: _Arguments, size: Shape) -> Any:
         """Draw from a source, with another size than the one that is asked for."""
         if self._name in _DIMENSIONS:
-            return self._call(source, size, {})
-        position = _SIZES[self._name]
-        if len(args) > position:
-            return self._call(source, (*args[:position], size, *args[position + 1 :]), kwargs)
-        return self._call(source, args, {**kwargs, "size": size})
-
-
-def _shapes_of_arrays(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    values = (*args, *kwargs.values())
-    return [x.shape for x in values if isinstance(x, np.ndarray) and x.ndim]
-
-
-def _row(x: Any, row: int, shape: tuple[int, ...]) -> Any:
-    """One row of an argument, if it is an array with a row for each row of the draw."""
-    has_rows = isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]
-    return x[row : row + 1] if has_rows else x
+            return self._call(source, _Arguments(size, {}))
+        return self._call(source, arguments.with_size(_SIZES[self._name], size))
 
 
 class _Generator(np.random.Generator):

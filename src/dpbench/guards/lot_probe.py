@@ -115,7 +115,8 @@ class LotProbe:
         self._random = np.random.default_rng(self._seed)
         self._choose(names)
         self._kept_rows = self._compared(whole, self._lot.of(self._kept))
-        self._other_rows = self._compared(whole, self._lot.of(names[names != self._victim]))
+        others = names[names != self._victim]
+        self._other_rows = self._compared(whole, self._lot.of(others))
         del whole  # and what its layers have kept
         # What a step carries from one lot to the next shows in a lot that is run after two different ones.
         first = second = None
@@ -154,7 +155,8 @@ class LotProbe:
         """Choose the records that are kept, and the one that is poisoned."""
         order = self._random.permutation(names)
         # The longest come first: where they are kept, so is the length that the others are padded to.
-        is_long = np.isin(order, self._lot.longest()[: len(names) // 2])
+        longest = self._lot.longest()[: len(names) // 2]
+        is_long = np.isin(order, longest)
         order = np.concatenate([order[is_long], order[~is_long]])
         count = min(_MOST_KEPT, max(2, len(names) // 4))
         self._kept = self._random.permutation(order[:count])
@@ -207,7 +209,8 @@ class LotProbe:
         """The kept records, from the state that the last run has left, which was one of `lot`."""
         if repeats:
             self._runner.run(lot, after=True, quiet=True)
-        return self._runner.run(self._lot.part(np.sort(self._kept)), after=True)
+        part = self._lot.part(np.sort(self._kept))
+        return self._runner.run(part, after=True)
 
     def _after_altered(self, altered: AlteredLot, repeats: bool) -> StepRun | None:
         """The kept records, from the state that the last run has left, which was one of the altered lot."""
@@ -231,7 +234,10 @@ class LotProbe:
             raise _NotFollowed
         whole = self._lot.whole()
         run = self._runner.run(whole)
-        gap = max(self._gap(self._kept_rows, whole, run), self._gap(self._other_rows, whole, run))
+        gap = max(
+            self._gap(self._kept_rows, whole, run),
+            self._gap(self._other_rows, whole, run),
+        )
         if gap.size > self._exact:
             self._verdicts.unsure("training_step is random beyond the seeds of torch, numpy and random")
         return gap.size <= self._exact
@@ -297,8 +303,10 @@ class LotProbe:
                 self._verdicts.unsure(_UNTRACKED)
                 return
         self._refuse_order(rows, shared)
-        differing = [self._gap(group, part.lot, run).size > self._rounding for group in groups]
-        if sum(differing) > len(differing) / 2:
+        differing = 0
+        for group in groups:
+            differing += self._gap(group, part.lot, run).size > self._rounding
+        if differing > len(groups) / 2:
             self._verdicts.refuse(gap, "number")
 
     def _refuse_order(self, rows: ComparedRows, shared: bool) -> None:
@@ -314,7 +322,11 @@ class LotProbe:
 
     def _groups(self, whole: StepRun) -> list[ComparedRows]:
         count = min(_MOST_GROUPS, len(self._kept))
-        return [self._compared(whole, self._lot.of(names)) for names in np.array_split(self._kept, count)]
+        groups = []
+        for names in np.array_split(self._kept, count):
+            rows = self._lot.of(names)
+            groups.append(self._compared(whole, rows))
+        return groups
 
     def _refuse_carried(self, first: StepRun, second: StepRun | None) -> None:
         """Refuse a step to whose next lot it matters which records were in this one."""

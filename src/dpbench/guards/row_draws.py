@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+"""Sizes and shapes of the arguments of one draw."""
 # Draws of one kind before shared numbers change, since a loop may wait for others.
 _DRAWS_PER_ROW = 16
 _FEWEST_DRAWS = 256
@@ -41,7 +43,7 @@ class Placement(NamedTuple):
         places: Of each row in the whole lot.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: Shapes
     axes: tuple[Axis | None, ...]
     places: NDArray[np.int64]
 
@@ -57,7 +59,7 @@ class _Draw(NamedTuple):
     """Name of a function that draws, and the sizes and shapes of arguments that it was called with."""
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: Shapes
 
 
 class RowDraws:
@@ -112,7 +114,7 @@ class RowDraws:
         """End a run; it is irregular if it drew less often than the whole lot."""
         self.irregular |= not self.shared and self._call != len(self._draws_of_whole)
 
-    def placement(self, name: str, shapes: tuple[Shape, ...]) -> Placement | None:
+    def placement(self, name: str, shapes: Shapes) -> Placement | None:
         """Where the next draw lies in that of the whole lot; None where it is made as it is asked for.
 
         Args:
@@ -124,14 +126,14 @@ class RowDraws:
         if self._is_whole:
             self._draws_of_whole.append(_Draw(name, shapes))
             return None
-        if number >= len(self._draws_of_whole) or self._draws_of_whole[number].name != name:
+        of_whole = self._draw_of_whole(number)
+        if of_whole is None or of_whole.name != name:
             self.irregular = True
             return None
-        whole = self._draws_of_whole[number].shapes
         if len(self._places) == self.rows:
-            return self._in_other_order(number, shapes, whole)
+            return self._in_other_order(number, shapes, of_whole.shapes)
         try:
-            axes = tuple(self._axis(*pair) for pair in zip(shapes, whole, strict=True))
+            axes = self._axes(shapes, of_whole.shapes)
         except ValueError:
             self.irregular = True
             return None
@@ -141,9 +143,14 @@ class RowDraws:
                 self.irregular |= axis.entries > 1  # they may lie in any order
             elif shape:
                 self.irregular |= shape[0] >= self.rows  # of which the first rows may be taken
-        placement = Placement(whole, axes, self._places)
+        placement = Placement(of_whole.shapes, axes, self._places)
         self._placements[number] = placement
         return placement if any(axes) else None
+
+    def _draw_of_whole(self, number: int) -> _Draw | None:
+        """A draw of the whole lot; None if it has made fewer."""
+        draws = self._draws_of_whole
+        return draws[number] if number < len(draws) else None
 
     def shared_seed(self, name: str) -> int:
         """Seed of a draw that is the same for all rows; it changes at last, for those who draw until it fits."""
@@ -159,7 +166,7 @@ class RowDraws:
         """How often shared numbers have changed before draw `count` of a kind."""
         return count // (_DRAWS_PER_ROW * self.rows + _FEWEST_DRAWS)
 
-    def _in_other_order(self, number: int, shapes: tuple[Shape, ...], whole: tuple[Shape, ...]) -> Placement | None:
+    def _in_other_order(self, number: int, shapes: Shapes, whole: Shapes) -> Placement | None:
         """Where a draw for all rows lies, by where it lay in a run of a part of the lot."""
         if shapes != whole:
             self.irregular = True
@@ -169,6 +176,15 @@ class RowDraws:
         if placement is None or not any(placement.axes):
             return None
         return placement._replace(places=self._places)
+
+    def _axes(self, shapes: Shapes, whole: Shapes) -> tuple[Axis | None, ...]:
+        """Where the rows are, for each shape.
+
+        Raises:
+            ValueError: Some shape differs from that of the whole lot by something else.
+        """
+        pairs = zip(shapes, whole, strict=True)
+        return tuple(self._axis(shape, whole_shape) for shape, whole_shape in pairs)
 
     def _axis(self, shape: Shape, whole: Shape) -> Axis | None:
         """Where the rows are, by the dimension in which a draw differs from that of the whole lot.
@@ -286,13 +302,14 @@ class _Call:
         self._generator = generator
         self.name = str(func)
         # Positions of the arguments that say how much is drawn.
-        self._sized = [i for i, x in enumerate(args) if _is_size(x) or (isinstance(x, Tensor) and x.dim())]
-        self._samples = func is torch.ops.aten.multinomial.default and args[0].dim() == 1
+        self._sized = [i for i, x in enumerate(args) if _is_sized(x)]
+        is_multinomial = func is torch.ops.aten.multinomial.default
+        self._samples = is_multinomial and args[0].dim() == 1
         if self._samples:  # from one distribution, as many as there are rows
             self._sized.append(1)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> Shapes:
         """Sizes and shapes of tensors that the operator is called with."""
         return tuple(_shape(self._args[i]) for i in self._sized)
 
@@ -318,9 +335,10 @@ class _Call:
         for number, i in enumerate(self._sized):
             axis = placement.axes[number]
             if axis is not None:
-                index = torch.from_numpy(placement.entries(number)).to(self._generator.device)
-                args[i] = _enlarged(args[i], placement.shapes[number], axis.dimension, index)
-                cuts[i] = (axis.dimension, index)
+                entries = torch.from_numpy(placement.entries(number))
+                cut = (axis.dimension, entries.to(self._generator.device))
+                args[i] = _enlarged(args[i], placement.shapes[number], *cut)
+                cuts[i] = cut
         return self._drawn(seed, args, cuts)
 
     def by_rows(self, seed: int, placement: Placement | None) -> Any:
@@ -355,7 +373,9 @@ class _Call:
         """
         output = self._seeded(seed, args)
         for i in self._written:
-            written = args[i].index_select(*cuts[i]) if i in cuts else args[i]
+            written = args[i]
+            if i in cuts:
+                written = written.index_select(*cuts[i])
             if written is not self._args[i]:
                 self._args[i].copy_(written)
         if self._in_place:
@@ -365,7 +385,8 @@ class _Call:
         dimension, index = next(iter(cuts.values()))
         if isinstance(output, Tensor):
             return output.index_select(dimension, index)
-        return type(output)(x.index_select(dimension, index) for x in output)
+        outputs = [x.index_select(dimension, index) for x in output]
+        return type(output)(outputs)
 
     def _from_seeds(self, seeds: list[int], dimension: int) -> Any:
         """Draw each row along a dimension by itself, from its own seed."""
@@ -387,8 +408,8 @@ class _Call:
             outputs *= len(seeds)
         if isinstance(outputs[0], Tensor):
             return torch.cat(outputs, dimension)
-        parts = zip(*outputs, strict=True)
-        return type(outputs[0])(torch.cat(rows, dimension) for rows in parts)
+        parts = [torch.cat(rows, dimension) for rows in zip(*outputs, strict=True)]
+        return type(outputs[0])(parts)
 
     def _seeded(self, seed: int, args: Sequence[Any]) -> Any:
         """Call the operator from a seed; the generator is left as it was."""
@@ -406,12 +427,23 @@ def _row(x: Any, row: int, dimension: int, count: int) -> Any:
         has_rows = x.dim() > dimension and x.shape[dimension] == count
         return x.narrow(dimension, row, 1) if has_rows else x
     if _is_size(x) and len(x) > dimension:
-        return [*x[:dimension], 1, *x[dimension + 1 :]]
+        size = list(x)
+        size[dimension] = 1
+        return size
     return x
 
 
+def _is_sized(x: Any) -> bool:
+    """Whether an argument says how much is drawn."""
+    if isinstance(x, Tensor):
+        return x.dim() > 0
+    return _is_size(x)
+
+
 def _is_size(x: Any) -> bool:
-    return isinstance(x, list | tuple) and bool(x) and all(isinstance(n, int) for n in x)
+    if not isinstance(x, list | tuple) or not x:
+        return False
+    return all(isinstance(n, int) for n in x)
 
 
 def _is_written(value: Any) -> bool:
