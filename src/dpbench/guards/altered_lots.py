@@ -88,7 +88,7 @@ class LotRows:
         is_kept = np.isin(self.record_of, kept)
         kept_rows = np.where(is_kept, self._every_row, -1)
         last_kept = np.maximum.accumulate(kept_rows)
-        last_kept[last_kept < 0] = np.flatnonzero(is_kept)[0]
+        last_kept[last_kept < 0] = np.argmax(is_kept)  # the first
         contents = self._every_row.copy()
         for name in np.setdiff1d(self.record_of, kept):
             rows = self._rows_of(name)
@@ -111,8 +111,8 @@ class LotRows:
         """The lot with a record of NaN, whose whole numbers may be another record's."""
         donor = None
         if exchanged:
-            others = np.flatnonzero(self.record_of != name)
-            donor = int(others[0])
+            donors = np.flatnonzero(self.record_of != name)
+            donor = int(donors[0])
 
         def nan(x: Tensor) -> Tensor:
             return torch.full_like(x, math.nan)
@@ -223,8 +223,8 @@ class LotRows:
                 return x.index_copy(0, places, change(x[places]))
             if donor is None or is_index:
                 return x
-            donated = x[donor].expand(len(rows), *x.shape[1:])
-            return x.index_copy(0, places, donated)
+            shape = (len(rows), *x.shape[1:])
+            return x.index_copy(0, places, x[donor].expand(shape))
 
         return AlteredLot(self._mapped(lot.batch, changed), lot.places)
 

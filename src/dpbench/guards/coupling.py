@@ -123,7 +123,9 @@ class CouplingProbe:
                 earlier lots.
         """
         rows = count_records(batch)
-        record_of = np.arange(rows) if lot.record_of is None else lot.record_of
+        record_of = lot.record_of
+        if record_of is None:
+            record_of = np.arange(rows)
         piece = _piece(record_of, lot)
         if len(np.unique(record_of[piece])) < FEWEST:
             self._small += 1
@@ -166,9 +168,11 @@ class CouplingProbe:
             what: Of the other records makes it: their contents, number or order.
         """
         remedy = _REMEDIES[what].format(reduction=self._reduction)
-        others = "the order of the records" if what == "order" else f"the {what} of the other records"
+        cause = f"the {what} of the other records"
+        if what == "order":
+            cause = "the order of the records"
         raise UnsupportedModuleError(
-            f"a record's {gap.subject} depends on {others} in its lot "
+            f"a record's {gap.subject} depends on {cause} in its lot "
             f"(it changes by {gap.size:.2g} of its norm), so that clipping does not bound what one record does: "
             f"{remedy}"
         )

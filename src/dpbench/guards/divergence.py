@@ -86,12 +86,16 @@ def _states(optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
 
 def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
     """Name of the first floating tensor with an entry that is not finite, or beyond a number."""
-    floating = {name: x.detach() for name, x in tensors.items() if x.is_floating_point() and x.numel()}
+    floating: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        if x.is_floating_point() and x.numel():
+            floating[name] = x.detach()
     if not floating:
         return None
     norms: Sequence[Tensor] = torch._foreach_norm(list(floating.values()), float("inf"))
     device = norms[0].device
-    values = torch.stack([norm.double().to(device) for norm in norms]).tolist()
+    doubles = [norm.double().to(device) for norm in norms]
+    values = torch.stack(doubles).tolist()
     for name, value in zip(floating, values, strict=True):
         if not math.isfinite(value) or value > largest:
             return name

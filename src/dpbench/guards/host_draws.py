@@ -192,9 +192,7 @@ class _Generator(np.random.Generator):
         def seed() -> int:
             return int(original.integers(1 << 62))
 
-        for name in _NAMES:
-            if hasattr(original, name):
-                setattr(self, name, _Method(name, draws, seed, _fresh_generator))
+        vars(self).update(_methods_of(original, draws, seed, _fresh_generator))
 
 
 def _fresh_generator(seed: int) -> np.random.Generator:
@@ -206,16 +204,25 @@ class _RandomState(np.random.RandomState):
 
     def __init__(self, original: np.random.RandomState, draws: RowDraws) -> None:
         super().__init__(original._bit_generator)
-        for name, method in _methods_of(original, draws).items():
-            setattr(self, name, method)
+        vars(self).update(_methods_of_state(original, draws))
 
 
-def _methods_of(state: np.random.RandomState, draws: RowDraws) -> dict[str, _Method]:
+def _methods_of_state(state: np.random.RandomState, draws: RowDraws) -> dict[str, _Method]:
     def seed() -> int:
         return int(state.randint(1 << 31))
 
-    names = [name for name in _NAMES if hasattr(state, name)]
-    return {name: _Method(name, draws, seed, np.random.RandomState) for name in names}
+    return _methods_of(state, draws, seed, np.random.RandomState)
+
+
+def _methods_of(
+    source: Any,
+    draws: RowDraws,
+    seed: Callable[[], int],
+    fresh: Callable[[int], Any],
+) -> dict[str, _Method]:
+    """Methods of a source, by name, whose draws follow the rows."""
+    names = [name for name in _NAMES if hasattr(source, name)]
+    return {name: _Method(name, draws, seed, fresh) for name in names}
 
 
 class FreshGenerators:
@@ -265,7 +272,7 @@ def following_host(
         sources: Generators of `random`, beside the global one.
     """
     with ExitStack() as stack:
-        for name, method in _methods_of(np.random.mtrand._rand, draws).items():
+        for name, method in _methods_of_state(np.random.mtrand._rand, draws).items():
             _exchange(stack, np.random.__dict__, name, method)
         for holder, key in holders:
             original = holder.get(key)

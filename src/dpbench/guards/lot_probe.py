@@ -104,22 +104,24 @@ class LotProbe:
         self._compare(repeats)
 
     def _compare(self, repeats: bool) -> None:
-        whole = self._whole()
-        if whole is None:
+        reference = self._whole()
+        if reference is None:
             return  # its own step says what is wrong
         carries = self._runner.changed()
-        finite = whole.norms.isfinite().cpu().numpy()
-        names = np.setdiff1d(self._lot.record_of, self._lot.record_of[~finite])
+        is_finite = reference.norms.isfinite().cpu().numpy()
+        record_of = self._lot.record_of
+        names = np.setdiff1d(record_of, record_of[~is_finite])
         if len(names) < FEWEST:
             return
         self._random = np.random.default_rng(self._seed)
         self._choose(names)
-        self._kept_rows = self._compared(whole, self._lot.of(self._kept))
-        others = names[names != self._victim]
-        self._other_rows = self._compared(whole, self._lot.of(others))
-        del whole  # and what its layers have kept
+        self._kept_rows = self._compared(reference, self._lot.of(self._kept))
+        unpoisoned = names[names != self._victim]
+        self._other_rows = self._compared(reference, self._lot.of(unpoisoned))
+        del reference  # and what its layers have kept
         # What a step carries from one lot to the next shows in a lot that is run after two different ones.
-        first = second = None
+        first = None
+        second = None
         if carries:
             first = self._after(self._lot.whole(), repeats)
         part = self._part()
@@ -130,8 +132,8 @@ class LotProbe:
                 self._runner.run(self._lot.whole())
                 first = self._after(self._lot.whole(), repeats)
         poisoned = self._poisoned()
-        contents_differ = max(contents.gap, poisoned.gap).size > self._exact
-        differs = contents_differ or part.gap.size > self._rounding
+        contents_gap = max(contents.gap, poisoned.gap)
+        differs = contents_gap.size > self._exact or part.gap.size > self._rounding
         if differs and self._is_repeatable():
             self._refuse_contents(contents, poisoned)
             self._refuse_part(part)
@@ -145,9 +147,9 @@ class LotProbe:
     def _whole(self) -> StepRun | None:
         """The run of the whole lot; of a step that draws, with random numbers that follow the rows."""
         lot = self._lot.whole()
-        whole = self._runner.run(lot, whole=True)
-        if whole is None or self._runner.follows or not self._runner.has_drawn():
-            return whole
+        reference = self._runner.run(lot, whole=True)
+        if reference is None or self._runner.follows or not self._runner.has_drawn():
+            return reference
         self._runner.follows = True
         return self._runner.run(lot, whole=True)
 
@@ -158,7 +160,8 @@ class LotProbe:
         longest = self._lot.longest()[: len(names) // 2]
         is_long = np.isin(order, longest)
         order = np.concatenate([order[is_long], order[~is_long]])
-        count = min(_MOST_KEPT, max(2, len(names) // 4))
+        quarter = max(2, len(names) // 4)
+        count = min(_MOST_KEPT, quarter)
         self._kept = self._random.permutation(order[:count])
         self._victim = int(order[-1])
 
@@ -232,11 +235,11 @@ class LotProbe:
         """
         if not self._runner.follows:
             raise _NotFollowed
-        whole = self._lot.whole()
-        run = self._runner.run(whole)
+        lot = self._lot.whole()
+        run = self._runner.run(lot)
         gap = max(
-            self._gap(self._kept_rows, whole, run),
-            self._gap(self._other_rows, whole, run),
+            self._gap(self._kept_rows, lot, run),
+            self._gap(self._other_rows, lot, run),
         )
         if gap.size > self._exact:
             self._verdicts.unsure("training_step is random beyond the seeds of torch, numpy and random")
@@ -260,14 +263,14 @@ class LotProbe:
 
     def _largest_shared_gap(self, comparisons: Sequence[_Comparison]) -> Gap | None:
         """The largest gap where all rows have the same random numbers; None where they have not."""
-        whole = self._runner.run(self._lot.whole(), shared=True)
-        if whole is None:
+        reference = self._runner.run(self._lot.whole(), shared=True)
+        if reference is None:
             return None
         drawn = self._runner.drawn
-        rows_of_whole = [self._compared(whole, comparison.rows.rows) for comparison in comparisons]
-        del whole  # and what its layers have kept
+        rows_of_reference = [self._compared(reference, comparison.rows.rows) for comparison in comparisons]
+        del reference  # and what its layers have kept
         gaps = []
-        for rows, comparison in zip(rows_of_whole, comparisons, strict=True):
+        for rows, comparison in zip(rows_of_reference, comparisons, strict=True):
             run = self._runner.run(comparison.lot, shared=True, quiet=True)
             gaps.append(self._gap(rows, comparison.lot, run))
             if self._runner.drawn != drawn:
@@ -286,14 +289,14 @@ class LotProbe:
         if gap.size <= self._rounding:
             return
         shared = part.irregular
-        whole = self._runner.run(self._lot.whole(), shared=shared)
+        reference = self._runner.run(self._lot.whole(), shared=shared)
         drawn = self._runner.drawn
-        if whole is None:
+        if reference is None:
             self._verdicts.failed("shared random numbers for")
             return
-        rows = self._compared(whole, self._lot.of(self._kept))
-        groups = self._groups(whole)
-        del whole  # and what its layers have kept
+        rows = self._compared(reference, self._lot.of(self._kept))
+        groups = self._groups(reference)
+        del reference  # and what its layers have kept
         run = self._runner.run(part.lot, shared=shared)
         if shared:
             gap = self._gap(rows, part.lot, run)
@@ -320,12 +323,12 @@ class LotProbe:
         if gap.size > self._exact:
             self._verdicts.refuse(gap, "order")
 
-    def _groups(self, whole: StepRun) -> list[ComparedRows]:
+    def _groups(self, reference: StepRun) -> list[ComparedRows]:
         count = min(_MOST_GROUPS, len(self._kept))
         groups = []
         for names in np.array_split(self._kept, count):
             rows = self._lot.of(names)
-            groups.append(self._compared(whole, rows))
+            groups.append(self._compared(reference, rows))
         return groups
 
     def _refuse_carried(self, first: StepRun, second: StepRun | None) -> None:

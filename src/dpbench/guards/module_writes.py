@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +17,33 @@ from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.guard import Guard
 from dpbench.guards.optimizer_steps import OptimizerSteps
-from dpbench.guards.saved_values import SavedValues
+from dpbench.guards.saved_values import SavedValues, differences
 from dpbench.records.source import require
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
+
+
+_BEFORE_RELEASE = (
+    "the forward pass changes {names} (or a hook that sees the lot does), which would be saved with the model without "
+    "noise: keep statistics of private records out of the model. What follows from released weights alone (and from "
+    "nothing kept of a lot), such as a target network, belongs into on_before_zero_grad or on_train_epoch_end; a "
+    "learning rate that follows from the number of steps is a schedule's (configure_optimizers), and counters are "
+    "attributes. (A generator makes images for a private discriminator in evaluation mode: BatchNorm would tell how "
+    "many records there were.)"
+)
+_BEFORE_UPDATE = (
+    "{names} changed between the release of a lot and its update (in on_before_optimizer_step or "
+    "configure_gradient_clipping, of the module or of a callback), where what training_step has kept of the lot is in "
+    "sight, and would be saved without noise: what follows from released weights alone belongs into "
+    "on_before_zero_grad or on_train_epoch_end."
+)
+_AFTER_RELEASE = (
+    "{names} changed after the release of a lot, where its records are still in sight (in on_train_batch_end, or after "
+    "the optimizer's step in manual optimization), and would be saved without noise: what follows from released "
+    "weights alone (and from nothing kept of a lot) belongs into on_before_zero_grad, on_train_epoch_end or a hook of "
+    "the optimizer (register_step_post_hook); in manual optimization, name the network that sees records in "
+    "private_module. A learning rate that follows from the number of steps is a schedule's (configure_optimizers)."
+)
 
 
 class Saved:
@@ -47,11 +69,12 @@ class Saved:
         datamodule: Any = None,
     ) -> None:
         self._module = module
+        self._contents = contents
         self._extra = extra or {}
         self._optimizers = optimizers
         self._datamodule = datamodule
-        self._contents = contents
-        self._tensors = self._saved_tensors()
+        self._tensors = self._saved_tensors()  # alive, so that no number names two of them
+        self._ids = [id(x) for x in self._tensors]
         self._versions = _versions(self._tensors)
         self._sums = self._sums_of(self._tensors)
         self._states = _extra_states(self._extra)
@@ -60,50 +83,39 @@ class Saved:
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
         tensors = self._saved_tensors()
+        ids = [id(x) for x in tensors]
         versions = _versions(tensors)
         sums = self._sums_of(tensors)
-        others = self._written_states() + self._written_entries()
-        is_same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
-        if is_same and versions == self._versions and sums == self._sums:
-            return others
-        before: dict[int, tuple[int, int | None]] = {}
-        for x, version, total in zip(self._tensors, self._versions, self._sums, strict=True):
-            before[id(x)] = (version, total)
-        names = {id(x): name for name, x in _named_of_states(self._optimizers)}
-        names |= {id(x): name for name, x in _named(self._module)}
-        written = []
-        for x, version, total in zip(tensors, versions, sums, strict=True):
-            if before.get(id(x)) != (version, total):
-                written.append(names.get(id(x), "a tensor"))
-        return written + others or ["its modules"]
+        written = [
+            *differences(self._states, _extra_states(self._extra)),
+            *differences(self._entries, self._added_entries()),
+        ]
+        if ids == self._ids and versions == self._versions and sums == self._sums:
+            return written
+        marks = zip(self._versions, self._sums, strict=True)
+        before = dict(zip(self._ids, marks, strict=True))
+        named = [*_named_of_states(self._optimizers), *_named(self._module)]
+        names = {id(x): name for name, x in named}
+        tensors_written = []
+        marks = zip(versions, sums, strict=True)
+        for number, mark in zip(ids, marks, strict=True):
+            if before.get(number) != mark:
+                tensors_written.append(names.get(number, "a tensor"))
+        return tensors_written + written or ["its modules"]
 
     def _saved_tensors(self) -> list[Tensor]:
         return _tensors(self._module) + _tensors_of_states(self._optimizers)
 
-    def _sums_of(self, tensors: list[Tensor]) -> Sequence[int | None]:
+    def _sums_of(self, tensors: list[Tensor]) -> list[int | None]:
         """A sum over the contents of each tensor, None where contents are not compared."""
         if not self._contents:
             return [None] * len(tensors)
         return [_sum(x) for x in tensors]
 
-    def _written_states(self) -> list[str]:
-        """Names of extra states that are others."""
-        written = []
-        for name, state in _extra_states(self._extra).items():
-            if state != self._states[name]:
-                written.append(f"{name}.get_extra_state()".lstrip("."))
-        return written
-
     def _added_entries(self) -> dict[str, str]:
         if not self._contents:
             return {}
         return _added_entries(self._module, self._datamodule)
-
-    def _written_entries(self) -> list[str]:
-        """Names of entries of `state_dict` that are others."""
-        entries = self._added_entries()
-        names = self._entries | entries
-        return [name for name in names if self._entries.get(name) != entries.get(name)]
 
 
 class _Snapshot(NamedTuple):
@@ -112,9 +124,11 @@ class _Snapshot(NamedTuple):
     tensors: Saved
     values: SavedValues
 
-    def written(self) -> list[str]:
-        """Names of what was written to since then."""
-        return [*self.tensors.written(), *self.values.written()]
+    def refuse_writes(self, message: str) -> None:
+        """Raise UnsupportedModuleError with names in a message where something was written to since then."""
+        written = [*self.tensors.written(), *self.values.written()]
+        if written:
+            raise UnsupportedModuleError(message.format(names=", ".join(written)))
 
 
 class Writes(Guard):
@@ -232,16 +246,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        changed = _written(self._updated)
-        if changed:
-            raise UnsupportedModuleError(
-                f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
-                "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
-                "noise: what follows from released weights alone (and from nothing kept of a lot) belongs into "
-                "on_before_zero_grad, on_train_epoch_end or a hook of the optimizer (register_step_post_hook); in "
-                "manual optimization, name the network that sees records in private_module. A learning rate that "
-                "follows from the number of steps is a schedule's (configure_optimizers)."
-            )
+        if self._updated is not None:
+            self._updated.refuse_writes(_AFTER_RELEASE)
         self._forget()
 
     def refuse_before_release(self) -> None:
@@ -250,16 +256,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        changed = _written(self._before)
-        if changed:
-            raise UnsupportedModuleError(
-                f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
-                "saved with the model without noise: keep statistics of private records out of the model. What follows "
-                "from released weights alone (and from nothing kept of a lot), such as a target network, belongs into "
-                "on_before_zero_grad or on_train_epoch_end; a learning rate that follows from the number of steps is a "
-                "schedule's (configure_optimizers), and counters are attributes. (A generator makes images for a "
-                "private discriminator in evaluation mode: BatchNorm would tell how many records there were.)"
-            )
+        if self._before is not None:
+            self._before.refuse_writes(_BEFORE_RELEASE)
 
     def refuse_before_update(self) -> None:
         """Refuse writes between the release and the update.
@@ -267,33 +265,31 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        changed = _written(self._before)
-        if changed:
-            raise UnsupportedModuleError(
-                f"{', '.join(changed)} changed between the release of a lot and its update (in on_before_optimizer_step"
-                " or configure_gradient_clipping, of the module or of a callback), where what training_step has kept "
-                "of the lot is in sight, and would be saved without noise: what follows from released weights alone "
-                "belongs into on_before_zero_grad or on_train_epoch_end."
-            )
+        if self._before is not None:
+            self._before.refuse_writes(_BEFORE_UPDATE)
 
     def _forget(self) -> None:
         self._before = None
         self._updated = None
 
 
-def _written(snapshot: _Snapshot | None) -> list[str]:
-    return [] if snapshot is None else snapshot.written()
-
-
 def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
     """Modules in a module, by name, that put more than tensors into `state_dict`."""
-    without = nn.Module.get_extra_state
-    modules = module.named_modules()
-    return {name: submodule for name, submodule in modules if type(submodule).get_extra_state is not without}
+    default = nn.Module.get_extra_state
+    modules = {}
+    for name, submodule in module.named_modules():
+        if type(submodule).get_extra_state is not default:
+            modules[name] = submodule
+    return modules
 
 
 def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
-    return {name: pickle.dumps(module.get_extra_state()) for name, module in modules.items()}
+    """The extra state of each module, by how it is written."""
+    states = {}
+    for name, module in modules.items():
+        call = f"{name}.get_extra_state()".lstrip(".")
+        states[call] = pickle.dumps(module.get_extra_state())
+    return states
 
 
 def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
@@ -329,8 +325,9 @@ def _named_of_states(optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]
     for optimizer in optimizers:
         for place, state in enumerate(optimizer.state.values()):
             if isinstance(state, dict):
-                prefix = f"optimizer.state[{place}]"
-                named += [(f"{prefix}.{name}", x) for name, x in state.items() if isinstance(x, Tensor)]
+                for name, x in state.items():
+                    if isinstance(x, Tensor):
+                        named.append((f"optimizer.state[{place}].{name}", x))
     return named
 
 
@@ -357,7 +354,8 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
     for prefix, submodule in module.named_modules():
         if "_persistent" in submodule.__dict__:  # a metric
-            named += [(f"{prefix}.{name}", x) for name, x in _states(submodule)]
+            for name, x in _states(submodule):
+                named.append((f"{prefix}.{name}", x))
     return named
 
 
@@ -368,8 +366,9 @@ def _states(metric: nn.Module) -> list[tuple[str, Tensor]]:
     for name, is_saved in is_persistent.items():
         if is_saved:
             value = getattr(metric, name, None)
-            entries = value if isinstance(value, list) else [value]
-            states += [(name, x) for x in entries if isinstance(x, Tensor)]
+            for x in value if isinstance(value, list) else [value]:
+                if isinstance(x, Tensor):
+                    states.append((name, x))
     return states
 
 

@@ -99,8 +99,8 @@ class PublicNetworks(Guard):
         Raises:
             UnsupportedModuleError: A gradient of another network has changed since the lot was drawn.
         """
-        now = public_gradients(self.session.training.module, self.session.part)
-        _refuse_early_gradients(self._gradients, now)
+        gradients = public_gradients(self.session.training.module, self.session.part)
+        _refuse_early_gradients(self._gradients, gradients)
         if self._lot is not None:
             self._lot.hide()
 

@@ -81,15 +81,11 @@ class RowDraws:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.shared = False
-        self.irregular = False
-        self._is_whole = True
-        self._places = np.arange(rows)
-        self._call = 0
-        self._repeats: Counter[str] = Counter()
         self._draws_of_whole: list[_Draw] = []
         self._placements: dict[int, Placement] = {}
         self._dimensions: dict[tuple[str, int], int] = {}
+        self._repeats: Counter[str] = Counter()
+        self.begin(np.arange(rows), whole=True, shared=False)
 
     def begin(self, places: NDArray[np.int64], whole: bool, shared: bool) -> None:
         """Begin a run.
@@ -99,10 +95,10 @@ class RowDraws:
             whole: Whether other runs follow its draws.
             shared: Whether all rows get the same numbers.
         """
-        self._places = places
-        self._is_whole = whole
         self.shared = shared
         self.irregular = False
+        self._is_whole = whole
+        self._places = places
         self._call = 0
         self._repeats.clear()
         if whole:
@@ -335,8 +331,8 @@ class _Call:
         for number, i in enumerate(self._sized):
             axis = placement.axes[number]
             if axis is not None:
-                entries = torch.from_numpy(placement.entries(number))
-                cut = (axis.dimension, entries.to(self._generator.device))
+                index = torch.from_numpy(placement.entries(number))
+                cut = (axis.dimension, index.to(self._generator.device))
                 args[i] = _enlarged(args[i], placement.shapes[number], *cut)
                 cuts[i] = cut
         return self._drawn(seed, args, cuts)
@@ -391,16 +387,18 @@ class _Call:
     def _from_seeds(self, seeds: list[int], dimension: int) -> Any:
         """Draw each row along a dimension by itself, from its own seed."""
         # One row's draw is that of all from one seed, where no argument differs among rows.
-        without_tensors = not any(isinstance(x, Tensor) for x in self._args)
-        is_repeated = len(set(seeds)) == 1 and (without_tensors or self._func in _OF_SHAPE)
+        has_rows = self._func not in _OF_SHAPE and any(isinstance(x, Tensor) for x in self._args)
+        is_repeated = len(set(seeds)) == 1 and not has_rows
+        distinct = seeds[:1] if is_repeated else seeds
         outputs = []
-        for row, seed in enumerate(seeds[:1] if is_repeated else seeds):
+        for row, seed in enumerate(distinct):
             args = [_row(x, row, dimension, len(seeds)) for x in self._args]
             outputs.append(self._seeded(seed, args))
         if self._in_place:
             target = self._args[0]
             if len(outputs) < len(seeds):
-                target.copy_(outputs[0].clone().expand_as(target))
+                row_of_all = outputs[0].clone()
+                target.copy_(row_of_all.expand_as(target))
             return target
         if not outputs:
             return self._seeded(0, self._args)

@@ -59,13 +59,17 @@ class SavedValues:
         """Names of values that were written, added or removed since then by anybody but a schedule."""
         options = self._optimizer_options()
         schedules = self._schedule_values()
-        fixed = _differences(self._fixed, self._fixed_values())
-        moved = _differences(self._options, options)
-        changed = _differences(self._schedules, schedules)
-        if not any(type(schedules.get(name, _MISSING)[0]) is int for name in changed):
-            return [*fixed, *moved, *changed]
+        fixed = differences(self._fixed, self._fixed_values())
+        moved = differences(self._options, options)
+        changed = differences(self._schedules, schedules)
+        numbers = [schedules.get(name, _MISSING)[0] for name in changed]
+        if not any(type(number) is int for number in numbers):
+            return fixed + moved + changed
         # A schedule has counted a step, so that it may have moved options.
-        return [*fixed, *(name for name in moved if not self._follows_schedule(name, options))]
+        for name in moved:
+            if not self._follows_schedule(name, options):
+                fixed.append(name)
+        return fixed
 
     def _fixed_values(self) -> Values:
         """Hyperparameters, and all of the optimizers but their options."""
@@ -102,19 +106,22 @@ class SavedValues:
         optimizers = self._training.optimizers
         if len(optimizers) == 1:
             return [("optimizer", optimizers[0])]
-        return [(f"optimizer {number}", optimizer) for number, optimizer in enumerate(optimizers)]
+        named = []
+        for number, optimizer in enumerate(optimizers):
+            named.append((f"optimizer {number}", optimizer))
+        return named
 
     def _values_of_optimizer(self, optimizer: Optimizer, name: str) -> Values:
         """States that are no tensors (`module_writes` compares those), and attributes that torch does not set."""
         values: Values = {}
         for place, state in enumerate(optimizer.state.values()):
+            state_values = {}
             entries = state if isinstance(state, dict) else {"": state}
-            others = {}
             for key, value in entries.items():
                 if not isinstance(value, Tensor):
-                    others[key] = value
-            if others:
-                values |= self._values(others, f"{name}.state[{place}]")
+                    state_values[key] = value
+            if state_values:
+                values |= self._values(state_values, f"{name}.state[{place}]")
         attributes = _without(vars(optimizer), _OF_TORCH)
         if attributes:
             values |= self._values(attributes, name)
@@ -131,8 +138,8 @@ class SavedValues:
         schedulers = self._training.schedulers
         option = name.partition("].")[2].partition("[")[0]
         if option != "lr":
-            is_torchs = all(type(scheduler).__module__ == "torch.optim.lr_scheduler" for scheduler in schedulers)
-            return option in _OF_SCHEDULES or not is_torchs
+            modules = {type(scheduler).__module__ for scheduler in schedulers}
+            return option in _OF_SCHEDULES or not modules <= {"torch.optim.lr_scheduler"}
         rates: list[float] = []
         for scheduler in schedulers:
             rates += map(float, getattr(scheduler, "_last_lr", ()))
@@ -142,10 +149,11 @@ class SavedValues:
         return any(math.isclose(value, rate) for rate in rates)
 
 
-def _differences(before: Values, now: Values) -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of entries that are others, or in one of two dictionaries only."""
     if before == now:
         return []
-    names = before | now
+    names = {**before, **now}
     return [name for name in names if before.get(name) != now.get(name)]
 
 
@@ -156,7 +164,12 @@ def _plain(x: Any) -> Value:
     return (x,)
 
 
-def _leaves(x: Any, name: str, seen: set[int], alive: list[Any]) -> Iterator[tuple[str, Value]]:
+def _leaves(
+    x: Any,
+    name: str,
+    seen: set[int],
+    alive: list[Any],
+) -> Iterator[tuple[str, Value]]:
     """Values of an object and of all that it holds, in a form that compares (a NaN equals itself).
 
     Args:
@@ -192,11 +205,13 @@ def _parts(x: Any) -> dict[str, Any]:
     if isinstance(x, nn.Module):
         return _numbered([*x.parameters(), *x.buffers()])
     if isinstance(x, Optimizer):
-        return {
+        parts: dict[str, Any] = {
             ".state": list(x.state.values()),
             ".param_groups": [_without(group, _PARAMETERS) for group in x.param_groups],
-            **_dotted(_without(vars(x), _OF_TORCH)),
         }
+        for name, value in _without(vars(x), _OF_TORCH).items():
+            parts[f".{name}"] = value
+        return parts
     if isinstance(x, Mapping):
         return _entries(x)
     if isinstance(x, list | tuple | deque):
@@ -206,11 +221,11 @@ def _parts(x: Any) -> dict[str, Any]:
     attributes = getattr(x, "__dict__", {})
     if isinstance(x, LRScheduler):
         attributes = _without(attributes, {"optimizer"})
-    others = {}
+    parts = {}
     for name, value in attributes.items():
         if not isinstance(value, Optimizer | pl.Trainer):
-            others[name] = value
-    return _dotted(others)
+            parts[f".{name}"] = value
+    return parts
 
 
 def _without(values: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
@@ -218,16 +233,14 @@ def _without(values: Mapping[str, Any], names: Container[str]) -> dict[str, Any]
 
 
 def _numbered(values: Iterable[Any]) -> dict[str, Any]:
-    return {f"[{place}]": value for place, value in enumerate(islice(values, _MOST_ENTRIES))}
-
-
-def _dotted(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {f".{key}": value for key, value in attributes.items()}
+    first = islice(values, _MOST_ENTRIES)
+    return {f"[{place}]": value for place, value in enumerate(first)}
 
 
 def _entries(x: Mapping[Any, Any]) -> dict[str, Any]:
     entries = {}
-    for place, key in enumerate(list(x)[:_MOST_ENTRIES]):
+    first = list(x)[:_MOST_ENTRIES]
+    for place, key in enumerate(first):
         name = f".{key}" if isinstance(key, str) else f"[{place}]"
         try:
             entries[name] = x[key]

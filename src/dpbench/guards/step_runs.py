@@ -23,7 +23,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.records.training import Training, nothing
+from dpbench.records.training import Training, loss_of, nothing
 
 Rows = NDArray[np.int64]
 _SMALLEST_METRIC = 1e-2  # metrics below it count as it, over their bound
@@ -48,11 +48,13 @@ class StepRun(NamedTuple):
         """Σ of some rows' gradients with weights; with random signs, its square is on average that of the rows."""
         device = self.norms.device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            if not bool(self.norms.isfinite().all()):
+            is_finite = self.norms.isfinite().all()
+            if not is_finite:
                 # A weight of 0 would not keep NaN of other rows out of the sum.
                 weights = weights.to(self.dtype)
                 return [gradients.select(rows).weighted_sum(weights).double() for gradients in self.gradients]
-            weights = torch.zeros_like(self.norms).index_copy_(0, rows, weights).to(self.dtype)
+            zeros = torch.zeros_like(self.norms)
+            weights = zeros.index_copy_(0, rows, weights).to(self.dtype)
             return [gradients.weighted_sum(weights).double() for gradients in self.gradients]
 
 
@@ -99,14 +101,17 @@ class ComparedRows:
         if other is None:
             return Gap(math.inf)
         rows = torch.from_numpy(positions).to(self._norms.device)
-        change_of_norms = ((self._norms - other.norms[rows]) * self._scales).square().sum()
+        changes = (self._norms - other.norms[rows]) * self._scales
+        change_of_norms = changes.square().sum()
         change_of_sums = change_of_norms * 0
-        for ours, theirs in zip(self._sums, other.signed_sums(rows, self._weights), strict=True):
+        sums = other.signed_sums(rows, self._weights)
+        for ours, theirs in zip(self._sums, sums, strict=True):
             change_of_sums = change_of_sums + (ours - theirs).square().sum()
         change = torch.maximum(change_of_norms, change_of_sums)
         subject = "gradient"
         if self._metrics.shape[1]:
-            distances = torch.linalg.vector_norm(self._metrics - other.metrics[rows], dim=1)
+            difference = self._metrics - other.metrics[rows]
+            distances = torch.linalg.vector_norm(difference, dim=1)
             sizes = torch.linalg.vector_norm(self._metrics, dim=1)
             changes = distances / sizes.clamp(min=_SMALLEST_METRIC)
             change_of_metrics = changes.square().sum()
@@ -220,22 +225,30 @@ class StepRunner:
 
     def _gradients(self, batch: Any, rows: int, quiet: bool) -> StepRun | None:
         device = self._training.device.type
-        stand_ins = {"log": nothing, "log_dict": nothing, "manual_backward": _stop}
+        stand_ins = {
+            "log": nothing,
+            "log_dict": nothing,
+            "manual_backward": _stop,
+        }
         if self._training.world_size > 1:
             stand_ins["all_gather"] = self._gathered
         self._training.module.__dict__.update(stand_ins)  # `StepState` takes them out again
         with self._repeatable(device, quiet):
             output = _output(self._step, batch)
-            loss = output["loss"] if isinstance(output, dict) else output
+            loss = loss_of(output)
             if loss is None:
                 return None
             with torch.no_grad(), torch.autocast(device, enabled=False):
                 gradients = self._engine.backward(loss, rows)
         with torch.no_grad(), torch.autocast(device, enabled=False):
             squares = torch.stack([parameter.squared_norms() for parameter in gradients])
-            norms = squares.double().sum(0).sqrt()
             metrics = self._recipe.metrics_of(output, rows).to(squares.device)
-        return StepRun(gradients, norms, metrics, squares.dtype)
+        return StepRun(
+            gradients,
+            norms=squares.double().sum(0).sqrt(),
+            metrics=metrics,
+            dtype=squares.dtype,
+        )
 
     @contextmanager
     def _repeatable(self, device: str, quiet: bool) -> Iterator[None]:
@@ -251,7 +264,8 @@ class StepRunner:
             stack.enter_context(self._fresh.repeated(draws))
             stack.enter_context(without_fused_dropout(self._training.module, device))
             if draws is not None:
-                stack.enter_context(following_host(draws, self._state.holders, self._state.sources))
+                state = self._state
+                stack.enter_context(following_host(draws, state.holders, state.sources))
                 stack.enter_context(FollowingDraws(draws))
             yield
 
@@ -260,7 +274,9 @@ class StepRunner:
         world_size = self._training.world_size
 
         def gathered(x: Any) -> Any:
-            return x.expand(world_size, *x.shape) if isinstance(x, Tensor) else x
+            if not isinstance(x, Tensor):
+                return x
+            return x.expand(world_size, *x.shape)
 
         return tree_map(gathered, data)
 

@@ -59,6 +59,9 @@ _COUNTS = (int, bool, str, type(None))  # that hardly anybody derives from recor
 _PROBES = {"log", "log_dict", "manual_backward", "all_gather"}  # set by the probe itself
 
 
+Undo = Callable[[], object]
+
+
 class StepState:
     """Random numbers and all that can be reached from a module: attributes, buffers, metric states, gradients.
 
@@ -76,8 +79,8 @@ class StepState:
     def __init__(self, training: Training) -> None:
         self.holders: list[tuple[dict[Any, Any], Any]] = []
         self.sources: list[random.Random] = []
-        self._undo: list[Callable[[], object]] = []
-        self._undo_draws: list[Callable[[], object]] = []
+        self._undo: list[Undo] = []
+        self._undo_draws: list[Undo] = []
         self._is_same: list[Callable[[], bool]] = []
         self._generator_states: list[Callable[[], Any]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
@@ -111,7 +114,9 @@ class StepState:
         states = []
         for get in self._generator_states:
             state = get()
-            states.append(state.cpu().numpy() if isinstance(state, Tensor) else state)
+            if isinstance(state, Tensor):
+                state = state.cpu().numpy()
+            states.append(state)
         return pickle.dumps(states)
 
     def finish(self) -> None:
@@ -174,28 +179,43 @@ class StepState:
             return self._keep_container(x)
         elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not _is_opaque(x)):
             attributes = self._keep_dict(x.__dict__)
-            return [value for name, value in attributes.items() if not name.endswith(_HOOKS)]
+            names = [name for name in attributes if not name.endswith(_HOOKS)]
+            return [attributes[name] for name in names]
         return ()
+
+    def _remember(self, undo: Undo, is_same: Callable[[], bool]) -> None:
+        self._undo.append(undo)
+        self._is_same.append(is_same)
 
     def _keep_tensor(self, x: Tensor) -> None:
         if x.is_leaf:
             requires_grad = x.requires_grad
-            self._undo.append(lambda: x.requires_grad == requires_grad or x.requires_grad_(requires_grad))
+
+            def undo() -> None:
+                if x.requires_grad != requires_grad:
+                    x.requires_grad_(requires_grad)
+
+            self._undo.append(undo)
             self._gradients.append((x, x.grad))
         if isinstance(x, nn.Parameter) or x.is_inference() or x.is_meta:
             return
         data = x.data  # to which no write is counted
         before = x.detach().clone()
-        self._undo.append(lambda: torch.equal(data, before) or data.copy_(before))
-        self._is_same.append(lambda: torch.equal(data, before))
+
+        def is_same() -> bool:
+            return torch.equal(data, before)
+
+        self._remember(lambda: is_same() or data.copy_(before), is_same)
 
     def _keep_array(self, x: NDArray[Any]) -> None:
         if not x.flags.writeable or x.dtype.hasobject:
             return
         before = x.copy()
         has_nan = x.dtype.kind in "fc"
-        self._undo.append(lambda: np.copyto(x, before))
-        self._is_same.append(lambda: np.array_equal(x, before, equal_nan=has_nan))
+        self._remember(
+            lambda: np.copyto(x, before),
+            lambda: np.array_equal(x, before, equal_nan=has_nan),
+        )
 
     def _keep_dict(self, x: dict[Any, Any]) -> dict[Any, Any]:
         """Remember a dictionary, and generators of NumPy in it; a copy is returned."""
@@ -208,8 +228,7 @@ class StepState:
             x.clear()
             x.update(before)
 
-        self._undo.append(refill)
-        self._is_same.append(lambda: _are_same_entries(x, before))
+        self._remember(refill, lambda: _are_same_entries(x, before))
         return before
 
     def _keep_container(self, x: Any) -> Iterable[Any]:
@@ -220,7 +239,11 @@ class StepState:
             self._is_same.append(lambda: x == members)
             return ()
         entries = list(x)
-        self._is_same.append(lambda: len(x) == len(entries) and all(map(_is_same_value, x, entries)))
+
+        def is_same() -> bool:
+            return len(x) == len(entries) and all(map(_is_same_value, x, entries))
+
+        self._is_same.append(is_same)
         if isinstance(x, list):
             self._undo.append(lambda: x.__setitem__(slice(None), entries))
         elif isinstance(x, deque):

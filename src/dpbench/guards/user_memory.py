@@ -55,10 +55,10 @@ class UserMemory(Guard):
             return
         self._due = False
         self._before = None
-        first, *others = self._updates
+        first, *last = self._updates
         self._refuse_another(*first, again, prepare=before.rewind)
-        for last in others:
-            self._refuse_another(*last, again, prepare=before.restore)
+        for update in last:
+            self._refuse_another(*update, again, prepare=before.restore)
 
     def _refuse_another(
         self,

@@ -20,7 +20,7 @@ from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
-from dpbench.records.training import Training, TrainingStep
+from dpbench.records.training import Training, TrainingStep, loss_of
 
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
@@ -187,7 +187,7 @@ class Examples:
             *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._training)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
-                loss = output["loss"] if isinstance(output, dict) else output
+                loss = loss_of(output)
                 if loss is None:
                     raise ConfigurationError(_NO_LOSS)
                 self._accumulate(loss)
