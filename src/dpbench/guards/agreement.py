@@ -19,7 +19,11 @@ from dpbench.errors import ConfigurationError
 _COMPARED = 64  # records, evenly over the data set
 
 
-def refuse_other_records(trainer: pl.Trainer, loader: LotLoader, contents: str | None = None) -> None:
+def refuse_other_records(
+    trainer: pl.Trainer,
+    loader: LotLoader,
+    contents: str | None = None,
+) -> None:
     """Refuse processes that have other training records, or the same in another order.
 
     Each takes its share of a lot by position: a record that two of them have at different positions may enter a sum
@@ -55,7 +59,8 @@ def _agree(facts: Sequence[str | None], others: Sequence[str | None]) -> bool:
     if len(facts) != len(others):
         return False
     pairs = zip(facts, others, strict=True)
-    return all(fact == other or fact is None or other is None for fact, other in pairs)
+    known_to_both = [pair for pair in pairs if None not in pair]
+    return all(fact == other for fact, other in known_to_both)
 
 
 def _digests(dataset: Any) -> list[str | None]:

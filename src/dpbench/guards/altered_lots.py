@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpbench.records.physical_batches import select
 
 Rows = NDArray[np.int64]
+"""Rows, or names of records."""
+
 _EXTREME = 1e6
 
 
@@ -121,7 +123,8 @@ class LotRows:
 
     def has_floats(self) -> bool:
         """Whether there is anything that can be NaN."""
-        return any(_is_float(x) and _has_rows(x, self._rows) for x in self._tensors())
+        floats = filter(_is_float, self._tensors())
+        return any(_has_rows(x, self._rows) for x in floats)
 
     def longest(self) -> Rows:
         """Records that hold the largest of whole numbers that each row has one of, such as the lengths of texts."""

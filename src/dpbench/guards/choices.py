@@ -67,8 +67,11 @@ def refuse_choices(trainer: pl.Trainer) -> None:
     Raises:
         ConfigurationError: Names the callback or schedule, the metric and the remedy.
     """
+    finders: list[type] = []
+    for name in _FINDERS:
+        finders += classes(name, "callbacks")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if any(isinstance(callback, cls) for name in _FINDERS for cls in classes(name, "callbacks")):
+        if isinstance(callback, tuple(finders)):
             raise ConfigurationError(
                 f"{type(callback).__name__} trains on private records without noise to choose a setting: choose it on "
                 "public data, or beforehand, and leave the callback (or Tuner) out."

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dpbench.data.octaves import next_checked
 from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.altered_lots import LotRows
+from dpbench.guards.altered_lots import LotRows, Rows
 from dpbench.guards.guard import Guard
 from dpbench.guards.lot_probe import FEWEST, LotProbe
 from dpbench.guards.step_runs import Gap, StepRunner
@@ -28,11 +27,9 @@ from dpbench.records.physical_batches import cuts
 from dpbench.records.source import Lot, PerRecordStep
 from dpbench.records.training import Training
 
-Rows = NDArray[np.int64]
-
-# Relative change of a record's gradient that rounding explains; with 8 bits of mantissa.
+# Relative change of a record's gradient that rounding explains.
 _TOLERANCE = 1e-3
-_TOLERANCE_OF_MIXED = 5e-2
+_TOLERANCE_OF_MIXED = 5e-2  # with 8 bits of mantissa
 _PATIENCE = 50  # lots that may hold fewer than three records before that is said
 _REMEDIES = {
     "number": (
@@ -65,9 +62,18 @@ class Coupling(Guard):
         """Take note of the engine."""
         source = self.session.source
         if isinstance(source, PerRecordStep) and source.engine is not None:
-            self._probe = CouplingProbe(self.session.training, source.engine, source.loss_reduction)
+            self._probe = CouplingProbe(
+                self.session.training,
+                source.engine,
+                source.loss_reduction,
+            )
 
-    def on_step(self, batch: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    def on_step(
+        self,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> None:
         """Run the step on altered lots."""
         source = self.session.source
         if self._probe is not None and isinstance(source, PerRecordStep):
@@ -93,7 +99,12 @@ class CouplingProbe:
         loss_reduction: What the loss is said to be; for the message.
     """
 
-    def __init__(self, training: Training, engine: PerRecordEngine, loss_reduction: LossReduction) -> None:
+    def __init__(
+        self,
+        training: Training,
+        engine: PerRecordEngine,
+        loss_reduction: LossReduction,
+    ) -> None:
         self._training = training
         self._engine = engine
         self._reduction = loss_reduction

@@ -31,7 +31,12 @@ class LotsWithoutGradients:
     def __init__(self) -> None:
         self._warned = False
 
-    def note(self, mechanism: Mechanism, source: object, log: Callable[..., object] | None = None) -> None:
+    def note(
+        self,
+        mechanism: Mechanism,
+        source: object,
+        log: Callable[..., object] | None = None,
+    ) -> None:
         """Look at the lot that was released last.
 
         Args:
@@ -49,7 +54,11 @@ class LotsWithoutGradients:
             pl.utilities.rank_zero_warn(_NONE_FINITE)
 
 
-def refuse_diverged(module: nn.Module, optimizers: Iterable[Optimizer], releases: Releases) -> None:
+def refuse_diverged(
+    module: nn.Module,
+    optimizers: Iterable[Optimizer],
+    releases: Releases,
+) -> None:
     """Stop a training whose released weights, or the optimizers' states, are not finite or absurdly large.
 
     Both are functions of releases, so that to stop by them releases nothing.

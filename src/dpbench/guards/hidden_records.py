@@ -29,12 +29,12 @@ class LotRecords:
 
     def __init__(self, batch: Any, watched: bool) -> None:
         leaves = tree_leaves(batch)
-        other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
-        if other is not None:
-            raise ConfigurationError(
-                f"the batch holds a {type(other).__name__}, which cannot be hidden from networks that are not private: "
-                "with private_module a batch is made of tensors (in lists, tuples and dictionaries)."
-            )
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ConfigurationError(
+                    f"the batch holds a {type(leaf).__name__}, which cannot be hidden from networks that are not "
+                    "private: with private_module a batch is made of tensors (in lists, tuples and dictionaries)."
+                )
         self._tensors = [leaf for leaf in leaves if leaf.dim()]  # others are no records
         self._values = [x.data for x in self._tensors]
         for x in self._tensors:
@@ -49,7 +49,10 @@ class LotRecords:
         """Overwrite the records of the lot; what the data set keeps is left alone."""
         for x in self._tensors:
             data = x.data
-            data.fill_(torch.iinfo(x.dtype).max if _is_whole(x) else math.nan)
+            if _is_whole(x):
+                data.fill_(torch.iinfo(x.dtype).max)
+            else:
+                data.fill_(math.nan)
             x.data = data.new_empty((0, *x.shape[1:]))
 
     def show(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,9 +71,10 @@ class _Arguments(NamedTuple):
 
     def row(self, row: int, shape: Shape) -> _Arguments:
         """The same for one row of a draw of some shape."""
-        positional = tuple(_row(x, row, shape) for x in self.positional)
-        named = {name: _row(x, row, shape) for name, x in self.named.items()}
-        return _Arguments(positional, named)
+        return _Arguments(
+            positional=tuple(_row(x, row, shape) for x in self.positional),
+            named={name: _row(x, row, shape) for name, x in self.named.items()},
+        )
 
     def size(self, position: int) -> Any:
         """The size that is asked for, None if none is.
@@ -101,71 +103,70 @@ def _row(x: Any, row: int, shape: Shape) -> Any:
     return x
 
 
+@dataclass(frozen=True)
 class _Method:
     """One method of a source of NumPy's: a draw that follows the rows.
 
-    Args:
+    Attributes:
         name: Of the method.
         draws: Of the lot.
         seed: Draws a number from the source.
         fresh: Makes a source from a seed.
     """
 
-    def __init__(
-        self,
-        name: str,
-        draws: RowDraws,
-        seed: Callable[[], int],
-        fresh: Callable[[int], Any],
-    ) -> None:
-        self._name = name
-        self._draws = draws
-        self._seed = seed
-        self._fresh = fresh
+    name: str
+    draws: RowDraws
+    seed: Callable[[], int]
+    fresh: Callable[[int], Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = _Arguments(args, kwargs)
         arrays = arguments.shapes_of_arrays()
         shape = self._size(arguments)
-        if not shape and arrays and self._name not in _WHOLE:
+        if not shape and arrays and self.name not in _WHOLE:
             shape = np.broadcast_shapes(*arrays)
-        if self._draws.shared:
-            seed = self._draws.shared_seed(self._name)
+        if self.draws.shared:
+            seed = self.draws.shared_seed(self.name)
             if shape:
                 return self._by_rows(arguments, shape, [seed] * shape[0])
-            return self._call(self._fresh(seed), arguments)
-        seed = self._seed()
-        placement = self._draws.placement(f"numpy.{self._name}", (shape,))
+            return self._call(self.fresh(seed), arguments)
+        seed = self.seed()
+        placement = self.draws.placement(f"numpy.{self.name}", (shape,))
         axis = None if placement is None else placement.axes[0]
         if arrays and shape:
             places: Iterable[int] = range(shape[0])
             if placement is not None and axis is not None and axis.dimension == 0:
                 places = placement.entries(0).tolist()
             return self._by_rows(arguments, shape, [seed + place for place in places])
-        source = self._fresh(seed)
+        source = self.fresh(seed)
         if placement is None:
             return self._call(source, arguments)
         assert axis is not None
         numbers = self._of_size(source, arguments, placement.shapes[0])
         return np.take(numbers, placement.entries(0), axis=axis.dimension)
 
-    def _by_rows(self, arguments: _Arguments, shape: Shape, seeds: Sequence[int]) -> Any:
+    def _by_rows(
+        self,
+        arguments: _Arguments,
+        shape: Shape,
+        seeds: Sequence[int],
+    ) -> Any:
         """Each row of dimension 0 from a seed of its own."""
         size = (1, *shape[1:])
         rows = []
         for row, seed in enumerate(seeds):
-            source = self._fresh(seed)
+            source = self.fresh(seed)
             numbers = self._of_size(source, arguments.row(row, shape), size)
             rows.append(numbers)
         return np.concatenate(rows) if rows else np.empty(shape)
 
     def _size(self, arguments: _Arguments) -> Shape:
         """The size that is asked for; empty: a number, or the size of the arguments."""
-        if self._name in _DIMENSIONS:
+        if self.name in _DIMENSIONS:
             return arguments.positional
-        if self._name not in _SIZES:
+        if self.name not in _SIZES:
             return ()
-        size = arguments.size(_SIZES[self._name])
+        size = arguments.size(_SIZES[self.name])
         if size is None:
             return ()
         if isinstance(size, list | tuple):
@@ -173,14 +174,15 @@ class _Method:
         return (int(size),)
 
     def _call(self, source: Any, arguments: _Arguments) -> Any:
-        method = getattr(source, self._name)
+        method = getattr(source, self.name)
         return method(*arguments.positional, **arguments.named)
 
     def _of_size(self, source: Any, arguments: _Arguments, size: Shape) -> Any:
         """Draw from a source, with another size than the one that is asked for."""
-        if self._name in _DIMENSIONS:
+        if self.name in _DIMENSIONS:
             return self._call(source, _Arguments(size, {}))
-        return self._call(source, arguments.with_size(_SIZES[self._name], size))
+        position = _SIZES[self.name]
+        return self._call(source, arguments.with_size(position, size))
 
 
 class _Generator(np.random.Generator):
@@ -289,7 +291,12 @@ def following_host(
         yield
 
 
-def _exchange(stack: ExitStack, holder: dict[Any, Any], key: Any, stand_in: Any) -> None:
+def _exchange(
+    stack: ExitStack,
+    holder: dict[Any, Any],
+    key: Any,
+    stand_in: Any,
+) -> None:
     """Put a stand-in into a dictionary until the stack closes; what others put there meanwhile stays."""
     original = holder[key]
     holder[key] = stand_in

@@ -8,12 +8,10 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpbench.guards.altered_lots import AlteredLot, LotRows
+from dpbench.guards.altered_lots import AlteredLot, LotRows, Rows
 from dpbench.guards.step_runs import ComparedRows, Gap, StepRun, StepRunner
 
-Rows = NDArray[np.int64]
 FEWEST = 3  # records that say something of each other
 _MOST_KEPT = 32  # records of a lot that are run without the others
 _MOST_GROUPS = 8  # of records, more than half of which must differ where it is no rounding
@@ -115,9 +113,10 @@ class LotProbe:
             return
         self._random = np.random.default_rng(self._seed)
         self._choose(names)
-        self._kept_rows = self._compared(reference, self._lot.of(self._kept))
-        unpoisoned = names[names != self._victim]
-        self._other_rows = self._compared(reference, self._lot.of(unpoisoned))
+        kept_rows = self._lot.of(self._kept)
+        other_rows = self._lot.of(names[names != self._victim])
+        self._kept_rows = self._compared(reference, kept_rows)
+        self._other_rows = self._compared(reference, other_rows)
         del reference  # and what its layers have kept
         # What a step carries from one lot to the next shows in a lot that is run after two different ones.
         first = None
@@ -133,8 +132,9 @@ class LotProbe:
                 first = self._after(self._lot.whole(), repeats)
         poisoned = self._poisoned()
         contents_gap = max(contents.gap, poisoned.gap)
-        differs = contents_gap.size > self._exact or part.gap.size > self._rounding
-        if differs and self._is_repeatable():
+        contents_matter = contents_gap.size > self._exact
+        part_differs = part.gap.size > self._rounding
+        if (contents_matter or part_differs) and self._is_repeatable():
             self._refuse_contents(contents, poisoned)
             self._refuse_part(part)
         if first is not None:
@@ -171,7 +171,12 @@ class LotProbe:
     def _gap(self, rows: ComparedRows, lot: AlteredLot, run: StepRun | None) -> Gap:
         return rows.gap(run, lot.positions(rows.rows))
 
-    def _comparison(self, rows: ComparedRows, lot: AlteredLot, run: StepRun | None) -> _Comparison:
+    def _comparison(
+        self,
+        rows: ComparedRows,
+        lot: AlteredLot,
+        run: StepRun | None,
+    ) -> _Comparison:
         """Compare rows of the last run with those of the whole lot."""
         gap = self._gap(rows, lot, run)
         return _Comparison(lot, rows, gap, self._runner.irregular)
@@ -206,7 +211,12 @@ class LotProbe:
                 run = self._runner.run(lot, quiet=True)
                 if run is not None:
                     return self._comparison(self._other_rows, lot, run)
-        return _Comparison(self._lot.whole(), self._other_rows, Gap(0.0), irregular=False)
+        return _Comparison(
+            self._lot.whole(),
+            self._other_rows,
+            Gap(0.0),
+            irregular=False,
+        )
 
     def _after(self, lot: AlteredLot, repeats: bool) -> StepRun | None:
         """The kept records, from the state that the last run has left, which was one of `lot`."""
@@ -267,12 +277,15 @@ class LotProbe:
         if reference is None:
             return None
         drawn = self._runner.drawn
-        rows_of_reference = [self._compared(reference, comparison.rows.rows) for comparison in comparisons]
+        rows_of_reference = []
+        for comparison in comparisons:
+            rows = comparison.rows.rows
+            rows_of_reference.append(self._compared(reference, rows))
         del reference  # and what its layers have kept
         gaps = []
-        for rows, comparison in zip(rows_of_reference, comparisons, strict=True):
+        for compared, comparison in zip(rows_of_reference, comparisons, strict=True):
             run = self._runner.run(comparison.lot, shared=True, quiet=True)
-            gaps.append(self._gap(rows, comparison.lot, run))
+            gaps.append(self._gap(compared, comparison.lot, run))
             if self._runner.drawn != drawn:
                 return None
         return max(gaps)
@@ -308,7 +321,8 @@ class LotProbe:
         self._refuse_order(rows, shared)
         differing = 0
         for group in groups:
-            differing += self._gap(group, part.lot, run).size > self._rounding
+            gap_of_group = self._gap(group, part.lot, run)
+            differing += gap_of_group.size > self._rounding
         if differing > len(groups) / 2:
             self._verdicts.refuse(gap, "number")
 

@@ -169,7 +169,7 @@ class Writes(Guard):
 
     def on_open(self, batch: Any) -> None:
         """Begin a lot, whose update is still to come."""
-        self._require_steps().open_lot()
+        require(self._steps).open_lot()
         self._updated = None
         if self._before is None:
             self.remember()
@@ -178,13 +178,13 @@ class Writes(Guard):
         """A step that sees a lot may write nothing; the hooks before its backward pass, which see none, may."""
         if self.session.training.automatic_optimization:
             self.refuse_before_release()
-        elif self.session.released and self._has_public_networks:
+        elif self.session.released and self.has_public_networks:
             self._note_update()
-            self._require_steps().close_lot()
+            require(self._steps).close_lot()
 
     def on_release(self) -> None:
         """Nothing of the module may have kept anything of the records."""
-        self._require_steps().release_lot()
+        require(self._steps).release_lot()
         self.refuse_before_release()
 
     def on_end(self) -> None:
@@ -199,21 +199,13 @@ class Writes(Guard):
 
     # ------------------------------------------------------------------------------------- what is remembered
 
-    @property
-    def _has_public_networks(self) -> bool:
-        """Whether networks follow the private one in a step, which see no record."""
-        return self.session.part is not self.session.training.module
-
-    def _require_steps(self) -> OptimizerSteps:
-        return require(self._steps)
-
     def _draw_lot(self) -> None:
         self.session.refuse_skipped_lot()
         self._lots += 1
         self.remember()
 
     def _after_update(self) -> None:
-        if not self._has_public_networks:
+        if not self.has_public_networks:
             self._note_update()
 
     def _snapshot(self) -> _Snapshot:
@@ -351,7 +343,9 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The tensors of `_tensors`, each once, with names."""
-    named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    named: list[tuple[str, Tensor]] = []
+    named += module.named_parameters()
+    named += module.named_buffers()
     for prefix, submodule in module.named_modules():
         if "_persistent" in submodule.__dict__:  # a metric
             for name, x in _states(submodule):

@@ -20,7 +20,11 @@ def _writes_before_closure(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
-def private_optimizer(optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], part: str) -> Optimizer:
+def private_optimizer(
+    optimizers: Sequence[Optimizer],
+    parameters: Sequence[Tensor],
+    part: str,
+) -> Optimizer:
     """Find the optimizer that updates the private part of a module.
 
     Args:
@@ -119,7 +123,12 @@ class OptimizerSteps:
         """End a lot, whose records are out of sight."""
         self._unreleased = False
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before_step(
+        self,
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any] | None:
         """Hand no loss of private records to an optimizer; the losses of other networks are theirs."""
         before = None
         after = None

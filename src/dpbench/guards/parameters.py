@@ -23,7 +23,11 @@ class Parameters(Guard):
     def on_attach(self) -> None:
         """Compare the optimizer's parameters with those that are released."""
         session = self.session
-        refuse_optimizer(session.optimizer, session.trained.parameters, session.trained.names)
+        refuse_optimizer(
+            session.optimizer,
+            session.trained.parameters,
+            session.trained.names,
+        )
 
     def on_open(self, batch: Any) -> None:
         """Begin a lot, of which hooks see nothing before its release."""
@@ -43,7 +47,11 @@ def refuse_half_parameters(parameters: Sequence[Tensor]) -> None:
         )
 
 
-def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+def refuse_optimizer(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    names: Sequence[str],
+) -> None:
     """Raise ConfigurationError for an optimizer that misses a trainable parameter, or has one that is not released."""
     released = {id(p) for p in parameters}
     updated = set()
@@ -54,7 +62,10 @@ def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: 
                 "the optimizer updates trainable parameters to which nothing is released: freeze them "
                 "(requires_grad=False before training), or leave them out of it."
             )
-    missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
+    missed = []
+    for name, p in zip(names, parameters, strict=True):
+        if id(p) not in updated:
+            missed.append(name)
     if missed:
         raise ConfigurationError(
             f"the optimizer does not update {', '.join(missed)}: pass all trainable parameters, or freeze these "

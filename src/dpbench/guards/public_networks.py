@@ -77,20 +77,16 @@ class PublicNetworks(Guard):
         """Pickle nothing of a lot: a network that is saved while it is watched takes no record with it."""
         return {"_lot": None, "_hooks": []}
 
-    @property
-    def _has_public_networks(self) -> bool:
-        return self.session.part is not self.session.training.module
-
     def on_attach(self) -> None:
         """Watch the passes of public networks."""
-        if self._has_public_networks:
+        if self.has_public_networks:
             for module in self._public():
                 self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 
     def on_open(self, batch: Any) -> None:
         """Give the lot memory of its own."""
         self._gradients = public_gradients(self.session.training.module, self.session.part)
-        if self._has_public_networks:
+        if self.has_public_networks:
             self._lot = LotRecords(batch, watched=self._unchecked)
 
     def on_release(self) -> None:
@@ -126,7 +122,12 @@ class PublicNetworks(Guard):
             self._lot.show()
             self._lot = None
 
-    def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_public(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         if self._lot is not None and not self.session.released:
             self._lot.refuse_passage(module, (args, kwargs))
             if torch.is_grad_enabled():
@@ -140,13 +141,14 @@ class PublicNetworks(Guard):
     def _public(self) -> list[nn.Module]:
         """Networks, and parts of networks, that are trained and see no private record."""
         part = self.session.part
-        inside = set(part.modules())
-        outside = []
+        private = set(part.modules())
+        public = []
         for module in self.session.training.module.modules():
             holds_private = any(submodule is part for submodule in module.modules())
-            if module not in inside and not holds_private:
-                outside.append(module)
-        return [module for module in outside if any(p.requires_grad for p in module.parameters())]
+            is_trained = any(p.requires_grad for p in module.parameters())
+            if is_trained and module not in private and not holds_private:
+                public.append(module)
+        return public
 
 
 def public_gradients(whole: nn.Module, part: nn.Module) -> State:

@@ -43,7 +43,9 @@ class ReleasedGradients(Guard):
 
     def on_released(self) -> None:
         """Remember the gradients that were just released."""
-        self._gradients = [_Gradient(p, p.grad, _version(p.grad)) for p in self.session.trained.parameters]
+        self._gradients = []
+        for p in self.session.trained.parameters:
+            self._gradients.append(_Gradient(p, p.grad, _version(p.grad)))
 
     def on_end(self) -> None:
         """End with this optimizer."""
@@ -52,7 +54,12 @@ class ReleasedGradients(Guard):
             self._handle.remove()
             self._handle = None
 
-    def _with_check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _with_check(
+        self,
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any]:
         return with_closures(args, kwargs, self._checked)
 
     def _checked(self, closure: Any) -> Any:

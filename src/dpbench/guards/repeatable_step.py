@@ -74,7 +74,8 @@ def _are_indices(x: Tensor, indices: Sequence[Tensor | None], *_: Any) -> bool:
 
 
 def _are_labels(x: Tensor, target: Tensor, weight: Any, reduction: Any, ignored: int, *_: Any) -> bool:
-    classes = x.shape[min(1, x.dim() - 1)]
+    dimension = min(1, x.dim() - 1)
+    classes = x.shape[dimension]
     return _is_below(target[target != ignored], classes)
 
 
@@ -92,7 +93,10 @@ def _are_probabilities(p: Tensor, *_: Any) -> bool:
 
 def _are_weights(p: Tensor, *_: Any) -> bool:
     in_range = (p >= 0) & p.isfinite()
-    return bool(in_range.all()) and bool((p.sum(-1) > 0).all())
+    if not in_range.all():
+        return False
+    is_positive = p.sum(-1) > 0
+    return bool(is_positive.all())
 
 
 _CHECKS: dict[str, Callable[..., bool]] = {
@@ -137,10 +141,13 @@ def without_fused_dropout(module: nn.Module, device: str) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase) and layer.dropout]
-    rates = [layer.dropout for layer in layers]
-    for layer in layers:
-        layer.dropout = 0.0
+    layers = []
+    rates = []
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase) and layer.dropout:
+            layers.append(layer)
+            rates.append(layer.dropout)
+            layer.dropout = 0.0
     try:
         with _NoDropoutOfAttention():
             yield

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Places = NDArray[np.int64]
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 """Sizes and shapes of the arguments of one draw."""
@@ -45,9 +46,9 @@ class Placement(NamedTuple):
 
     shapes: Shapes
     axes: tuple[Axis | None, ...]
-    places: NDArray[np.int64]
+    places: Places
 
-    def entries(self, number: int) -> NDArray[np.int64]:
+    def entries(self, number: int) -> Places:
         """Entries of shape `number`, along its dimension of rows."""
         axis = self.axes[number]
         assert axis is not None
@@ -87,7 +88,7 @@ class RowDraws:
         self._repeats: Counter[str] = Counter()
         self.begin(np.arange(rows), whole=True, shared=False)
 
-    def begin(self, places: NDArray[np.int64], whole: bool, shared: bool) -> None:
+    def begin(self, places: Places, whole: bool, shared: bool) -> None:
         """Begin a run.
 
         Args:
@@ -108,7 +109,8 @@ class RowDraws:
 
     def finish(self) -> None:
         """End a run; it is irregular if it drew less often than the whole lot."""
-        self.irregular |= not self.shared and self._call != len(self._draws_of_whole)
+        if not self.shared:
+            self.irregular |= self._call != len(self._draws_of_whole)
 
     def placement(self, name: str, shapes: Shapes) -> Placement | None:
         """Where the next draw lies in that of the whole lot; None where it is made as it is asked for.
@@ -162,11 +164,17 @@ class RowDraws:
         """How often shared numbers have changed before draw `count` of a kind."""
         return count // (_DRAWS_PER_ROW * self.rows + _FEWEST_DRAWS)
 
-    def _in_other_order(self, number: int, shapes: Shapes, whole: Shapes) -> Placement | None:
+    def _in_other_order(
+        self,
+        number: int,
+        shapes: Shapes,
+        whole: Shapes,
+    ) -> Placement | None:
         """Where a draw for all rows lies, by where it lay in a run of a part of the lot."""
         if shapes != whole:
             self.irregular = True
-        if self.irregular or np.array_equal(self._places, np.arange(self.rows)):
+        in_order = np.array_equal(self._places, np.arange(self.rows))
+        if self.irregular or in_order:
             return None
         placement = self._placements.get(number)
         if placement is None or not any(placement.axes):
@@ -188,13 +196,16 @@ class RowDraws:
         Raises:
             ValueError: The shapes differ by something else.
         """
-        sizes = enumerate(zip(shape, whole, strict=True))
-        differing = [dimension for dimension, (size, whole_size) in sizes if size != whole_size]
+        differing = []
+        for dimension, sizes in enumerate(zip(shape, whole, strict=True)):
+            if sizes[0] != sizes[1]:
+                differing.append(dimension)
         if not differing:
             return None
         (dimension,) = differing
         entries, remainder = divmod(whole[dimension], self.rows)
-        if remainder or not entries or shape[dimension] != entries * len(self._places):
+        size = entries * len(self._places)
+        if remainder or not entries or shape[dimension] != size:
             raise ValueError
         return Axis(dimension, entries)
 
@@ -387,7 +398,9 @@ class _Call:
     def _from_seeds(self, seeds: list[int], dimension: int) -> Any:
         """Draw each row along a dimension by itself, from its own seed."""
         # One row's draw is that of all from one seed, where no argument differs among rows.
-        has_rows = self._func not in _OF_SHAPE and any(isinstance(x, Tensor) for x in self._args)
+        has_rows = any(isinstance(x, Tensor) for x in self._args)
+        if self._func in _OF_SHAPE:
+            has_rows = False
         is_repeated = len(set(seeds)) == 1 and not has_rows
         distinct = seeds[:1] if is_repeated else seeds
         outputs = []

@@ -70,7 +70,9 @@ def _is_among(x: NDArray[Any], arrays: Iterable[NDArray[Any]]) -> bool:
 def _is_same(x: NDArray[Any], other: NDArray[Any]) -> bool:
     if np.may_share_memory(x, other):
         return True
-    return x.shape == other.shape and x.dtype == other.dtype and bool(np.array_equal(x, other))
+    if x.shape != other.shape or x.dtype != other.dtype:
+        return False
+    return bool(np.array_equal(x, other))
 
 
 def _arrays(value: Any, depth: int) -> Iterator[NDArray[Any]]:
@@ -81,7 +83,8 @@ def _arrays(value: Any, depth: int) -> Iterator[NDArray[Any]]:
         depth: How many containers inside of each other are looked into.
     """
     if isinstance(value, Tensor):
-        if value.layout == torch.strided and value.device.type != "meta" and value.dtype != torch.bfloat16:
+        has_data = value.layout == torch.strided and value.device.type != "meta"
+        if has_data and value.dtype != torch.bfloat16:  # which NumPy does not know
             yield value.detach().cpu().numpy()
     elif isinstance(value, np.ndarray):
         yield value

@@ -62,8 +62,8 @@ class SavedValues:
         fixed = differences(self._fixed, self._fixed_values())
         moved = differences(self._options, options)
         changed = differences(self._schedules, schedules)
-        numbers = [schedules.get(name, _MISSING)[0] for name in changed]
-        if not any(type(number) is int for number in numbers):
+        types = {type(schedules.get(name, _MISSING)[0]) for name in changed}
+        if int not in types:
             return fixed + moved + changed
         # A schedule has counted a step, so that it may have moved options.
         for name in moved:

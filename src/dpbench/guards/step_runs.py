@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from dpbench.guards.altered_lots import AlteredLot
+from dpbench.guards.altered_lots import AlteredLot, Rows
 from dpbench.guards.host_draws import FreshGenerators, following_host
 from dpbench.guards.repeatable_step import uncompiled, without_assertions, without_fused_dropout
 from dpbench.guards.row_draws import FollowingDraws, RowDraws
@@ -25,7 +24,6 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.training import Training, loss_of, nothing
 
-Rows = NDArray[np.int64]
 _SMALLEST_METRIC = 1e-2  # metrics below it count as it, over their bound
 
 
@@ -52,7 +50,8 @@ class StepRun(NamedTuple):
             if not is_finite:
                 # A weight of 0 would not keep NaN of other rows out of the sum.
                 weights = weights.to(self.dtype)
-                return [gradients.select(rows).weighted_sum(weights).double() for gradients in self.gradients]
+                selected = (gradients.select(rows) for gradients in self.gradients)
+                return [gradients.weighted_sum(weights).double() for gradients in selected]
             zeros = torch.zeros_like(self.norms)
             weights = zeros.index_copy_(0, rows, weights).to(self.dtype)
             return [gradients.weighted_sum(weights).double() for gradients in self.gradients]
@@ -80,7 +79,13 @@ class ComparedRows:
         floor: Norms below it count as it.
     """
 
-    def __init__(self, run: StepRun, rows: Rows, random: np.random.Generator, floor: float) -> None:
+    def __init__(
+        self,
+        run: StepRun,
+        rows: Rows,
+        random: np.random.Generator,
+        floor: float,
+    ) -> None:
         self.rows = rows
         device = run.norms.device
         positions = torch.from_numpy(rows).to(device)
@@ -156,7 +161,12 @@ class StepRunner:
         self._state: StepState | None = None
 
     @contextmanager
-    def session(self, step: Callable[[Any], Any], recipe: Recipe, rows: int) -> Iterator[None]:
+    def session(
+        self,
+        step: Callable[[Any], Any],
+        recipe: Recipe,
+        rows: int,
+    ) -> Iterator[None]:
         """Run `step` on a lot of `rows` rows and on lots made of it; then put everything back."""
         with self._training.without_loggers():
             self._state = StepState(self._training)

@@ -255,8 +255,8 @@ def _are_same_entries(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     for name, value in before.items():
         if name not in now or not _is_same_value(now[name], value):
             return False
-    added = now.keys() - before.keys() - _PROBES
-    return not added
+    added = now.keys() - before.keys()
+    return added <= _PROBES
 
 
 def _is_same_value(now: object, before: object) -> bool:
@@ -268,4 +268,5 @@ def _is_same_value(now: object, before: object) -> bool:
 
 def _is_opaque(x: object) -> bool:
     """Whether an object is not looked into: it is code, or that of a library."""
-    return isinstance(x, _OPAQUE) or f"{type(x).__module__}.".startswith(_OPAQUE_ROOMS)
+    room = type(x).__module__
+    return isinstance(x, _OPAQUE) or f"{room}.".startswith(_OPAQUE_ROOMS)

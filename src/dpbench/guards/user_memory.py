@@ -71,7 +71,8 @@ class UserMemory(Guard):
         prepare()
         repeated = again(user)
         after.restore()  # metrics count the user once
-        difference = _norm(a - b for a, b in zip(update, repeated, strict=True))
+        pairs = zip(update, repeated, strict=True)
+        difference = _norm(a - b for a, b in pairs)
         # Elsewhere sums come in any order, and local steps amplify it.
         tolerance = 1e-4 if self.session.training.device.type == "cpu" else 1e-1
         if not difference <= tolerance * _norm(update):  # nor is NaN
@@ -89,6 +90,8 @@ class UserMemory(Guard):
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    square: float = sum(float(x.square().sum()) for x in tensors)
-    norm: float = square**0.5
+    total = 0.0
+    for x in tensors:
+        total += float(x.square().sum())
+    norm: float = total**0.5
     return norm

@@ -113,7 +113,11 @@ def step_arguments(
                 "training_step computes of a lot is exact, and would get into the weights without noise. Optimizers "
                 "of private training see the released p.grad alone."
             )
-    return with_closures(args, kwargs, lambda closure: without_loss(closure, before, after))
+    return with_closures(
+        args,
+        kwargs,
+        lambda closure: without_loss(closure, before, after),
+    )
 
 
 def require_watched(optimizer: Any) -> None:

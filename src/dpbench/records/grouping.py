@@ -49,7 +49,13 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     return round(number), microbatch_size
 
 
-def rows_of_lot(loader: LotLoader, step: int, training: Training, batch: Any, rows: int) -> RowsOfLot | None:
+def rows_of_lot(
+    loader: LotLoader,
+    step: int,
+    training: Training,
+    batch: Any,
+    rows: int,
+) -> RowsOfLot | None:
     """Record (or microbatch) of each row of this process's batch, ascending; None where each row is a record.
 
     Raises:
@@ -93,7 +99,12 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
     return index.astype(np.int64)
 
 
-def merge_of(record_of: RowsOfLot | None, rows: slice, size: int | None, device: torch.device) -> Merge | None:
+def merge_of(
+    record_of: RowsOfLot | None,
+    rows: slice,
+    size: int | None,
+    device: torch.device,
+) -> Merge | None:
     """Grouping of the rows of a piece into records, those without a row left out.
 
     Args:

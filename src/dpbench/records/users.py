@@ -203,7 +203,11 @@ class Users:
                 self._train(local_step)
             self._done = True
             if self._diverged:
-                self._training.module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
+                self._training.module.log(
+                    "nonprivate/diverged_users",
+                    float(self._diverged),
+                    batch_size=1,
+                )
                 if not self._warned:
                     self._warned = True
                     self._training.warn(_NOT_FINITE)
