@@ -74,7 +74,7 @@ class Saved:
         self._optimizers = optimizers
         self._datamodule = datamodule
         self._tensors = self._saved_tensors()  # alive, so that no number names two of them
-        self._ids = [id(x) for x in self._tensors]
+        self._ids = list(map(id, self._tensors))
         self._versions = _versions(self._tensors)
         self._sums = self._sums_of(self._tensors)
         self._states = _extra_states(self._extra)
@@ -83,7 +83,7 @@ class Saved:
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
         tensors = self._saved_tensors()
-        ids = [id(x) for x in tensors]
+        ids = list(map(id, tensors))
         versions = _versions(tensors)
         sums = self._sums_of(tensors)
         written = [
@@ -303,12 +303,11 @@ def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
 
 
 def _tensors_of_states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for optimizer in optimizers:  # four times in every lot
-        for state in optimizer.state.values():
-            if isinstance(state, dict):
-                tensors += [x for x in state.values() if isinstance(x, Tensor)]
-    return tensors
+    states: list[Any] = []
+    for optimizer in optimizers:
+        states += optimizer.state.values()
+    # One comprehension, since this runs four times in every lot.
+    return [x for state in states if isinstance(state, dict) for x in state.values() if isinstance(x, Tensor)]
 
 
 def _named_of_states(optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
