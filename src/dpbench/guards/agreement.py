@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,14 @@ from torch.utils._pytree import tree_leaves
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 
-_LOOKED_AT = 64  # records, evenly over the data set
+_COMPARED = 64  # records, evenly over the data set
 
 
-def refuse_other_records(trainer: pl.Trainer, loader: LotLoader, contents: str | None = None) -> None:
+def refuse_other_records(
+    trainer: pl.Trainer,
+    loader: LotLoader,
+    contents: str | None = None,
+) -> None:
     """Refuse processes that have other training records, or the same in another order.
 
     Each takes its share of a lot by position: a record that two of them have at different positions may enter a sum
@@ -35,11 +40,13 @@ def refuse_other_records(trainer: pl.Trainer, loader: LotLoader, contents: str |
     """
     if trainer.world_size == 1:
         return
-    digests: list[str | None] = _digests(loader.dataset) if contents is None else [contents]
-    own = [repr(loader.lots.sampling), *digests]
-    first: list[str | None] = trainer.strategy.broadcast(own)
-    same = len(own) == len(first) and all(a == b or None in (a, b) for a, b in zip(own, first, strict=True))
-    if not trainer.strategy.reduce_boolean_decision(same, all=True):
+    facts: list[str | None] = [repr(loader.lots.sampling)]
+    if contents is None:
+        facts += _digests(loader.dataset)
+    else:
+        facts.append(contents)
+    facts_of_first: list[str | None] = trainer.strategy.broadcast(facts)
+    if not trainer.strategy.reduce_boolean_decision(_agree(facts, facts_of_first), all=True):
         raise ConfigurationError(
             "the processes of this training have other training records, or the same in another order, so that one "
             "record may enter a lot twice: read the same files in the same order (sorted) on every node (or, where "
@@ -47,35 +54,56 @@ def refuse_other_records(trainer: pl.Trainer, loader: LotLoader, contents: str |
         )
 
 
+def _agree(facts: Sequence[str | None], others: Sequence[str | None]) -> bool:
+    """Whether two processes know the same; what one of them does not know is no difference."""
+    if len(facts) != len(others):
+        return False
+    pairs = zip(facts, others, strict=True)
+    known_to_both = [pair for pair in pairs if None not in pair]
+    return all(fact == other for fact, other in known_to_both)
+
+
 def _digests(dataset: Any) -> list[str | None]:
     """A hash of some records; None for one that is another each time, or that cannot be read by itself."""
-    found: list[str | None] = []
+    last = max(len(dataset) - 1, 0)
+    digests: list[str | None] = []
     with isolate_rng():
-        for position in np.linspace(0, max(len(dataset) - 1, 0), _LOOKED_AT).astype(int).tolist():
+        for position in np.linspace(0, last, _COMPARED).astype(int).tolist():
             try:
-                once, again = (_digest(dataset[position]) for _ in range(2))
+                digest = _digest(dataset[position])
+                is_random = digest != _digest(dataset[position])
             except Exception:  # its own lot will say so
-                once, again = "", None
-            found.append(once if once == again else None)
-    return found
+                is_random = True
+            digests.append(None if is_random else digest)
+    return digests
 
 
 def _digest(record: Any) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in tree_leaves(record):
-        value = leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else leaf
-        whole.update(repr((type(leaf).__name__, getattr(leaf, "shape", None))).encode())
-        if isinstance(value, Tensor):
-            whole.update(value.view(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            whole.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
-    return whole.hexdigest()
+        kind = (type(leaf).__name__, getattr(leaf, "shape", None))
+        digest.update(repr(kind).encode())
+        digest.update(_bytes(leaf))
+    return digest.hexdigest()
+
+
+def _bytes(leaf: Any) -> bytes:
+    """The contents of a tensor or array; of anything else, how it is written."""
+    if isinstance(leaf, Tensor):
+        flat = leaf.detach().cpu().contiguous().view(-1)
+        contents: bytes = flat.view(torch.uint8).numpy().tobytes()
+        return contents
+    if isinstance(leaf, np.ndarray):
+        return leaf.tobytes()
+    return repr(leaf).encode()
 
 
 def are_alike(module: nn.Module) -> bool:
     """Whether several processes sum up what one would, but for rounding: not where each draws masks for its share."""
-    return not any(
-        (isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0)
-        or (isinstance(one, nn.RNNBase | nn.MultiheadAttention) and one.dropout > 0)
-        for one in module.modules()
-    )
+    return not any(map(_drops_out, module.modules()))
+
+
+def _drops_out(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0

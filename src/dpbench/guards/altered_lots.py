@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpbench.records.physical_batches import select
 
 Rows = NDArray[np.int64]
+"""Rows, or names of records."""
+
 _EXTREME = 1e6
 
 
@@ -24,17 +26,18 @@ class AlteredLot(NamedTuple):
 
     Attributes:
         batch: Its tensors.
-        places: For each row the row of the whole lot whose place it has: its number and its random numbers.
+        places: For each row the row of the whole lot whose place it has: its number and its random numbers, shape (R,).
     """
 
     batch: Any
     places: Rows
 
     def positions(self, rows: Rows) -> Rows:
-        """Where some rows of the whole lot are."""
-        where = np.full(max(int(self.places.max()), int(rows.max())) + 1, -1)
-        where[self.places] = np.arange(len(self.places))
-        return where[rows]
+        """Where some rows of the whole lot are in this one; -1 for a row that it does not hold."""
+        last = max(self.places.max(), rows.max())
+        positions = np.full(last + 1, -1)
+        positions[self.places] = np.arange(len(self.places))
+        return positions[rows]
 
 
 class LotRows:
@@ -43,20 +46,31 @@ class LotRows:
     Args:
         batch: Holds them.
         rows: Number of its rows.
-        chosen: Those of the piece, ascending.
-        record_of: Record (or microbatch) of each of these.
+        chosen: Those of the piece, ascending, shape (R,).
+        record_of: Record (or microbatch) of each of these, shape (R,).
         index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
     """
 
-    def __init__(self, batch: Any, rows: int, chosen: Rows, record_of: Rows, index: str | None) -> None:
-        self._batch, self._rows, self._chosen = batch, rows, chosen
+    def __init__(
+        self,
+        batch: Any,
+        rows: int,
+        chosen: Rows,
+        record_of: Rows,
+        index: str | None,
+    ) -> None:
+        self._batch = batch
+        self._rows = rows
+        self._chosen = chosen
         self.record_of = record_of
-        self._numbers = frozenset[int]() if index is None else self._numbering(index)
-        self.everything = np.arange(len(chosen))
+        self._every_row = np.arange(len(chosen))
+        self._index_places: Container[int] = ()
+        if index is not None:
+            self._index_places = self._places_of_index(index)
 
     def whole(self) -> AlteredLot:
-        """As it is."""
-        return self._lot(self.everything)
+        """The lot as it is."""
+        return self._lot(self._every_row)
 
     def of(self, names: Rows) -> Rows:
         """Rows of some records, ascending."""
@@ -64,90 +78,163 @@ class LotRows:
 
     def part(self, names: Rows) -> AlteredLot:
         """Some records alone, in the order of `names`; the rows of a record stay together, as they were."""
-        return self._lot(np.concatenate([np.flatnonzero(self.record_of == name) for name in names]))
+        rows = [self._rows_of(name) for name in names]
+        return self._lot(np.concatenate(rows))
 
     def replaced(self, kept: Rows) -> AlteredLot:
-        """The lot with kept records in the place of all others: the one before, so that what is sorted stays sorted."""
-        stays = np.isin(self.record_of, kept)
-        before = np.maximum.accumulate(np.where(stays, self.everything, -1))
-        before[before < 0] = np.flatnonzero(stays)[0]
-        contents = self.everything.copy()
+        """The lot with kept records in the place of all others.
+
+        Each of the others becomes the kept record before it (the first one, where there is none), so that what is
+        sorted stays sorted.
+        """
+        is_kept = np.isin(self.record_of, kept)
+        kept_rows = np.where(is_kept, self._every_row, -1)
+        last_kept = np.maximum.accumulate(kept_rows)
+        last_kept[last_kept < 0] = np.argmax(is_kept)  # the first
+        contents = self._every_row.copy()
         for name in np.setdiff1d(self.record_of, kept):
-            gone = np.flatnonzero(self.record_of == name)
-            one = np.flatnonzero(self.record_of == self.record_of[before[gone[0]]])
-            contents[gone] = one[np.arange(len(gone)) % len(one)]
-        return self._lot(contents, self.everything)
+            rows = self._rows_of(name)
+            kept_before = self.record_of[last_kept[rows[0]]]
+            stand_in = self._rows_of(kept_before)
+            contents[rows] = np.resize(stand_in, len(rows))  # repeats a record of fewer rows
+        return self._lot(contents, self._every_row)
 
     def extreme(self, lot: AlteredLot, name: int) -> AlteredLot:
         """A lot of the same places, with a record a million times as large."""
-        return self._changed(lot, name, lambda x: torch.where((x == 0).all(), _EXTREME, x * _EXTREME).to(x.dtype))
+
+        def enlarged(x: Tensor) -> Tensor:
+            is_zero = (x == 0).all()  # and stays zero, however large the factor
+            larger = torch.where(is_zero, _EXTREME, x * _EXTREME)
+            return larger.to(x.dtype)
+
+        return self._changed(lot, name, enlarged)
 
     def without_numbers(self, name: int, exchanged: bool) -> AlteredLot:
         """The lot with a record of NaN, whose whole numbers may be another record's."""
-        other = int(np.flatnonzero(self.record_of != name)[0]) if exchanged else None
-        return self._changed(self.whole(), name, lambda x: torch.full_like(x, math.nan), other)
+        donor = None
+        if exchanged:
+            donors = np.flatnonzero(self.record_of != name)
+            donor = int(donors[0])
+
+        def nan(x: Tensor) -> Tensor:
+            return torch.full_like(x, math.nan)
+
+        return self._changed(self.whole(), name, nan, donor)
 
     def has_floats(self) -> bool:
         """Whether there is anything that can be NaN."""
-        return any(_is_float(x) and x.dim() and len(x) == self._rows for x in self._tensors())
+        floats = filter(_is_float, self._tensors())
+        return any(_has_rows(x, self._rows) for x in floats)
 
     def longest(self) -> Rows:
         """Records that hold the largest of whole numbers that each row has one of, such as the lengths of texts."""
-        columns = [x for x in self._tensors() if x.shape == (self._rows,) and not x.is_floating_point()]
-        own = torch.from_numpy(self._chosen)
-        return np.unique([self.record_of[int(x.cpu()[own].int().argmax())] for x in columns if not x.is_complex()])
+        rows = torch.from_numpy(self._chosen)
+        records = []
+        for x in self._tensors():
+            if self._is_column(x) and not x.is_complex():
+                numbers = x.cpu()[rows].int()
+                row = int(numbers.argmax())
+                records.append(self.record_of[row])
+        return np.unique(records)
+
+    def _rows_of(self, name: int) -> Rows:
+        return np.flatnonzero(self.record_of == name)
 
     def _tensors(self) -> list[Tensor]:
         return [x for x in tree_leaves(self._batch) if isinstance(x, Tensor)]
 
+    def _is_column(self, x: Tensor) -> bool:
+        """Whether a tensor of the batch holds one number for each row that is no floating-point one."""
+        return x.shape == (self._rows,) and not x.is_floating_point()
+
     def _lot(self, contents: Rows, places: Rows | None = None) -> AlteredLot:
-        places = contents if places is None else places
+        """A lot of some rows, which may have the places of others.
+
+        Args:
+            contents: Row of the piece for each row.
+            places: Row of the piece whose place it has; None: its own.
+        """
+        if places is None:
+            places = contents
         batch = select(self._batch, self._rows, self._chosen[contents])
-        if self._numbers:
+        if self._index_places:
             batch = self._renumbered(batch, self.record_of[places])
         return AlteredLot(batch, places)
 
-    def _numbering(self, index: str) -> frozenset[int]:
+    def _places_of_index(self, index: str) -> list[int]:
         """Which of the batch's tensors say the record of each row; in a part of the lot labels may do so by chance."""
+        tensors = self._tensors()
         if index and isinstance(self._batch, Mapping):
-            named = self._batch[index]
-            return frozenset(place for place, x in enumerate(self._tensors()) if x is named)
-        before, own = torch.from_numpy(self.record_of), torch.from_numpy(self._chosen)
-        return frozenset(
-            place
-            for place, x in enumerate(self._tensors())
-            if x.shape == (self._rows,) and not x.is_floating_point() and torch.equal(x.cpu()[own].long(), before)
-        )
+            entry = self._batch[index]
+            return [place for place, x in enumerate(tensors) if x is entry]
+        rows = torch.from_numpy(self._chosen)
+        record_of = torch.from_numpy(self.record_of)
+        places = []
+        for place, x in enumerate(tensors):
+            if not self._is_column(x):
+                continue
+            numbers = x.cpu()[rows].long()
+            if torch.equal(numbers, record_of):
+                places.append(place)
+        return places
 
     def _renumbered(self, batch: Any, names: Rows) -> Any:
         """The batch with its entry of each row's record counted from 0 again, in the order of the rows."""
-        first, inverse = np.unique(names, return_index=True, return_inverse=True)[1:]
-        now = torch.from_numpy(first.argsort().argsort()[inverse])
-        return self._mapped(batch, lambda x, is_number: now.to(x) if is_number else x)
+        _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
+        ranks = first.argsort().argsort()  # of the records, by where each comes first
+        numbers = torch.from_numpy(ranks[inverse])
+
+        def renumbered(x: Tensor, is_index: bool) -> Tensor:
+            return numbers.to(x) if is_index else x
+
+        return self._mapped(batch, renumbered)
 
     def _mapped(self, batch: Any, change: Callable[[Tensor, bool], Tensor]) -> Any:
         """The batch with each tensor x in the place of `change`(x, whether it says the record of each row)."""
         places = itertools.count()
-        return tree_map(lambda x: change(x, next(places) in self._numbers) if isinstance(x, Tensor) else x, batch)
+
+        def mapped(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return change(x, next(places) in self._index_places)
+
+        return tree_map(mapped, batch)
 
     def _changed(
-        self, lot: AlteredLot, name: int, change: Callable[[Tensor], Tensor], other: int | None = None
+        self,
+        lot: AlteredLot,
+        name: int,
+        change: Callable[[Tensor], Tensor],
+        donor: int | None = None,
     ) -> AlteredLot:
-        """A lot in which the floating-point numbers of a record are changed, and whole ones taken from another row."""
-        rows = torch.from_numpy(np.flatnonzero(self.record_of[lot.places] == name))
+        """A lot in which one record is changed.
 
-        def changed(x: Tensor, is_number: bool) -> Tensor:
-            if not x.dim() or len(x) != len(lot.places):
+        Args:
+            lot: Before the change.
+            name: The record.
+            change: Of its floating-point numbers.
+            donor: Row whose whole numbers it gets; None: it keeps its own.
+        """
+        is_changed = self.record_of[lot.places] == name
+        rows = torch.from_numpy(np.flatnonzero(is_changed))
+
+        def changed(x: Tensor, is_index: bool) -> Tensor:
+            if not _has_rows(x, len(lot.places)):
                 return x
             places = rows.to(x.device)
             if _is_float(x):
                 return x.index_copy(0, places, change(x[places]))
-            if other is None or is_number:
+            if donor is None or is_index:
                 return x
-            return x.index_copy(0, places, x[other].expand(len(rows), *x.shape[1:]))
+            shape = (len(rows), *x.shape[1:])
+            return x.index_copy(0, places, x[donor].expand(shape))
 
         return AlteredLot(self._mapped(lot.batch, changed), lot.places)
 
 
 def _is_float(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
+
+
+def _has_rows(x: Tensor, count: int) -> bool:
+    return x.dim() > 0 and len(x) == count

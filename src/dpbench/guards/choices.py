@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from dpbench.data.records import shared_records
 from dpbench.errors import ConfigurationError
@@ -67,8 +67,11 @@ def refuse_choices(trainer: pl.Trainer) -> None:
     Raises:
         ConfigurationError: Names the callback or schedule, the metric and the remedy.
     """
+    finders: list[type] = []
+    for name in _FINDERS:
+        finders += classes(name, "callbacks")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if any(isinstance(callback, cls) for name in _FINDERS for cls in classes(name, "callbacks")):
+        if isinstance(callback, tuple(finders)):
             raise ConfigurationError(
                 f"{type(callback).__name__} trains on private records without noise to choose a setting: choose it on "
                 "public data, or beforehand, and leave the callback (or Tuner) out."
@@ -80,9 +83,9 @@ def refuse_choices(trainer: pl.Trainer) -> None:
                 "whether that is of private records: use a schedule of steps (StepLR, CosineAnnealingLR), or "
                 "automatic optimization with a monitor of validation data."
             )
-    watched = list(_watched(trainer))
-    logged = _names_from_lots(trainer) if watched else set()
-    for watcher, name in watched:
+    choices = list(_watched(trainer))
+    logged = _names_from_lots(trainer) if choices else set()
+    for watcher, name in choices:
         if not _is_held_out(name):
             raise ConfigurationError(f"{watcher} watches {name}, {_REMEDY}.")
         if name in logged:
@@ -99,33 +102,43 @@ def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:
     Raises:
         ConfigurationError: Names the callback or schedule, and the metric.
     """
-    watched = [(watcher, name) for watcher, name in _watched(trainer) if not _is_released(name)]
-    if not watched:
+    choices = [choice for choice in _watched(trainer) if not _is_released(choice.metric)]
+    if not choices:
         return
-    loaders, _ = tree_flatten(trainer.val_dataloaders)
-    for loader in loaders:
+    watcher, metric = choices[0]
+    for loader in tree_leaves(trainer.val_dataloaders):
         shared = shared_records(getattr(loader, "dataset", None), training)
         if shared:
             raise ConfigurationError(
-                f"{watched[0][0]} watches {watched[0][1]}, and {shared} records of the validation data are training "
+                f"{watcher} watches {metric}, and {shared} records of the validation data are training "
                 "records: such a metric is not private. Hold records out (torch.utils.data.random_split), or decide "
                 "beforehand."
             )
 
 
-def _watched(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
-    """Pairs of a callback or schedule that makes choices and the metric that it watches."""
+class _Choice(NamedTuple):
+    """A callback or schedule that makes choices, and the name of a metric that it watches."""
+
+    watcher: str
+    metric: str
+
+
+def _watched(trainer: pl.Trainer) -> Iterator[_Choice]:
+    """All choices that follow metrics."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        names = getattr(callback, "monitor", None)
-        for name in names if isinstance(names, list | tuple) else [names]:
+        watcher = type(callback).__name__
+        monitor = getattr(callback, "monitor", None)
+        names = monitor if isinstance(monitor, list | tuple) else [monitor]
+        for name in names:
             if isinstance(name, str):
-                yield type(callback).__name__, name
+                yield _Choice(watcher, name)
         filename = getattr(callback, "filename", None)
-        for name in re.findall(r"\{([^{}:]+)", filename) if isinstance(filename, str) else ():
-            yield f"the filename of {type(callback).__name__}", name
+        if isinstance(filename, str):
+            for name in re.findall(r"\{([^{}:]+)", filename):
+                yield _Choice(f"the filename of {watcher}", name)
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau:
-            yield type(config.scheduler).__name__, str(config.monitor)
+            yield _Choice(type(config.scheduler).__name__, str(config.monitor))
 
 
 def _is_held_out(name: str) -> bool:
@@ -141,6 +154,9 @@ def _is_released(name: str) -> bool:
 def _names_from_lots(trainer: pl.Trainer) -> set[str]:
     """Metrics that were logged while a lot was processed, under all names that Lightning gives them."""
     results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
-    metas = [result.meta for result in results.values() if not result.meta.fx.startswith("on_train_epoch")]
-    names = {name for meta in metas for name in (meta.name, meta.forked_name(True), meta.forked_name(False))}
+    names: set[str] = set()
+    for result in results.values():
+        meta = result.meta
+        if not meta.fx.startswith("on_train_epoch"):
+            names |= {meta.name, meta.forked_name(True), meta.forked_name(False)}
     return {name for name in names if not name.startswith("privacy/")}  # ours

@@ -8,16 +8,16 @@ their records, with other records, with one that is extreme. docs/guards.md says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dpbench.data.octaves import next_checked
 from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.altered_lots import LotRows
+from dpbench.guards.altered_lots import LotRows, Rows
 from dpbench.guards.guard import Guard
 from dpbench.guards.lot_probe import FEWEST, LotProbe
 from dpbench.guards.step_runs import Gap, StepRunner
@@ -28,9 +28,9 @@ from dpbench.records.physical_batches import cuts
 from dpbench.records.source import Lot, PerRecordStep
 from dpbench.records.training import Training
 
-Rows = NDArray[np.int64]
-
-_TOLERANCE, _MIXED = 1e-3, 5e-2  # relative change of a record's gradient; with 8 bits of mantissa
+# Relative change of a record's gradient that rounding explains.
+_TOLERANCE = 1e-3
+_TOLERANCE_OF_MIXED = 5e-2  # with 8 bits of mantissa
 _PATIENCE = 50  # lots that may hold fewer than three records before that is said
 _REMEDIES = {
     "number": (
@@ -63,14 +63,27 @@ class Coupling(Guard):
         """Take note of the engine."""
         source = self.session.source
         if isinstance(source, PerRecordStep) and source.engine is not None:
-            self._probe = CouplingProbe(self.session.training, source.engine, source.loss_reduction)
+            self._probe = CouplingProbe(
+                self.session.training,
+                source.engine,
+                source.loss_reduction,
+            )
 
-    def on_step(self, batch: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    def on_step(
+        self,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> None:
         """Run the step on altered lots."""
         source = self.session.source
         if self._probe is not None and isinstance(source, PerRecordStep):
-            own = self.session.training.own_step
-            self._probe.look(lambda rows: own(rows, *arguments, **options), batch, source.lot())
+            own_step = self.session.training.own_step
+
+            def step(rows: Any) -> Any:
+                return own_step(rows, *arguments, **options)
+
+            self._probe.look(step, batch, source.lot())
 
     @property
     def rows(self) -> int:
@@ -87,7 +100,12 @@ class CouplingProbe:
         loss_reduction: What the loss is said to be; for the message.
     """
 
-    def __init__(self, training: Training, engine: GradientMethod, loss_reduction: LossReduction) -> None:
+    def __init__(
+        self,
+        training: Training,
+        engine: GradientMethod,
+        loss_reduction: LossReduction,
+    ) -> None:
         self._training = training
         self._engine = engine
         self._reduction = loss_reduction
@@ -117,7 +135,9 @@ class CouplingProbe:
                 earlier lots.
         """
         rows = count_records(batch)
-        record_of = np.arange(rows) if lot.record_of is None else lot.record_of
+        record_of = lot.record_of
+        if record_of is None:
+            record_of = np.arange(rows)
         piece = _piece(record_of, lot)
         if len(np.unique(record_of[piece])) < FEWEST:
             self._small += 1
@@ -147,9 +167,9 @@ class CouplingProbe:
         device = self._training.device.type
         if same_shape and device == "cpu":
             return _TOLERANCE
-        low = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
-        if low or torch.is_autocast_enabled(device):
-            return _MIXED
+        is_half = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
+        if is_half or torch.is_autocast_enabled(device):
+            return _TOLERANCE_OF_MIXED
         return _TOLERANCE * (10 if device == "cuda" else 1)
 
     def refuse(self, gap: Gap, what: str) -> None:
@@ -160,9 +180,11 @@ class CouplingProbe:
             what: Of the other records makes it: their contents, number or order.
         """
         remedy = _REMEDIES[what].format(reduction=self._reduction)
-        others = "the order of the records" if what == "order" else f"the {what} of the other records"
+        cause = f"the {what} of the other records"
+        if what == "order":
+            cause = "the order of the records"
         raise UnsupportedModuleError(
-            f"a record's {gap.subject} depends on {others} in its lot "
+            f"a record's {gap.subject} depends on {cause} in its lot "
             f"(it changes by {gap.size:.2g} of its norm), so that clipping does not bound what one record does: "
             f"{remedy}"
         )
@@ -199,9 +221,13 @@ def _piece(record_of: Rows, lot: Lot) -> Rows:
     """Rows that the probe runs: those of a piece that the step would run, if one holds three records."""
     if lot.limit is None:
         return np.arange(len(record_of))
-    ends = cuts(len(record_of), lot.limit, lot.record_of)
-    pieces = [np.arange(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    large = [piece for piece in pieces if len(np.unique(record_of[piece])) >= FEWEST]
-    if large:
-        return large[int(np.random.default_rng(lot.release).integers(len(large)))]
-    return np.flatnonzero(np.isin(record_of, np.unique(record_of)[:FEWEST]))
+    ends = [0, *cuts(len(record_of), lot.limit, lot.record_of)]
+    pieces = []
+    for start, end in pairwise(ends):
+        if len(np.unique(record_of[start:end])) >= FEWEST:
+            pieces.append(np.arange(start, end))
+    if pieces:
+        random = np.random.default_rng(lot.release)
+        return pieces[int(random.integers(len(pieces)))]
+    first = np.unique(record_of)[:FEWEST]
+    return np.flatnonzero(np.isin(record_of, first))

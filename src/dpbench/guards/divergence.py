@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytorch_lightning as pl
 import torch
@@ -31,7 +31,12 @@ class LotsWithoutGradients:
     def __init__(self) -> None:
         self._warned = False
 
-    def note(self, mechanism: Mechanism, source: object, log: Callable[..., object] | None = None) -> None:
+    def note(
+        self,
+        mechanism: Mechanism,
+        source: object,
+        log: Callable[..., object] | None = None,
+    ) -> None:
         """Look at the lot that was released last.
 
         Args:
@@ -49,7 +54,11 @@ class LotsWithoutGradients:
             pl.utilities.rank_zero_warn(_NONE_FINITE)
 
 
-def refuse_diverged(module: nn.Module, optimizers: Iterable[Optimizer], releases: Releases) -> None:
+def refuse_diverged(
+    module: nn.Module,
+    optimizers: Iterable[Optimizer],
+    releases: Releases,
+) -> None:
     """Stop a training whose released weights, or the optimizers' states, are not finite or absurdly large.
 
     Both are functions of releases, so that to stop by them releases nothing.
@@ -63,28 +72,43 @@ def refuse_diverged(module: nn.Module, optimizers: Iterable[Optimizer], releases
         Diverged: Says what was spent, where that is recorded, and what to do.
     """
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if (name := _first_beyond(weights, LARGEST_WEIGHT)) is not None:
+    name = _first_beyond(weights, LARGEST_WEIGHT)
+    if name is not None:
         raise Diverged(f"the released weights have diverged ({name}), {_spent(releases)}")
-    states = {
-        f"{key} of a parameter of shape {tuple(p.shape)}": value
-        for optimizer in optimizers
-        for p, state in optimizer.state.items()
-        if isinstance(p, Tensor) and isinstance(state, dict)
-        for key, value in state.items()
-        if isinstance(value, Tensor) and value.shape == p.shape
-    }
-    if (name := _first_beyond(states, float("inf"))) is not None:
+    name = _first_beyond(_states(optimizers), float("inf"))
+    if name is not None:
         raise Diverged(f"the optimizer's state has diverged ({name}), {_spent(releases)}")
 
 
-def _first_beyond(tensors: dict[str, Any], largest: float) -> str | None:
+def _states(optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    """States of optimizers that have an entry for each of a parameter's, such as momentum."""
+    states = {}
+    for optimizer in optimizers:
+        for p, state in optimizer.state.items():
+            if not isinstance(p, Tensor) or not isinstance(state, dict):
+                continue
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    states[f"{key} of a parameter of shape {tuple(p.shape)}"] = value
+    return states
+
+
+def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
     """Name of the first floating tensor with an entry that is not finite, or beyond a number."""
-    named = {name: x.detach() for name, x in tensors.items() if x.is_floating_point() and x.numel()}
-    if not named:
+    floating: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        if x.is_floating_point() and x.numel():
+            floating[name] = x.detach()
+    if not floating:
         return None
-    norms: Sequence[Tensor] = torch._foreach_norm(list(named.values()), float("inf"))
-    values = torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist()
-    return next((name for name, x in zip(named, values, strict=True) if not (x < float("inf") and x <= largest)), None)
+    norms: Sequence[Tensor] = torch._foreach_norm(list(floating.values()), float("inf"))
+    device = norms[0].device
+    doubles = [norm.double().to(device) for norm in norms]
+    values = torch.stack(doubles).tolist()
+    for name, value in zip(floating, values, strict=True):
+        if not math.isfinite(value) or value > largest:
+            return name
+    return None
 
 
 def _spent(releases: Releases) -> str:

@@ -43,9 +43,12 @@ class EarlierFits(Guard):
 
 def note_training(module: nn.Module, budget: Budget, releases: int) -> None:
     """Remember where the releases are recorded that the parameters of a module hold, whoever has them."""
-    if releases and budget.path is not None:
-        record = budget.path, budget.seal
-        _TRAINED.update({parameter: record for parameter in module.parameters() if parameter.requires_grad})
+    if not releases or budget.path is None:
+        return
+    record = (budget.path, budget.seal)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            _TRAINED[parameter] = record
 
 
 def other_record(module: nn.Module, ledger: Path) -> Path | None:
@@ -103,10 +106,12 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
         return True
     before = other_record(pl_module, ledger)
     if before is not None:
-        gone = before.resolve() == ledger.resolve()
-        which = f"{before} recorded, and that file no longer has it" if gone else f"{before} records, not {ledger}"
+        if before.resolve() == ledger.resolve():
+            releases = f"{before} recorded, and that file no longer has it"
+        else:
+            releases = f"{before} records, not {ledger}"
         raise ConfigurationError(
-            f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {which}: "
+            f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {releases}: "
             f"make the module anew, with all of its parts, for a new run, or go on in that "
             f"ledger (the same strategy with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
         )

@@ -64,6 +64,11 @@ class Guard:
     def __init__(self, session: Any) -> None:
         self.session: Session = session
 
+    @property
+    def has_public_networks(self) -> bool:
+        """Whether networks follow the private one in a step, which see no record; from `on_attach` on."""
+        return self.session.part is not self.session.training.module
+
     def on_check(self) -> None:
         """Before anything of the training exists but its module and its driver."""
 
@@ -76,7 +81,12 @@ class Guard:
     def on_open(self, batch: Any) -> None:
         """A lot was drawn, and the module is about to see it."""
 
-    def on_step(self, batch: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    def on_step(
+        self,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> None:
         """The training step is about to be called on the lot."""
 
     def on_stepped(self) -> None:
@@ -100,8 +110,11 @@ class Guard:
     @classmethod
     def moments(cls) -> list[str]:
         """Names of the moments at which it looks."""
-        names = [name for name in vars(Guard) if name.startswith("on_")]
-        return [name.removeprefix("on_") for name in names if getattr(cls, name) is not getattr(Guard, name)]
+        moments = []
+        for name, default in vars(Guard).items():
+            if name.startswith("on_") and getattr(cls, name) is not default:
+                moments.append(name.removeprefix("on_"))
+        return moments
 
 
 class LightningGuard(Guard):

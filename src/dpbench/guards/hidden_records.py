@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,24 +29,31 @@ class LotRecords:
 
     def __init__(self, batch: Any, watched: bool) -> None:
         leaves = tree_leaves(batch)
-        other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
-        if other is not None:
-            raise ConfigurationError(
-                f"the batch holds a {type(other).__name__}, which cannot be hidden from networks that are not private: "
-                "with private_module a batch is made of tensors (in lists, tuples and dictionaries)."
-            )
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ConfigurationError(
+                    f"the batch holds a {type(leaf).__name__}, which cannot be hidden from networks that are not "
+                    "private: with private_module a batch is made of tensors (in lists, tuples and dictionaries)."
+                )
         self._tensors = [leaf for leaf in leaves if leaf.dim()]  # others are no records
         self._values = [x.data for x in self._tensors]
         for x in self._tensors:
             x.data = x.data.clone()
-        floating = [x for x in self._tensors if x.is_floating_point() and not x.requires_grad]
-        self._watched = {id(x.requires_grad_()): x for x in floating} if watched else {}
+        self._watched: dict[int, Tensor] = {}
+        if watched:
+            for x in self._tensors:
+                if x.is_floating_point() and not x.requires_grad:
+                    self._watched[id(x)] = x.requires_grad_()
 
     def hide(self) -> None:
         """Overwrite the records of the lot; what the data set keeps is left alone."""
         for x in self._tensors:
-            x.data.fill_(torch.iinfo(x.dtype).max if _is_whole(x) else float("nan"))
-            x.data = x.data.new_empty((0, *x.shape[1:]))
+            data = x.data
+            if _is_whole(x):
+                data.fill_(torch.iinfo(x.dtype).max)
+            else:
+                data.fill_(math.nan)
+            x.data = data.new_empty((0, *x.shape[1:]))
 
     def show(self) -> None:
         """Give the batch its records back; may be called again."""
@@ -56,20 +64,24 @@ class LotRecords:
 
     def reach(self, value: Tensor) -> bool:
         """Whether a tensor was computed from watched records, as far as autograd knows."""
-        seen, found = set(), [value.grad_fn]
-        while found:
-            node: Any = found.pop()
+        seen = set()
+        pending = [value.grad_fn]
+        while pending:
+            node: Any = pending.pop()
             if node is None or node in seen:
                 continue
             if id(getattr(node, "variable", None)) in self._watched:
                 return True
             seen.add(node)
-            found += [following for following, _ in node.next_functions]
+            pending += [following for following, _ in node.next_functions]
         return id(value) in self._watched
 
     def refuse_passage(self, module: object, inputs: Any) -> None:
         """Raise ConfigurationError where watched records enter a network that is not private."""
-        if self._watched and any(isinstance(x, Tensor) and self.reach(x) for x in tree_leaves(inputs)):
+        if not self._watched:
+            return
+        tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        if any(map(self.reach, tensors)):
             raise ConfigurationError(
                 f"private records enter {type(module).__name__}, part of a network that is not private (it could keep "
                 "statistics of them): let only the private_module see records."
@@ -91,4 +103,6 @@ class LotRecords:
 
 
 def _is_whole(x: Tensor) -> bool:
-    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+    if x.dtype == torch.bool:
+        return False
+    return not x.is_floating_point() and not x.is_complex()

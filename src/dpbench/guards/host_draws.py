@@ -6,11 +6,12 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpbench.guards.row_draws import RowDraws
+from dpbench.guards.row_draws import RowDraws, Shape
 
 # Position of the size that is asked for.
 _SIZES = {
@@ -53,80 +54,135 @@ _DIMENSIONS = ("rand", "randn")  # whose arguments are the size
 _OTHERS = ("permutation", "permuted", "shuffle", "bytes")
 _NAMES = (*_SIZES, *_DIMENSIONS, *_OTHERS)
 _WHOLE = {"choice", "multinomial", "dirichlet", "multivariate_normal", *_OTHERS}  # whose arrays hold no rows
+_HELD = ("random", "getrandbits", "gauss")  # methods of `random` that give the same number for all rows
 _CONSTANT = 0.6  # that rejection samplers of `random` accept
 
 
+class _Arguments(NamedTuple):
+    """Arguments of a method that draws."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def shapes_of_arrays(self) -> list[Shape]:
+        """Of all arguments that are arrays with a dimension."""
+        values = [*self.positional, *self.named.values()]
+        return [x.shape for x in values if isinstance(x, np.ndarray) and x.ndim]
+
+    def row(self, row: int, shape: Shape) -> _Arguments:
+        """The same for one row of a draw of some shape."""
+        return _Arguments(
+            positional=tuple(_row(x, row, shape) for x in self.positional),
+            named={name: _row(x, row, shape) for name, x in self.named.items()},
+        )
+
+    def size(self, position: int) -> Any:
+        """The size that is asked for, None if none is.
+
+        Args:
+            position: Of the size, where it has no name.
+        """
+        default = None
+        if len(self.positional) > position:
+            default = self.positional[position]
+        return self.named.get("size", default)
+
+    def with_size(self, position: int, size: Shape) -> _Arguments:
+        """The same for another size."""
+        if len(self.positional) <= position:
+            return _Arguments(self.positional, {**self.named, "size": size})
+        positional = list(self.positional)
+        positional[position] = size
+        return _Arguments(tuple(positional), self.named)
+
+
+def _row(x: Any, row: int, shape: Shape) -> Any:
+    """One row of an argument, if it is an array with a row for each row of the draw."""
+    if isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]:
+        return x[row : row + 1]
+    return x
+
+
+@dataclass(frozen=True)
 class _Method:
     """One method of a source of NumPy's: a draw that follows the rows.
 
-    Args:
+    Attributes:
         name: Of the method.
         draws: Of the lot.
         seed: Draws a number from the source.
         fresh: Makes a source from a seed.
     """
 
-    def __init__(self, name: str, draws: RowDraws, seed: Callable[[], int], fresh: Callable[[int], Any]) -> None:
-        self._name, self._draws, self._seed, self._fresh = name, draws, seed, fresh
+    name: str
+    draws: RowDraws
+    seed: Callable[[], int]
+    fresh: Callable[[int], Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        size = self._size(args, kwargs)
-        arrays = [np.shape(x) for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray) and x.ndim]
-        shape = size or (np.broadcast_shapes(*arrays) if arrays and self._name not in _WHOLE else ())
-        if self._draws.shared:
-            seed = self._draws.shared_seed(self._name)
-            if not shape:
-                return getattr(self._fresh(seed), self._name)(*args, **kwargs)
-            return self._by_rows(args, kwargs, shape, [seed] * shape[0])
-        seed = self._seed()
-        placement = self._draws.placement(f"numpy.{self._name}", (shape,))
+        arguments = _Arguments(args, kwargs)
+        arrays = arguments.shapes_of_arrays()
+        shape = self._size(arguments)
+        if not shape and arrays and self.name not in _WHOLE:
+            shape = np.broadcast_shapes(*arrays)
+        if self.draws.shared:
+            seed = self.draws.shared_seed(self.name)
+            if shape:
+                return self._by_rows(arguments, shape, [seed] * shape[0])
+            return self._call(self.fresh(seed), arguments)
+        seed = self.seed()
+        placement = self.draws.placement(f"numpy.{self.name}", (shape,))
+        axis = None if placement is None else placement.axes[0]
         if arrays and shape:
-            first = placement is not None and placement.rows[0] is not None and placement.rows[0][0] == 0
-            places = placement.entries(0) if placement is not None and first else range(shape[0])
-            return self._by_rows(args, kwargs, shape, [seed + int(place) for place in places])
-        source = self._fresh(seed)
+            places: Iterable[int] = range(shape[0])
+            if placement is not None and axis is not None and axis.dimension == 0:
+                places = placement.entries(0).tolist()
+            return self._by_rows(arguments, shape, [seed + place for place in places])
+        source = self.fresh(seed)
         if placement is None:
-            return getattr(source, self._name)(*args, **kwargs)
-        own = placement.rows[0]
-        assert own is not None
-        numbers = self._of_size(source, args, kwargs, placement.shapes[0])
-        return np.take(numbers, placement.entries(0), axis=own[0])
+            return self._call(source, arguments)
+        assert axis is not None
+        numbers = self._of_size(source, arguments, placement.shapes[0])
+        return np.take(numbers, placement.entries(0), axis=axis.dimension)
 
     def _by_rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], seeds: Sequence[int]
+        self,
+        arguments: _Arguments,
+        shape: Shape,
+        seeds: Sequence[int],
     ) -> Any:
         """Each row of dimension 0 from a seed of its own."""
+        size = (1, *shape[1:])
         rows = []
-        for number, seed in enumerate(seeds):
-
-            def of(x: Any, number: int = number) -> Any:
-                has_rows = isinstance(x, np.ndarray) and x.ndim == len(shape) and len(x) == shape[0]
-                return x[number : number + 1] if has_rows else x
-
-            own = {name: of(value) for name, value in kwargs.items()}
-            rows.append(self._of_size(self._fresh(seed), tuple(map(of, args)), own, (1, *shape[1:])))
+        for row, seed in enumerate(seeds):
+            source = self.fresh(seed)
+            numbers = self._of_size(source, arguments.row(row, shape), size)
+            rows.append(numbers)
         return np.concatenate(rows) if rows else np.empty(shape)
 
-    def _size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    def _size(self, arguments: _Arguments) -> Shape:
         """The size that is asked for; empty: a number, or the size of the arguments."""
-        if self._name in _DIMENSIONS:
-            return args
-        if self._name not in _SIZES:
+        if self.name in _DIMENSIONS:
+            return arguments.positional
+        if self.name not in _SIZES:
             return ()
-        position = _SIZES[self._name]
-        size = kwargs.get("size", args[position] if len(args) > position else None)
+        size = arguments.size(_SIZES[self.name])
         if size is None:
             return ()
-        return tuple(size) if isinstance(size, list | tuple) else (int(size),)
+        if isinstance(size, list | tuple):
+            return tuple(size)
+        return (int(size),)
 
-    def _of_size(self, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size: tuple[int, ...]) -> Any:
-        method = getattr(source, self._name)
-        if self._name in _DIMENSIONS:
-            return method(*size)
-        position = _SIZES[self._name]
-        if len(args) > position:
-            return method(*args[:position], size, *args[position + 1 :], **kwargs)
-        return method(*args, **{**kwargs, "size": size})
+    def _call(self, source: Any, arguments: _Arguments) -> Any:
+        method = getattr(source, self.name)
+        return method(*arguments.positional, **arguments.named)
+
+    def _of_size(self, source: Any, arguments: _Arguments, size: Shape) -> Any:
+        """Draw from a source, with another size than the one that is asked for."""
+        if self.name in _DIMENSIONS:
+            return self._call(source, _Arguments(size, {}))
+        position = _SIZES[self.name]
+        return self._call(source, arguments.with_size(position, size))
 
 
 class _Generator(np.random.Generator):
@@ -138,9 +194,7 @@ class _Generator(np.random.Generator):
         def seed() -> int:
             return int(original.integers(1 << 62))
 
-        for name in _NAMES:
-            if hasattr(original, name):
-                setattr(self, name, _Method(name, draws, seed, _fresh_generator))
+        vars(self).update(_methods_of(original, draws, seed, _fresh_generator))
 
 
 def _fresh_generator(seed: int) -> np.random.Generator:
@@ -152,15 +206,25 @@ class _RandomState(np.random.RandomState):
 
     def __init__(self, original: np.random.RandomState, draws: RowDraws) -> None:
         super().__init__(original._bit_generator)
-        for name, method in _methods_of(original, draws).items():
-            setattr(self, name, method)
+        vars(self).update(_methods_of_state(original, draws))
 
 
-def _methods_of(state: np.random.RandomState, draws: RowDraws) -> dict[str, _Method]:
+def _methods_of_state(state: np.random.RandomState, draws: RowDraws) -> dict[str, _Method]:
     def seed() -> int:
         return int(state.randint(1 << 31))
 
-    return {name: _Method(name, draws, seed, np.random.RandomState) for name in _NAMES if hasattr(state, name)}
+    return _methods_of(state, draws, seed, np.random.RandomState)
+
+
+def _methods_of(
+    source: Any,
+    draws: RowDraws,
+    seed: Callable[[], int],
+    fresh: Callable[[int], Any],
+) -> dict[str, _Method]:
+    """Methods of a source, by name, whose draws follow the rows."""
+    names = [name for name in _NAMES if hasattr(source, name)]
+    return {name: _Method(name, draws, seed, fresh) for name in names}
 
 
 class FreshGenerators:
@@ -176,27 +240,31 @@ class FreshGenerators:
     @contextmanager
     def repeated(self, draws: RowDraws | None) -> Iterator[None]:
         """Have generators made from counted seeds; with `draws`, theirs and those of other seeds follow the rows."""
-        numpys, self.count = np.random.default_rng, 0
+        self.count = 0
+        default_rng = np.random.default_rng
 
         def seeded(seed: Any = None) -> np.random.Generator:
             if isinstance(seed, np.random.Generator):
                 return seed
             if seed is None:
                 self.count += 1
-                seed = [0, 0 if draws is not None and draws.shared else self.count]
-            made = numpys(seed)
-            return made if draws is None else _Generator(made, draws)
+                is_shared = draws is not None and draws.shared
+                seed = [0, 0 if is_shared else self.count]
+            generator = default_rng(seed)
+            return generator if draws is None else _Generator(generator, draws)
 
         np.random.default_rng = seeded
         try:
             yield
         finally:
-            np.random.default_rng = numpys
+            np.random.default_rng = default_rng
 
 
 @contextmanager
 def following_host(
-    draws: RowDraws, holders: Iterable[tuple[dict[Any, Any], Any]], sources: Iterable[random.Random]
+    draws: RowDraws,
+    holders: Iterable[tuple[dict[Any, Any], Any]],
+    sources: Iterable[random.Random],
 ) -> Iterator[None]:
     """Let draws of NumPy follow the rows of a lot; those of `random` are the same for all rows where all are.
 
@@ -206,7 +274,7 @@ def following_host(
         sources: Generators of `random`, beside the global one.
     """
     with ExitStack() as stack:
-        for name, method in _methods_of(np.random.mtrand._rand, draws).items():
+        for name, method in _methods_of_state(np.random.mtrand._rand, draws).items():
             _exchange(stack, np.random.__dict__, name, method)
         for holder, key in holders:
             original = holder.get(key)
@@ -215,16 +283,20 @@ def following_host(
             elif isinstance(original, np.random.RandomState):
                 _exchange(stack, holder, key, _RandomState(original, draws))
         if draws.shared:
-            everywhere: Any = random._inst
-            for source in (everywhere, *sources):
+            global_source: Any = random._inst
+            for source in (global_source, *sources):
                 _hold(stack, source, draws)
-            own = {"random": everywhere.random, "getrandbits": everywhere.getrandbits, "gauss": everywhere.gauss}
-            for name, function in own.items():
-                _exchange(stack, random.__dict__, name, function)
+            for name in _HELD:
+                _exchange(stack, random.__dict__, name, getattr(global_source, name))
         yield
 
 
-def _exchange(stack: ExitStack, holder: dict[Any, Any], key: Any, stand_in: Any) -> None:
+def _exchange(
+    stack: ExitStack,
+    holder: dict[Any, Any],
+    key: Any,
+    stand_in: Any,
+) -> None:
     """Put a stand-in into a dictionary until the stack closes; what others put there meanwhile stays."""
     original = holder[key]
     holder[key] = stand_in
@@ -242,11 +314,13 @@ def _hold(stack: ExitStack, source: random.Random, draws: RowDraws) -> None:
 
     def number() -> float:
         turn = draws.turn(next(calls))
-        return random.Random.random(random.Random(turn)) if turn else _CONSTANT
+        if not turn:
+            return _CONSTANT
+        return random.Random.random(random.Random(turn))
 
     def bits(count: int) -> int:
         return int(number() * (1 << count)) >> 1  # below any bound that has so many bits
 
     source.__dict__.update(random=number, getrandbits=bits, gauss=source.normalvariate)
-    for name in ("random", "getrandbits", "gauss"):
+    for name in _HELD:
         stack.callback(source.__dict__.pop, name, None)

@@ -36,12 +36,15 @@ def held_by(loss: Callable[..., Any]) -> list[Any]:
     Args:
         loss: A function, method, partial or object with `__call__`.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     for function in _functions_of(loss):
-        cells = [_content(cell) for cell in function.__closure__ or ()]
-        found += [x for x in cells if x is not _EMPTY and not isinstance(x, FunctionType)]
-        found += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return [*found, *_bound_to(loss)]
+        for cell in function.__closure__ or ():
+            content = _content(cell)
+            if content is not _EMPTY and not isinstance(content, FunctionType):
+                values.append(content)
+        values += function.__defaults__ or ()
+        values += (function.__kwdefaults__ or {}).values()
+    return values + _bound_to(loss)
 
 
 def refuse_hidden_state(loss: Callable[..., Any], model: nn.Module) -> None:
@@ -52,19 +55,21 @@ def refuse_hidden_state(loss: Callable[..., Any], model: nn.Module) -> None:
             parameters that are not the model's.
     """
     for function in _functions_of(loss):
-        if name := next(_assigned_outside(function.__code__), None):
+        name = next(_assigned_outside(function.__code__), None)
+        if name is not None:
             raise ConfigurationError(
                 f"the loss function assigns to {name}, outside itself, so that a lot could be carried into the next "
                 "one: keep nothing of a lot; what is to be counted belongs into the body of the loop."
             )
-        if kept := [name for name in vars(function) if name != "__wrapped__"]:
+        attributes = [name for name in vars(function) if name != "__wrapped__"]
+        if attributes:
             raise ConfigurationError(
-                f"the loss function has an attribute ({kept[0]}), in which a lot could be carried into the next one: "
-                "make it an argument with a default, or a variable."
+                f"the loss function has an attribute ({attributes[0]}), in which a lot could be carried into the next "
+                "one: make it an argument with a default, or a variable."
             )
-    own = {id(parameter) for parameter in model.parameters()}
+    parameters_of_model = {id(parameter) for parameter in model.parameters()}
     for parameter in _parameters([*held_by(loss), *_globals_of(loss)]):
-        if parameter.requires_grad and id(parameter) not in own:
+        if parameter.requires_grad and id(parameter) not in parameters_of_model:
             raise ConfigurationError(
                 f"the loss function uses a trainable tensor of shape {tuple(parameter.shape)} that is not of the "
                 "model: make it a part of the model, which is trained privately, or call requires_grad_(False) on it."
@@ -74,20 +79,20 @@ def refuse_hidden_state(loss: Callable[..., Any], model: nn.Module) -> None:
 def _functions_of(loss: Any) -> Iterator[FunctionType]:
     """The function and those that it holds itself, each once."""
     seen: set[int] = set()
-    waiting = [loss]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+    pending = [loss]
+    while pending:
+        x = pending.pop()
+        if id(x) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, FunctionType):
-            yield one
-            waiting += [_content(cell) for cell in one.__closure__ or ()]
-            waiting += [getattr(one, "__wrapped__", None)]
-        elif isinstance(one, MethodType):
-            waiting.append(one.__func__)
-        elif isinstance(one, partial):
-            waiting += [one.func, *one.args, *one.keywords.values()]
+        seen.add(id(x))
+        if isinstance(x, FunctionType):
+            yield x
+            pending += map(_content, x.__closure__ or ())
+            pending.append(getattr(x, "__wrapped__", None))
+        elif isinstance(x, MethodType):
+            pending.append(x.__func__)
+        elif isinstance(x, partial):
+            pending += [x.func, *x.args, *x.keywords.values()]
 
 
 def _content(cell: Any) -> Any:
@@ -98,18 +103,23 @@ def _content(cell: Any) -> Any:
 
 
 def _bound_to(loss: Any) -> list[Any]:
+    """Arguments of a partial, the object of a method, or an object that is called itself."""
     if isinstance(loss, partial):
         return [*loss.args, *loss.keywords.values(), *_bound_to(loss.func)]
     if isinstance(loss, MethodType):
         return [loss.__self__]
-    return [] if isinstance(loss, FunctionType) else [loss]
+    if isinstance(loss, FunctionType):
+        return []
+    return [loss]
 
 
 def _assigned_outside(code: CodeType, outer: frozenset[str] | None = None) -> Iterator[str]:
     """Names of variables that belong to somebody else and that the code assigns to, also in functions inside it."""
-    outer = frozenset(code.co_freevars) if outer is None else outer
+    if outer is None:
+        outer = frozenset(code.co_freevars)
     for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL or (instruction.opname in _REBINDING and instruction.argval in outer):
+        rebinds = instruction.opname in _REBINDING and instruction.argval in outer
+        if rebinds or instruction.opname in _GLOBAL:
             yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -118,24 +128,32 @@ def _assigned_outside(code: CodeType, outer: frozenset[str] | None = None) -> It
 
 def _globals_of(loss: Any) -> list[Any]:
     """Networks and tensors that the functions name and find in their module."""
-    return [
-        function.__globals__[name]
-        for function in _functions_of(loss)
-        for name in function.__code__.co_names
-        if isinstance(function.__globals__.get(name), nn.Module | Tensor)
-    ]
+    values = []
+    for function in _functions_of(loss):
+        for name in function.__code__.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, nn.Module | Tensor):
+                values.append(value)
+    return values
 
 
-def _parameters(found: Iterable[Any], depth: int = 2) -> Iterator[Tensor]:
+def _parameters(values: Iterable[Any], depth: int = 2) -> Iterator[Tensor]:
     """Tensors of networks among objects, their attributes and what containers hold."""
-    for x in found:
+    for x in values:
         if isinstance(x, Tensor):
             yield x
         elif isinstance(x, nn.Module):
             yield from x.parameters()
-        elif depth and isinstance(x, Mapping):
-            yield from _parameters(x.values(), depth - 1)
-        elif depth and isinstance(x, list | tuple | set):
-            yield from _parameters(x, depth - 1)
-        elif depth and hasattr(x, "__dict__") and not isinstance(x, type | FunctionType):
-            yield from _parameters(vars(x).values(), depth - 1)
+        elif depth:
+            yield from _parameters(_parts(x), depth - 1)
+
+
+def _parts(x: Any) -> Iterable[Any]:
+    if isinstance(x, Mapping):
+        return x.values()
+    if isinstance(x, list | tuple | set):
+        return x
+    if hasattr(x, "__dict__") and not isinstance(x, type | FunctionType):
+        attributes: dict[str, Any] = vars(x)
+        return attributes.values()
+    return ()

@@ -45,7 +45,8 @@ def require_lot_loader(loader: object) -> LotLoader:
             "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson lots, and with several processes "
             "pass use_distributed_sampler=False to the trainer."
         )
-    if type(loader.lots) is not Lots or set(vars(loader.lots)) & set(dir(Lots)):
+    replaced = set(vars(loader.lots)) & set(dir(Lots))
+    if type(loader.lots) is not Lots or replaced:
         raise ConfigurationError(
             "the lots of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
             "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."

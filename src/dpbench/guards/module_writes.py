@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,33 @@ from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.guard import Guard
 from dpbench.guards.optimizer_steps import OptimizerSteps
-from dpbench.guards.saved_values import SavedValues
+from dpbench.guards.saved_values import SavedValues, differences
 from dpbench.records.source import require
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes; 8 are two of 4, or sums would overflow
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
+
+
+_BEFORE_RELEASE = (
+    "the forward pass changes {names} (or a hook that sees the lot does), which would be saved with the model without "
+    "noise: keep statistics of private records out of the model. What follows from released weights alone (and from "
+    "nothing kept of a lot), such as a target network, belongs into on_before_zero_grad or on_train_epoch_end; a "
+    "learning rate that follows from the number of steps is a schedule's (configure_optimizers), and counters are "
+    "attributes. (A generator makes images for a private discriminator in evaluation mode: BatchNorm would tell how "
+    "many records there were.)"
+)
+_BEFORE_UPDATE = (
+    "{names} changed between the release of a lot and its update (in on_before_optimizer_step or "
+    "configure_gradient_clipping, of the module or of a callback), where what training_step has kept of the lot is in "
+    "sight, and would be saved without noise: what follows from released weights alone belongs into "
+    "on_before_zero_grad or on_train_epoch_end."
+)
+_AFTER_RELEASE = (
+    "{names} changed after the release of a lot, where its records are still in sight (in on_train_batch_end, or after "
+    "the optimizer's step in manual optimization), and would be saved without noise: what follows from released "
+    "weights alone (and from nothing kept of a lot) belongs into on_before_zero_grad, on_train_epoch_end or a hook of "
+    "the optimizer (register_step_post_hook); in manual optimization, name the network that sees records in "
+    "private_module. A learning rate that follows from the number of steps is a schedule's (configure_optimizers)."
+)
 
 
 class Saved:
@@ -46,36 +68,67 @@ class Saved:
         optimizers: Sequence[Optimizer] = (),
         datamodule: Any = None,
     ) -> None:
-        self._module, self._extra, self._optimizers, self._datamodule = module, extra or {}, optimizers, datamodule
-        self._states = _extra_states(self._extra)
-        self._tensors = _tensors(module) + _tensors_of_states(optimizers)
+        self._module = module
+        self._contents = contents
+        self._extra = extra or {}
+        self._optimizers = optimizers
+        self._datamodule = datamodule
+        self._tensors = self._saved_tensors()  # alive, so that no number names two of them
+        self._ids = list(map(id, self._tensors))
         self._versions = _versions(self._tensors)
-        self._sums = [_sum(x) for x in self._tensors] if contents else None
-        self._entries = _added_entries(module, datamodule) if contents else {}
+        self._sums = self._sums_of(self._tensors)
+        self._states = _extra_states(self._extra)
+        self._entries = self._added_entries()
 
     def written(self) -> list[str]:
         """Names of what was written to, replaced or added since then."""
-        now = _tensors(self._module) + _tensors_of_states(self._optimizers)
-        versions = _versions(now)
-        sums = None if self._sums is None else [_sum(x) for x in now]
-        states = _extra_states(self._extra)
-        extra = [
-            f"{name}.get_extra_state()".lstrip(".") for name, state in states.items() if state != self._states[name]
+        tensors = self._saved_tensors()
+        ids = list(map(id, tensors))
+        versions = _versions(tensors)
+        sums = self._sums_of(tensors)
+        written = [
+            *differences(self._states, _extra_states(self._extra)),
+            *differences(self._entries, self._added_entries()),
         ]
-        if self._sums is not None:
-            entries = _added_entries(self._module, self._datamodule)
-            extra += [name for name in {**self._entries, **entries} if self._entries.get(name) != entries.get(name)]
-        same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
-        if same and versions == self._versions and sums == self._sums:
-            return extra
-        before = {id(x): (version, i) for i, (x, version) in enumerate(zip(self._tensors, self._versions, strict=True))}
-        names = {id(x): name for name, x in [*_named_of_states(self._optimizers), *_named(self._module)]}
-        changed = []
-        for i, (x, version) in enumerate(zip(now, versions, strict=True)):
-            known, place = before.get(id(x), (None, 0))
-            if known != version or (sums is not None and self._sums is not None and sums[i] != self._sums[place]):
-                changed.append(names.get(id(x), "a tensor"))
-        return [*changed, *extra] or ["its modules"]
+        if ids == self._ids and versions == self._versions and sums == self._sums:
+            return written
+        marks = zip(self._versions, self._sums, strict=True)
+        before = dict(zip(self._ids, marks, strict=True))
+        named = [*_named_of_states(self._optimizers), *_named(self._module)]
+        names = {id(x): name for name, x in named}
+        tensors_written = []
+        marks = zip(versions, sums, strict=True)
+        for number, mark in zip(ids, marks, strict=True):
+            if before.get(number) != mark:
+                tensors_written.append(names.get(number, "a tensor"))
+        return tensors_written + written or ["its modules"]
+
+    def _saved_tensors(self) -> list[Tensor]:
+        return _tensors(self._module) + _tensors_of_states(self._optimizers)
+
+    def _sums_of(self, tensors: list[Tensor]) -> list[int | None]:
+        """A sum over the contents of each tensor, None where contents are not compared."""
+        if not self._contents:
+            return [None] * len(tensors)
+        return [_sum(x) for x in tensors]
+
+    def _added_entries(self) -> dict[str, str]:
+        if not self._contents:
+            return {}
+        return _added_entries(self._module, self._datamodule)
+
+
+class _Snapshot(NamedTuple):
+    """All that is saved with a module, as it was at one time."""
+
+    tensors: Saved
+    values: SavedValues
+
+    def refuse_writes(self, message: str) -> None:
+        """Raise UnsupportedModuleError with names in a message where something was written to since then."""
+        written = [*self.tensors.written(), *self.values.written()]
+        if written:
+            raise UnsupportedModuleError(message.format(names=", ".join(written)))
 
 
 class Writes(Guard):
@@ -92,8 +145,8 @@ class Writes(Guard):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._lots = 0
-        self._before: tuple[Saved, SavedValues] | None = None  # as of when the lot was drawn
-        self._updated: tuple[Saved, SavedValues] | None = None  # as of its update
+        self._before: _Snapshot | None = None  # as of when the lot was drawn
+        self._updated: _Snapshot | None = None  # as of its update
         self._steps: OptimizerSteps | None = None
         self._loader: LotLoader | None = None
 
@@ -116,7 +169,7 @@ class Writes(Guard):
 
     def on_open(self, batch: Any) -> None:
         """Begin a lot, whose update is still to come."""
-        self._require_steps().open_lot()
+        require(self._steps).open_lot()
         self._updated = None
         if self._before is None:
             self.remember()
@@ -125,13 +178,13 @@ class Writes(Guard):
         """A step that sees a lot may write nothing; the hooks before its backward pass, which see none, may."""
         if self.session.training.automatic_optimization:
             self.refuse_before_release()
-        elif self.session.released and self._are_others:
-            self._update()
-            self._require_steps().close_lot()
+        elif self.session.released and self.has_public_networks:
+            self._note_update()
+            require(self._steps).close_lot()
 
     def on_release(self) -> None:
         """Nothing of the module may have kept anything of the records."""
-        self._require_steps().release_lot()
+        require(self._steps).release_lot()
         self.refuse_before_release()
 
     def on_end(self) -> None:
@@ -146,24 +199,16 @@ class Writes(Guard):
 
     # ------------------------------------------------------------------------------------- what is remembered
 
-    @property
-    def _are_others(self) -> bool:
-        """Whether networks follow the private one in a step, which see no record."""
-        return self.session.part is not self.session.training.module
-
-    def _require_steps(self) -> OptimizerSteps:
-        return require(self._steps)
-
     def _draw_lot(self) -> None:
         self.session.refuse_skipped_lot()
         self._lots += 1
         self.remember()
 
     def _after_update(self) -> None:
-        if not self._are_others:
-            self._update()
+        if not self.has_public_networks:
+            self._note_update()
 
-    def _saved(self) -> tuple[Saved, SavedValues]:
+    def _snapshot(self) -> _Snapshot:
         training = self.session.training
         tensors = Saved(
             training.module,
@@ -172,20 +217,20 @@ class Writes(Guard):
             training.optimizers,
             training.datamodule,
         )
-        return tensors, SavedValues(training)
+        return _Snapshot(tensors, SavedValues(training))
 
     def remember(self) -> None:
         """Accept what was written up to now, by code that saw no record of the lot."""
-        self._before = self._saved()
+        self._before = self._snapshot()
 
-    def _update(self) -> None:
+    def _note_update(self) -> None:
         """Remember the module after its update, with the lot still in sight."""
-        self._updated = self._saved()
+        self._updated = self._snapshot()
 
     def accept_values(self) -> None:
         """Accept options that were set since the update, by code in whose sight no record was."""
         if self._updated is not None:
-            self._updated = self._updated[0], SavedValues(self.session.training)
+            self._updated = self._updated._replace(values=SavedValues(self.session.training))
 
     def end_lot(self) -> None:
         """Refuse writes after the update; the last hook that sees the lot has run.
@@ -193,15 +238,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._updated is not None and (changed := _written(self._updated)):
-            raise UnsupportedModuleError(
-                f"{', '.join(changed)} changed after the release of a lot, where its records are still in sight (in "
-                "on_train_batch_end, or after the optimizer's step in manual optimization), and would be saved without "
-                "noise: what follows from released weights alone (and from nothing kept of a lot) belongs into "
-                "on_before_zero_grad, on_train_epoch_end or a hook of the optimizer (register_step_post_hook); in "
-                "manual optimization, name the network that sees records in private_module. A learning rate that "
-                "follows from the number of steps is a schedule's (configure_optimizers)."
-            )
+        if self._updated is not None:
+            self._updated.refuse_writes(_AFTER_RELEASE)
         self._forget()
 
     def refuse_before_release(self) -> None:
@@ -210,15 +248,8 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._before is not None and (changed := _written(self._before)):
-            raise UnsupportedModuleError(
-                f"the forward pass changes {', '.join(changed)} (or a hook that sees the lot does), which would be "
-                "saved with the model without noise: keep statistics of private records out of the model. What follows "
-                "from released weights alone (and from nothing kept of a lot), such as a target network, belongs into "
-                "on_before_zero_grad or on_train_epoch_end; a learning rate that follows from the number of steps is a "
-                "schedule's (configure_optimizers), and counters are attributes. (A generator makes images for a "
-                "private discriminator in evaluation mode: BatchNorm would tell how many records there were.)"
-            )
+        if self._before is not None:
+            self._before.refuse_writes(_BEFORE_RELEASE)
 
     def refuse_before_update(self) -> None:
         """Refuse writes between the release and the update.
@@ -226,98 +257,112 @@ class Writes(Guard):
         Raises:
             UnsupportedModuleError: The model was written to.
         """
-        if self._before is not None and (changed := _written(self._before)):
-            raise UnsupportedModuleError(
-                f"{', '.join(changed)} changed between the release of a lot and its update (in on_before_optimizer_step"
-                " or configure_gradient_clipping, of the module or of a callback), where what training_step has kept "
-                "of the lot is in sight, and would be saved without noise: what follows from released weights alone "
-                "belongs into on_before_zero_grad or on_train_epoch_end."
-            )
+        if self._before is not None:
+            self._before.refuse_writes(_BEFORE_UPDATE)
 
     def _forget(self) -> None:
-        self._before = self._updated = None
+        self._before = None
+        self._updated = None
 
 
 def with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
     """Modules in a module, by name, that put more than tensors into `state_dict`."""
-    plain = nn.Module.get_extra_state
-    return {name: one for name, one in module.named_modules() if type(one).get_extra_state is not plain}
+    default = nn.Module.get_extra_state
+    modules = {}
+    for name, submodule in module.named_modules():
+        if type(submodule).get_extra_state is not default:
+            modules[name] = submodule
+    return modules
 
 
 def _extra_states(modules: Mapping[str, nn.Module]) -> dict[str, bytes]:
-    return {name: pickle.dumps(module.get_extra_state()) for name, module in modules.items()}
+    """The extra state of each module, by how it is written."""
+    states = {}
+    for name, module in modules.items():
+        call = f"{name}.get_extra_state()".lstrip(".")
+        states[call] = pickle.dumps(module.get_extra_state())
+    return states
 
 
 def _added_entries(module: nn.Module, datamodule: Any) -> dict[str, str]:
     """Hashes of what `state_dict` saves beside parameters, buffers and extra states: by an override or a hook."""
-    own = dict(_named(module))
-    own |= dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    entries = {}
+    tensors = dict(_named(module))
+    tensors |= module.named_parameters(remove_duplicate=False)
+    tensors |= module.named_buffers(remove_duplicate=False)
     try:
         state = module.state_dict(keep_vars=True)
     except TypeError:  # an override without torch's options
         state = module.state_dict()
+    entries = {}
     for name, value in state.items():
-        if value is not own.get(name) and not name.endswith("_extra_state"):
+        if value is not tensors.get(name) and not name.endswith("_extra_state"):
             entries[f"state_dict()[{name!r}]"] = digest_of(value)
     if datamodule is not None:
         entries["the data module's state_dict()"] = digest_of(datamodule.state_dict())
     return entries
 
 
-def _written(saved: tuple[Saved, SavedValues]) -> list[str]:
-    tensors, values = (one.written() for one in saved)
-    return [*tensors, *values]
-
-
 def _tensors_of_states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    states = [state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)]
-    return [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    states: list[Any] = []
+    for optimizer in optimizers:
+        states += optimizer.state.values()
+    # One comprehension, since this runs four times in every lot.
+    return [x for state in states if isinstance(state, dict) for x in state.values() if isinstance(x, Tensor)]
 
 
 def _named_of_states(optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
-    return [
-        (f"optimizer.state[{place}].{name}", x)
-        for optimizer in optimizers
-        for place, state in enumerate(optimizer.state.values())
-        if isinstance(state, dict)
-        for name, x in state.items()
-        if isinstance(x, Tensor)
-    ]
+    """The tensors of `_tensors_of_states`, with names."""
+    named: list[tuple[str, Tensor]] = []
+    for optimizer in optimizers:
+        for place, state in enumerate(optimizer.state.values()):
+            if isinstance(state, dict):
+                for name, x in state.items():
+                    if isinstance(x, Tensor):
+                        named.append((f"optimizer.state[{place}].{name}", x))
+    return named
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    found: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     modules: list[nn.Module | None] = [module]
     while modules:  # four times in every lot
-        one = modules.pop()
-        if one is None:
+        submodule = modules.pop()
+        if submodule is None:
             continue
-        if one._parameters:
-            found += one._parameters.values()
-        if one._buffers:
-            found += one._buffers.values()
-        if one._modules:
-            modules += one._modules.values()
-        if "_persistent" in one.__dict__:  # a metric
-            found += [x for _, x in _states(one)]
-    return [x for x in found if x is not None]
+        if submodule._parameters:
+            tensors += submodule._parameters.values()
+        if submodule._buffers:
+            tensors += submodule._buffers.values()
+        if submodule._modules:
+            modules += submodule._modules.values()
+        if "_persistent" in submodule.__dict__:  # a metric
+            tensors += [x for _, x in _states(submodule)]
+    return [x for x in tensors if x is not None]
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
-    named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    for prefix, one in module.named_modules():
-        if "_persistent" in one.__dict__:
-            named += [(f"{prefix}.{name}", x) for name, x in _states(one)]
+    """The tensors of `_tensors`, each once, with names."""
+    named: list[tuple[str, Tensor]] = []
+    named += module.named_parameters()
+    named += module.named_buffers()
+    for prefix, submodule in module.named_modules():
+        if "_persistent" in submodule.__dict__:  # a metric
+            for name, x in _states(submodule):
+                named.append((f"{prefix}.{name}", x))
     return named
 
 
 def _states(metric: nn.Module) -> list[tuple[str, Tensor]]:
     """States of a torchmetrics metric that `state_dict` holds."""
-    persistent: dict[str, bool] = metric.__dict__["_persistent"]
-    values = [(name, getattr(metric, name, None)) for name, kept in persistent.items() if kept]
-    flat = [(name, x) for name, value in values for x in (value if isinstance(value, list) else [value])]
-    return [(name, x) for name, x in flat if isinstance(x, Tensor)]
+    is_persistent: dict[str, bool] = metric.__dict__["_persistent"]
+    states: list[tuple[str, Tensor]] = []
+    for name, is_saved in is_persistent.items():
+        if is_saved:
+            value = getattr(metric, name, None)
+            for x in value if isinstance(value, list) else [value]:
+                if isinstance(x, Tensor):
+                    states.append((name, x))
+    return states
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
@@ -337,6 +382,13 @@ def _sum(x: Tensor) -> int | None:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     if x.is_floating_point():
-        x = x.resolve_neg()
-        x = x.contiguous().flatten().view(torch.int32) if x.element_size() == 8 else x.view(_INTEGERS[x.element_size()])
+        x = _bits(x.resolve_neg())
     return int(x.sum(dtype=torch.int64))
+
+
+def _bits(x: Tensor) -> Tensor:
+    """A floating-point tensor as whole numbers."""
+    size = x.element_size()
+    if size == 8:  # as two numbers of 4 bytes, or sums would overflow
+        return x.contiguous().flatten().view(torch.int32)
+    return x.view(_INTEGERS[size])

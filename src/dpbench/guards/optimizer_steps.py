@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.guards.parameters import parameters_of
 from dpbench.guards.withheld_loss import require_watched, step_arguments
 
 
@@ -19,7 +20,11 @@ def _writes_before_closure(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
-def private_optimizer(optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], part: str) -> Optimizer:
+def private_optimizer(
+    optimizers: Sequence[Optimizer],
+    parameters: Sequence[Tensor],
+    part: str,
+) -> Optimizer:
     """Find the optimizer that updates the private part of a module.
 
     Args:
@@ -32,16 +37,17 @@ def private_optimizer(optimizers: Sequence[Optimizer], parameters: Sequence[Tens
             optimizer cannot be watched.
     """
     released = {id(p) for p in parameters}
-    own = []
+    private = []
+    updates_others = False
     for optimizer in optimizers:
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        updated = {id(p) for p in parameters_of(optimizer)}
         if updated & released:
-            own.append((optimizer, updated))
-    if len(own) != 1 or (part and own[0][1] - released):
+            private.append(optimizer)
+            updates_others = bool(updated - released)
+    if len(private) != 1 or (part and updates_others):
         raise ConfigurationError(f"{part or 'the module'} needs exactly one optimizer, which updates nothing else.")
-    optimizer, _ = own[0]
-    require_watched(optimizer)
-    return optimizer
+    require_watched(private[0])
+    return private[0]
 
 
 class ModuleWrites(Protocol):
@@ -95,7 +101,8 @@ class OptimizerSteps:
 
     def open_lot(self) -> None:
         """Begin a lot: no optimizer may step before its release."""
-        self._unreleased, self._depth = True, 0
+        self._unreleased = True
+        self._depth = 0
 
     def release_lot(self) -> None:
         """Allow one step of the private optimizer, on what is about to be released.
@@ -103,22 +110,28 @@ class OptimizerSteps:
         Raises:
             UnsupportedModuleError: It would also move parameters to which nothing is released.
         """
-        parameters = [p for group in self.private.param_groups for p in group["params"]]
-        others = [p for p in parameters if p.grad is not None and id(p) not in self._released]
-        if others:
-            raise UnsupportedModuleError(
-                f"a frozen parameter of shape {tuple(others[0].shape)} has a gradient, by which the optimizer would "
-                "move it without noise: leave frozen parameters out of the optimizer, and their p.grad None."
-            )
-        self._unreleased, self._due = False, True
+        for p in parameters_of(self.private):
+            if p.grad is not None and id(p) not in self._released:
+                raise UnsupportedModuleError(
+                    f"a frozen parameter of shape {tuple(p.shape)} has a gradient, by which the optimizer would "
+                    "move it without noise: leave frozen parameters out of the optimizer, and their p.grad None."
+                )
+        self._unreleased = False
+        self._due = True
 
     def close_lot(self) -> None:
         """End a lot, whose records are out of sight."""
         self._unreleased = False
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before_step(
+        self,
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any] | None:
         """Hand no loss of private records to an optimizer; the losses of other networks are theirs."""
-        before = after = None
+        before = None
+        after = None
         if optimizer is self.private:
             self._depth += 1
             after = self._refuse_writes

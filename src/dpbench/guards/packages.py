@@ -15,15 +15,21 @@ def classes(name: str, part: str = "") -> tuple[type, ...]:
         name: Of the class.
         part: Module of the package that exports it, such as "strategies"; by default the package itself.
     """
-    modules = [sys.modules.get(f"{package}.{part}".rstrip(".")) for package in PACKAGES]
-    found = [getattr(module, name, None) for module in modules]
-    return tuple(cls for cls in found if isinstance(cls, type))
+    loaded = []
+    for package in PACKAGES:
+        module = sys.modules.get(f"{package}.{part}".rstrip("."))
+        cls = getattr(module, name, None)
+        if isinstance(cls, type):
+            loaded.append(cls)
+    return tuple(loaded)
 
 
 def overrides(module: Any, method: str) -> bool:
     """Whether a LightningModule has its own version of a method of `LightningModule`."""
-    own = method in vars(module)
-    return own or getattr(type(module), method) not in [getattr(cls, method) for cls in classes("LightningModule")]
+    if method in vars(module):
+        return True
+    originals = [getattr(cls, method) for cls in classes("LightningModule")]
+    return getattr(type(module), method) not in originals
 
 
 def ddp_strategies() -> tuple[type, ...]:

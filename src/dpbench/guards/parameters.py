@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,11 @@ class Parameters(Guard):
     def on_attach(self) -> None:
         """Compare the optimizer's parameters with those that are released."""
         session = self.session
-        refuse_optimizer(session.optimizer, session.trained.parameters, session.trained.names)
+        refuse_optimizer(
+            session.optimizer,
+            session.trained.parameters,
+            session.trained.names,
+        )
 
     def on_open(self, batch: Any) -> None:
         """Begin a lot, of which hooks see nothing before its release."""
@@ -43,19 +47,33 @@ def refuse_half_parameters(parameters: Sequence[Tensor]) -> None:
         )
 
 
-def refuse_optimizer(optimizer: Optimizer, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+def refuse_optimizer(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    names: Sequence[str],
+) -> None:
     """Raise ConfigurationError for an optimizer that misses a trainable parameter, or has one that is not released."""
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     released = {id(p) for p in parameters}
-    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in released]
-    if any(p.requires_grad for p in others):
-        raise ConfigurationError(
-            "the optimizer updates trainable parameters to which nothing is released: freeze them "
-            "(requires_grad=False before training), or leave them out of it."
-        )
-    missed = [name for name, p in zip(names, parameters, strict=True) if id(p) not in updated]
+    updated = set()
+    for p in parameters_of(optimizer):
+        updated.add(id(p))
+        if p.requires_grad and id(p) not in released:
+            raise ConfigurationError(
+                "the optimizer updates trainable parameters to which nothing is released: freeze them "
+                "(requires_grad=False before training), or leave them out of it."
+            )
+    missed = []
+    for name, p in zip(names, parameters, strict=True):
+        if id(p) not in updated:
+            missed.append(name)
     if missed:
         raise ConfigurationError(
             f"the optimizer does not update {', '.join(missed)}: pass all trainable parameters, or freeze these "
             "(requires_grad=False before training), else they spend budget for nothing."
         )
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The parameters of all groups of an optimizer."""
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -77,21 +77,16 @@ class PublicNetworks(Guard):
         """Pickle nothing of a lot: a network that is saved while it is watched takes no record with it."""
         return {"_lot": None, "_hooks": []}
 
-    @property
-    def _are_there(self) -> bool:
-        return self.session.part is not self.session.training.module
-
     def on_attach(self) -> None:
         """Watch the passes of public networks."""
-        if self._are_there:
-            self._hooks = [
-                module.register_forward_pre_hook(self._before_public, with_kwargs=True) for module in self._public()
-            ]
+        if self.has_public_networks:
+            for module in self._public():
+                self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 
     def on_open(self, batch: Any) -> None:
         """Give the lot memory of its own."""
         self._gradients = public_gradients(self.session.training.module, self.session.part)
-        if self._are_there:
+        if self.has_public_networks:
             self._lot = LotRecords(batch, watched=self._unchecked)
 
     def on_release(self) -> None:
@@ -100,8 +95,8 @@ class PublicNetworks(Guard):
         Raises:
             UnsupportedModuleError: A gradient of another network has changed since the lot was drawn.
         """
-        now = public_gradients(self.session.training.module, self.session.part)
-        _refuse_early_gradients(self._gradients, now)
+        gradients = public_gradients(self.session.training.module, self.session.part)
+        _refuse_early_gradients(self._gradients, gradients)
         if self._lot is not None:
             self._lot.hide()
 
@@ -127,7 +122,12 @@ class PublicNetworks(Guard):
             self._lot.show()
             self._lot = None
 
-    def _before_public(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_public(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         if self._lot is not None and not self.session.released:
             self._lot.refuse_passage(module, (args, kwargs))
             if torch.is_grad_enabled():
@@ -141,13 +141,14 @@ class PublicNetworks(Guard):
     def _public(self) -> list[nn.Module]:
         """Networks, and parts of networks, that are trained and see no private record."""
         part = self.session.part
-        inside = set(part.modules())
-        outside = []
+        private = set(part.modules())
+        public = []
         for module in self.session.training.module.modules():
-            holds_private = any(one is part for one in module.modules())
-            if module not in inside and not holds_private:
-                outside.append(module)
-        return [module for module in outside if any(p.requires_grad for p in module.parameters())]
+            holds_private = any(submodule is part for submodule in module.modules())
+            is_trained = any(p.requires_grad for p in module.parameters())
+            if is_trained and module not in private and not holds_private:
+                public.append(module)
+        return public
 
 
 def public_gradients(whole: nn.Module, part: nn.Module) -> State:
@@ -155,16 +156,19 @@ def public_gradients(whole: nn.Module, part: nn.Module) -> State:
     if part is whole:
         return {}
     private = {id(p) for p in part.parameters()}
-    named = [(name, p) for name, p in whole.named_parameters() if id(p) not in private]
-    return {name: (p.grad, p.grad._version) for name, p in named if p.grad is not None}
+    gradients: State = {}
+    for name, p in whole.named_parameters():
+        if id(p) not in private and p.grad is not None:
+            gradients[name] = (p.grad, p.grad._version)
+    return gradients
 
 
 def _refuse_early_gradients(before: State, now: State) -> None:
-    early = [
-        name
-        for name, (x, version) in now.items()
-        if before.get(name, (None,))[0] is not x or before[name][1] != version
-    ]
+    early = []
+    for name, (gradient, version) in now.items():
+        gradient_before, version_before = before.get(name, (None, 0))
+        if gradient is not gradient_before or version != version_before:
+            early.append(name)
     if early:
         raise UnsupportedModuleError(
             f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its "

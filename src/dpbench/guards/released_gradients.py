@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,6 +11,14 @@ from torch.utils.hooks import RemovableHandle
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 from dpbench.guards.withheld_loss import with_closures
+
+
+class _Gradient(NamedTuple):
+    """A released gradient, and how often it was written to."""
+
+    parameter: nn.Parameter
+    gradient: Tensor | None
+    version: int
 
 
 class ReleasedGradients(Guard):
@@ -26,7 +34,7 @@ class ReleasedGradients(Guard):
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
-        self._gradients: list[tuple[nn.Parameter, Tensor | None, int]] = []
+        self._gradients: list[_Gradient] = []
         self._handle: RemovableHandle | None = None
 
     def on_attach(self) -> None:
@@ -35,8 +43,9 @@ class ReleasedGradients(Guard):
 
     def on_released(self) -> None:
         """Remember the gradients that were just released."""
-        parameters = self.session.trained.parameters
-        self._gradients = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in parameters]
+        self._gradients = []
+        for p in self.session.trained.parameters:
+            self._gradients.append(_Gradient(p, p.grad, _version(p.grad)))
 
     def on_end(self) -> None:
         """End with this optimizer."""
@@ -45,14 +54,19 @@ class ReleasedGradients(Guard):
             self._handle.remove()
             self._handle = None
 
-    def _with_check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _with_check(
+        self,
+        optimizer: Optimizer,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any]:
         return with_closures(args, kwargs, self._checked)
 
     def _checked(self, closure: Any) -> Any:
         def checked(*args: Any, **kwargs: Any) -> Any:
             output = closure(*args, **kwargs)
             for parameter, gradient, version in self._gradients:
-                if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
+                if parameter.grad is not gradient or _version(gradient) != version:
                     raise ConfigurationError(
                         "a hook has changed p.grad between the release and the update (on_before_optimizer_step or "
                         "configure_gradient_clipping, of the module or of a callback after the strategy), where what "
@@ -61,3 +75,7 @@ class ReleasedGradients(Guard):
             return output
 
         return checked
+
+
+def _version(gradient: Tensor | None) -> int:
+    return -1 if gradient is None else gradient._version

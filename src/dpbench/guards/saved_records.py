@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from dpbench.guards.guard import Guard
 from dpbench.records.training import Training
 
 _DEEP = 4  # containers, and data sets inside of data sets
+_MOST_ENTRIES = 100  # of a list that are looked into
 
 
 class SavedRecords(Guard):
@@ -38,8 +39,9 @@ def refuse_saved_records(training: Training, dataset: Any) -> None:
     """
     module = training.module
     owners = {"self.hparams": module, "hparams of the data module": training.datamodule}
-    for owner, one in owners.items():
-        for name, value in (vars(one).get("_hparams") or {}).items() if one is not None else ():
+    for owner, holder in owners.items():
+        hparams = {} if holder is None else vars(holder).get("_hparams") or {}
+        for name, value in hparams.items():
             if isinstance(value, Dataset | DataLoader) or _holds_arrays_of(value, dataset):
                 raise ConfigurationError(
                     f"{owner} hold {name} ({type(value).__name__}), and with it training records, which every "
@@ -55,30 +57,47 @@ def refuse_saved_records(training: Training, dataset: Any) -> None:
 
 def _holds_arrays_of(value: Any, dataset: Any) -> bool:
     """Whether a value holds an array of a data set: the same memory, or equal contents of more than one number."""
-    mine = [x for x in _arrays(value, _DEEP) if x.size > 1]
-    return bool(mine) and any(_is_same(one, other) for other in _arrays(dataset, _DEEP) for one in mine)
+    arrays = [x for x in _arrays(value, _DEEP) if x.size > 1]
+    if not arrays:
+        return False
+    return any(_is_among(x, arrays) for x in _arrays(dataset, _DEEP))
 
 
-def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    if np.may_share_memory(one, other):
+def _is_among(x: NDArray[Any], arrays: Iterable[NDArray[Any]]) -> bool:
+    return any(_is_same(x, other) for other in arrays)
+
+
+def _is_same(x: NDArray[Any], other: NDArray[Any]) -> bool:
+    if np.may_share_memory(x, other):
         return True
-    return one.shape == other.shape and one.dtype == other.dtype and bool(np.array_equal(one, other))
+    if x.shape != other.shape or x.dtype != other.dtype:
+        return False
+    return bool(np.array_equal(x, other))
 
 
 def _arrays(value: Any, depth: int) -> Iterator[NDArray[Any]]:
-    """Tensors and arrays in containers and in attributes of data sets."""
+    """Tensors and arrays in containers and in attributes of data sets.
+
+    Args:
+        value: Looked into.
+        depth: How many containers inside of each other are looked into.
+    """
     if isinstance(value, Tensor):
-        if value.layout == torch.strided and value.device.type != "meta" and value.dtype != torch.bfloat16:
+        has_data = value.layout == torch.strided and value.device.type != "meta"
+        if has_data and value.dtype != torch.bfloat16:  # which NumPy does not know
             yield value.detach().cpu().numpy()
     elif isinstance(value, np.ndarray):
         yield value
     elif depth:
-        inner: Any = ()
-        if isinstance(value, Mapping):
-            inner = list(value.values())
-        elif isinstance(value, list | tuple):
-            inner = value[:100]
-        elif isinstance(value, Dataset):
-            inner = list(vars(value).values())
-        for one in inner:
-            yield from _arrays(one, depth - 1)
+        for part in _parts(value):
+            yield from _arrays(part, depth - 1)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple):
+        return value[:_MOST_ENTRIES]
+    if isinstance(value, Dataset):
+        return list(vars(value).values())
+    return ()

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from dpbench.guards.altered_lots import AlteredLot
+from dpbench.guards.altered_lots import AlteredLot, Rows
 from dpbench.guards.host_draws import FreshGenerators, following_host
 from dpbench.guards.repeatable_step import uncompiled, without_assertions, without_fused_dropout
 from dpbench.guards.row_draws import FollowingDraws, RowDraws
@@ -23,9 +22,9 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.records.training import Training, nothing
+from dpbench.records.training import Training, loss_of, nothing
 
-Rows = NDArray[np.int64]
+_SMALLEST_METRIC = 1e-2  # metrics below it count as it, over their bound
 
 
 class StepRun(NamedTuple):
@@ -47,11 +46,15 @@ class StepRun(NamedTuple):
         """Σ of some rows' gradients with weights; with random signs, its square is on average that of the rows."""
         device = self.norms.device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            if bool(self.norms.isfinite().all()):
-                every = torch.zeros_like(self.norms).index_copy_(0, rows, weights).to(self.dtype)
-                return [gradients.weighted_sum(every).double() for gradients in self.gradients]
-            some = weights.to(self.dtype)
-            return [gradients.select(rows).weighted_sum(some).double() for gradients in self.gradients]
+            is_finite = self.norms.isfinite().all()
+            if not is_finite:
+                # A weight of 0 would not keep NaN of other rows out of the sum.
+                weights = weights.to(self.dtype)
+                selected = (gradients.select(rows) for gradients in self.gradients)
+                return [gradients.weighted_sum(weights).double() for gradients in selected]
+            zeros = torch.zeros_like(self.norms)
+            weights = zeros.index_copy_(0, rows, weights).to(self.dtype)
+            return [gradients.weighted_sum(weights).double() for gradients in self.gradients]
 
 
 class Gap(NamedTuple):
@@ -76,13 +79,21 @@ class ComparedRows:
         floor: Norms below it count as it.
     """
 
-    def __init__(self, run: StepRun, rows: Rows, random: np.random.Generator, floor: float) -> None:
+    def __init__(
+        self,
+        run: StepRun,
+        rows: Rows,
+        random: np.random.Generator,
+        floor: float,
+    ) -> None:
         self.rows = rows
         device = run.norms.device
         positions = torch.from_numpy(rows).to(device)
-        self._norms, self._metrics = run.norms[positions], run.metrics[positions]
+        self._norms = run.norms[positions]
+        self._metrics = run.metrics[positions]
         self._scales = 1 / self._norms.clamp(min=floor)
-        self._weights = self._scales * torch.from_numpy(random.choice([-1.0, 1.0], len(rows))).to(device)
+        signs = random.choice([-1.0, 1.0], len(rows))
+        self._weights = self._scales * torch.from_numpy(signs).to(device)
         self._sums = run.signed_sums(positions, self._weights)
 
     def gap(self, other: StepRun | None, positions: Rows) -> Gap:
@@ -94,18 +105,28 @@ class ComparedRows:
         """
         if other is None:
             return Gap(math.inf)
-        theirs = torch.from_numpy(positions).to(self._norms.device)
-        change = ((self._norms - other.norms[theirs]) * self._scales).square().sum()
-        sums = other.signed_sums(theirs, self._weights)
-        difference = sum(((a - b).square().sum() for a, b in zip(self._sums, sums, strict=True)), change * 0)
-        change, subject = torch.maximum(change, difference), "gradient"
+        rows = torch.from_numpy(positions).to(self._norms.device)
+        changes = (self._norms - other.norms[rows]) * self._scales
+        change_of_norms = changes.square().sum()
+        change_of_sums = change_of_norms * 0
+        sums = other.signed_sums(rows, self._weights)
+        for ours, theirs in zip(self._sums, sums, strict=True):
+            change_of_sums = change_of_sums + (ours - theirs).square().sum()
+        change = torch.maximum(change_of_norms, change_of_sums)
+        subject = "gradient"
         if self._metrics.shape[1]:
-            one, two = self._metrics, other.metrics[theirs]
-            changes = torch.linalg.vector_norm(one - two, dim=1) / torch.linalg.vector_norm(one, dim=1).clamp(min=1e-2)
-            if changes.square().sum() > change or not changes.isfinite().all():
-                change, subject = changes.square().sum(), "metric"
+            difference = self._metrics - other.metrics[rows]
+            distances = torch.linalg.vector_norm(difference, dim=1)
+            sizes = torch.linalg.vector_norm(self._metrics, dim=1)
+            changes = distances / sizes.clamp(min=_SMALLEST_METRIC)
+            change_of_metrics = changes.square().sum()
+            if change_of_metrics > change or not changes.isfinite().all():
+                change = change_of_metrics
+                subject = "metric"
         size = float((change / len(positions)).sqrt())
-        return Gap(size if math.isfinite(size) else 1.0, subject)  # of what was finite
+        if not math.isfinite(size):  # though the whole lot's is
+            size = 1.0
+        return Gap(size, subject)
 
 
 class _Reached(BaseException):
@@ -133,13 +154,19 @@ class StepRunner:
         self._training = training
         self._engine = engine
         self.rows = 0
-        self.follows = self.irregular = False
+        self.follows = False
+        self.irregular = False
         self.drawn = b""
         self._fresh = FreshGenerators()
         self._state: StepState | None = None
 
     @contextmanager
-    def session(self, step: Callable[[Any], Any], recipe: Recipe, rows: int) -> Iterator[None]:
+    def session(
+        self,
+        step: Callable[[Any], Any],
+        recipe: Recipe,
+        rows: int,
+    ) -> Iterator[None]:
         """Run `step` on a lot of `rows` rows and on lots made of it; then put everything back."""
         with self._training.without_loggers():
             self._state = StepState(self._training)
@@ -156,7 +183,12 @@ class StepRunner:
                 del self._step
 
     def run(
-        self, lot: AlteredLot, whole: bool = False, shared: bool = False, after: bool = False, quiet: bool = False
+        self,
+        lot: AlteredLot,
+        whole: bool = False,
+        shared: bool = False,
+        after: bool = False,
+        quiet: bool = False,
     ) -> StepRun | None:
         """Per-row gradients and metrics, from the same state as each other run; None if there was no loss, or an error.
 
@@ -175,7 +207,7 @@ class StepRunner:
         rows = len(lot.places)
         self.rows += rows
         self._draws.begin(lot.places, whole, shared)
-        before = self._engine.records
+        records = self._engine.records
         self._engine.expect(rows)
         torch.clear_autocast_cache()
         try:
@@ -184,7 +216,7 @@ class StepRunner:
             return None
         finally:
             self._engine.discard()
-            self._engine.records = before
+            self._engine.records = records
             torch.clear_autocast_cache()
             self._draws.finish()
             self.drawn = self._state.drawn()
@@ -203,21 +235,30 @@ class StepRunner:
 
     def _gradients(self, batch: Any, rows: int, quiet: bool) -> StepRun | None:
         device = self._training.device.type
-        own = self._training.module.__dict__
-        own |= {"log": nothing, "log_dict": nothing, "manual_backward": _stop}  # `StepState` takes them out again
+        stand_ins = {
+            "log": nothing,
+            "log_dict": nothing,
+            "manual_backward": _stop,
+        }
         if self._training.world_size > 1:
-            own["all_gather"] = self._gathered
+            stand_ins["all_gather"] = self._gathered
+        self._training.module.__dict__.update(stand_ins)  # `StepState` takes them out again
         with self._repeatable(device, quiet):
             output = _output(self._step, batch)
-            loss = output["loss"] if isinstance(output, dict) else output
+            loss = loss_of(output)
             if loss is None:
                 return None
             with torch.no_grad(), torch.autocast(device, enabled=False):
                 gradients = self._engine.backward(loss, rows)
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            squared = torch.stack([parameter.squared_norms() for parameter in gradients])
-            metrics = self._recipe.metrics_of(output, rows).to(squared.device)
-        return StepRun(gradients, squared.double().sum(0).sqrt(), metrics, squared.dtype)
+            squares = torch.stack([parameter.squared_norms() for parameter in gradients])
+            metrics = self._recipe.metrics_of(output, rows).to(squares.device)
+        return StepRun(
+            gradients,
+            norms=squares.double().sum(0).sqrt(),
+            metrics=metrics,
+            dtype=squares.dtype,
+        )
 
     @contextmanager
     def _repeatable(self, device: str, quiet: bool) -> Iterator[None]:
@@ -233,14 +274,21 @@ class StepRunner:
             stack.enter_context(self._fresh.repeated(draws))
             stack.enter_context(without_fused_dropout(self._training.module, device))
             if draws is not None:
-                stack.enter_context(following_host(draws, self._state.holders, self._state.sources))
+                state = self._state
+                stack.enter_context(following_host(draws, state.holders, state.sources))
                 stack.enter_context(FollowingDraws(draws))
             yield
 
     def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:
         """Stand in for `all_gather`: no process waits for another one's probe."""
-        world = self._training.world_size
-        return tree_map(lambda x: x.expand(world, *x.shape) if isinstance(x, Tensor) else x, data)
+        world_size = self._training.world_size
+
+        def gathered(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return x.expand(world_size, *x.shape)
+
+        return tree_map(gathered, data)
 
 
 def _output(step: Callable[[Any], Any], batch: Any) -> Any:

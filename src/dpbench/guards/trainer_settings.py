@@ -74,6 +74,6 @@ def refuse_trainer_settings(trainer: pl.Trainer, module: pl.LightningModule) -> 
 
 
 def _is_supported(strategy: object) -> bool:
-    known = classes("SingleDeviceStrategy", "strategies") + ddp_strategies()
+    supported = classes("SingleDeviceStrategy", "strategies") + ddp_strategies()
     own_backward = classes("DeepSpeedStrategy", "strategies")  # though derived from DDPStrategy
-    return isinstance(strategy, known) and not isinstance(strategy, own_backward)
+    return isinstance(strategy, supported) and not isinstance(strategy, own_backward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -55,10 +55,10 @@ class UserMemory(Guard):
             return
         self._due = False
         self._before = None
-        first, *others = self._updates
+        first, *last = self._updates
         self._refuse_another(*first, again, prepare=before.rewind)
-        for last in others:
-            self._refuse_another(*last, again, prepare=before.restore)
+        for update in last:
+            self._refuse_another(*update, again, prepare=before.restore)
 
     def _refuse_another(
         self,
@@ -71,11 +71,11 @@ class UserMemory(Guard):
         prepare()
         repeated = again(user)
         after.restore()  # metrics count the user once
-        difference = sum(float((a - b).square().sum()) for a, b in zip(update, repeated, strict=True)) ** 0.5
-        size = sum(float(a.square().sum()) for a in update) ** 0.5
+        pairs = zip(update, repeated, strict=True)
+        difference = _norm(a - b for a, b in pairs)
         # Elsewhere sums come in any order, and local steps amplify it.
         tolerance = 1e-4 if self.session.training.device.type == "cpu" else 1e-1
-        if not difference <= tolerance * size:
+        if not difference <= tolerance * _norm(update):  # nor is NaN
             raise UnsupportedModuleError(
                 "the same user's local training came out otherwise after that of other users: the module keeps "
                 "something from one training_step to the next (a running average, a memory of batches, a counter), so "
@@ -87,3 +87,11 @@ class UserMemory(Guard):
         if isinstance(self.session.source, LocalUpdates):
             self.session.source.memory = None
         self._before = None
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    total = 0.0
+    for x in tensors:
+        total += float(x.square().sum())
+    norm: float = total**0.5
+    return norm

@@ -16,6 +16,11 @@ READS_LOSS = (
     "searches would carry it into the weights without noise. Take an optimizer that reads p.grad alone (SGD, Adam, "
     "Prodigy, schedule-free ones), and log the loss in training_step, not from what optimizer.step returns."
 )
+Closure = Callable[..., Any]
+"""What `Optimizer.step` calls for the loss."""
+StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of `Optimizer.step`."""
+
 _HARMLESS = (bool, int, str, type(None))
 
 
@@ -27,7 +32,11 @@ class _WithheldLoss(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> NoReturn:
         raise ConfigurationError(READS_LOSS)
 
@@ -42,10 +51,10 @@ WITHHELD_LOSS: Tensor = torch.empty((), device="meta").as_subclass(_WithheldLoss
 
 
 def without_loss(
-    closure: Callable[..., Any],
+    closure: Closure,
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
-) -> Callable[..., Any]:
+) -> Closure:
     """The same closure, which hands out no loss (None stays None), with something called before and after it."""
 
     def withheld(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -60,8 +69,10 @@ def without_loss(
 
 
 def with_closures(
-    args: Sequence[Any], kwargs: Mapping[str, Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wrap: Callable[[Closure], Closure],
+) -> StepArguments:
     """Arguments of `Optimizer.step` (the optimizer first) with its closure, if it has one, in a wrapper."""
     optimizer, *positional = args
     options = dict(kwargs)
@@ -77,7 +88,7 @@ def step_arguments(
     kwargs: Mapping[str, Any],
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> StepArguments:
     """Arguments of `Optimizer.step` from which nothing of a lot can be read.
 
     Args:
@@ -91,16 +102,22 @@ def step_arguments(
             numbers and strings are let through.
     """
     optimizer, *positional = args
-    named = {f"argument {place}": value for place, value in enumerate(positional, 1)} | dict(kwargs)
-    for place, (name, value) in enumerate(named.items()):
-        closure = callable(value) and (name == "closure" or place == 0)
-        if not closure and not isinstance(value, _HARMLESS):
+    values = {f"argument {place}": value for place, value in enumerate(positional, 1)}
+    values |= kwargs
+    for place, (name, value) in enumerate(values.items()):
+        may_be_closure = place == 0 or name == "closure"
+        is_closure = may_be_closure and callable(value)
+        if not is_closure and not isinstance(value, _HARMLESS):
             raise ConfigurationError(
                 f"{type(optimizer).__name__}.step is given {name} ({type(value).__name__}) beside a closure: whatever "
                 "training_step computes of a lot is exact, and would get into the weights without noise. Optimizers "
                 "of private training see the released p.grad alone."
             )
-    return with_closures(args, kwargs, lambda closure: without_loss(closure, before, after))
+    return with_closures(
+        args,
+        kwargs,
+        lambda closure: without_loss(closure, before, after),
+    )
 
 
 def require_watched(optimizer: Any) -> None:

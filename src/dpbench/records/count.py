@@ -16,7 +16,10 @@ def count_records(batch: Any) -> int:
     Raises:
         ConfigurationError: There are no tensors, or they disagree.
     """
-    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    sizes = set()
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            sizes.add(leaf.shape[0])
     if len(sizes) != 1:
         raise ConfigurationError(
             f"the tensors of a batch must agree on dimension 0, the records; found {sorted(sizes) or 'no tensors'}."

@@ -21,7 +21,7 @@ from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
-from dpbench.records.training import Training, TrainingStep
+from dpbench.records.training import Training, TrainingStep, loss_of
 
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
@@ -65,13 +65,18 @@ class Examples:
                 raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
         self.loss_reduction: LossReduction = loss_reduction
         self._gradients = gradients
-        self._most_rows, self._microbatch_size = max_physical_batch_size, microbatch_size
+        self._most_rows = max_physical_batch_size
+        self._microbatch_size = microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
         self.engine: GradientMethod | None = None
         self._loader: LotLoader | None = None
         self._rows: RowsOfLot | None = None
-        self._next_row = self._records = self._rows_of_lot = 0
-        self._verified = self._accumulated = self._released = False
+        self._next_row = 0
+        self._records = 0
+        self._rows_of_lot = 0
+        self._verified = False
+        self._accumulated = False
+        self._released = False
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
@@ -89,7 +94,10 @@ class Examples:
 
     def step(self, own: TrainingStep) -> TrainingStep:
         """The same step on pieces of a lot that is large; in manual optimization the step itself."""
-        return self._in_pieces(own) if self._training.automatic_optimization else own
+        if not self._training.automatic_optimization:
+            return own
+        in_pieces: TrainingStep = self._in_pieces(own)
+        return in_pieces
 
     def begin(self, loader: LotLoader) -> None:
         """Have microbatches drawn where they are the records."""
@@ -98,7 +106,8 @@ class Examples:
         self._loader = loader
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
         loader.require_order(loader.lots.microbatches > 0)
-        self.engine.recording, self._records = False, 0  # until a lot is opened
+        self.engine.recording = False  # until a lot is opened
+        self._records = 0
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
@@ -121,9 +130,18 @@ class Examples:
         """Find the rows of each record, and let the engine record their forward passes."""
         assert self.engine is not None and self._loader is not None
         self._records = count_records(batch)
-        self._rows = rows_of_lot(self._loader, self._releases.made, self._training, batch, self._records)
+        self._rows = rows_of_lot(
+            self._loader,
+            self._releases.made,
+            self._training,
+            batch,
+            self._records,
+        )
         self._rows_of_lot = self._records
-        self._next_row, self._values, self._accumulated, self._released = 0, {}, False, False
+        self._next_row = 0
+        self._values = {}
+        self._accumulated = False
+        self._released = False
         self.engine.expect(self._records)
 
     def close_lot(self) -> None:
@@ -148,9 +166,16 @@ class Examples:
         index = None
         if self._divisor is None:  # several rows of a record
             assert self._loader is not None
-            given = self._loader.record_of_row
-            index = given if isinstance(given, str) else ""
-        return Lot(self._releases.made, self._rows, index, self._most_rows, self._releases.recipe, bound)
+            record_of_row = self._loader.record_of_row
+            index = record_of_row if isinstance(record_of_row, str) else ""
+        return Lot(
+            release=self._releases.made,
+            record_of=self._rows,
+            row_index=index,
+            limit=self._most_rows,
+            recipe=self._releases.recipe,
+            bound=bound,
+        )
 
     def _in_pieces(self, training_step: Any) -> Any:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.
@@ -166,7 +191,7 @@ class Examples:
             *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._training)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
-                loss = output["loss"] if isinstance(output, dict) else output
+                loss = loss_of(output)
                 if loss is None:
                     raise ConfigurationError(_NO_LOSS)
                 self._accumulate(loss)
@@ -192,7 +217,8 @@ class Examples:
     def _accumulate(self, loss: Tensor) -> None:
         """Clip the records of a (piece of a) lot and add them to the sums."""
         assert self.engine is not None
-        records, device = self._records, self._training.device
+        records = self._records
+        device = self._training.device
         verify = not self._verified and records > 0
         with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
             gradients = self.engine.backward(loss, records, verify=verify)

@@ -49,7 +49,13 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     return round(number), microbatch_size
 
 
-def rows_of_lot(loader: LotLoader, step: int, training: Training, batch: Any, rows: int) -> RowsOfLot | None:
+def rows_of_lot(
+    loader: LotLoader,
+    step: int,
+    training: Training,
+    batch: Any,
+    rows: int,
+) -> RowsOfLot | None:
     """Record (or microbatch) of each row of this process's batch, ascending; None where each row is a record.
 
     Raises:
@@ -70,11 +76,11 @@ def rows_of_lot(loader: LotLoader, step: int, training: Training, batch: Any, ro
 
 def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> RowsOfLot:
     try:
-        found = batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch)
+        values = batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch)
     except (KeyError, TypeError, IndexError):
         raise ConfigurationError(f"record_of_row={record_of_row!r} is no entry of the batch.") from None
     try:
-        index = torch.as_tensor(found).cpu().numpy()
+        index = torch.as_tensor(values).cpu().numpy()
     except (TypeError, ValueError, RuntimeError):
         index = np.zeros(())
     if index.shape != (rows,) or index.dtype.kind not in "iu":
@@ -82,7 +88,10 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
             f"record_of_row must give one whole number for each of the {rows} rows of the batch, not "
             f"{index.dtype} of shape {index.shape}."
         )
-    if rows and (index[0] < 0 or index[-1] >= records or (np.diff(index) < 0).any()):
+    if not rows:
+        return index.astype(np.int64)
+    in_range = index[0] >= 0 and index[-1] < records
+    if not in_range or (np.diff(index) < 0).any():
         raise ConfigurationError(
             f"record_of_row must be ascending, from 0 to below the lot's {records} records (the position of each row's "
             "record in the list that the collate_fn was given), so that the rows of a record lie together."
@@ -90,7 +99,12 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
     return index.astype(np.int64)
 
 
-def merge_of(record_of: RowsOfLot | None, rows: slice, size: int | None, device: torch.device) -> Merge | None:
+def merge_of(
+    record_of: RowsOfLot | None,
+    rows: slice,
+    size: int | None,
+    device: torch.device,
+) -> Merge | None:
     """Grouping of the rows of a piece into records, those without a row left out.
 
     Args:
@@ -103,5 +117,8 @@ def merge_of(record_of: RowsOfLot | None, rows: slice, size: int | None, device:
     if record_of is None:
         return None
     present, place, counts = np.unique(record_of[rows], return_inverse=True, return_counts=True)
-    factor = torch.from_numpy((1 / counts).astype(np.float32)).to(device) if size is None else 1 / size
-    return torch.from_numpy(place.astype(np.int64)).to(device), len(present), factor
+    places = torch.from_numpy(place.astype(np.int64)).to(device)
+    if size is not None:
+        return places, len(present), 1 / size
+    factors = (1 / counts).astype(np.float32)
+    return places, len(present), torch.from_numpy(factors).to(device)

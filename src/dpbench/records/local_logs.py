@@ -5,12 +5,26 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dpbench.records.training import replaced_methods
+
+
+class _Logged(NamedTuple):
+    """What was logged under one name.
+
+    Attributes:
+        total: Sum of its values; or a metric, which adds them up by itself.
+        steps: Number of values; 0 for a metric.
+        options: Of the last call of `log`.
+    """
+
+    total: Any
+    steps: int
+    options: dict[str, Any]
 
 
 class LocalLogs:
@@ -22,7 +36,7 @@ class LocalLogs:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._values: dict[str, tuple[Any, int, dict[str, Any]]] = {}
+        self._values: dict[str, _Logged] = {}
 
     @contextmanager
     def collected(self) -> Iterator[None]:
@@ -30,30 +44,33 @@ class LocalLogs:
         self._values = {}
         with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
             yield
-        for name, (total, count, options) in self._values.items():
+        for name, (total, steps, options) in self._values.items():
+            options["batch_size"] = max(steps, 1)
             # Not over the processes: those without a user in this round would not take part.
-            options |= {"batch_size": max(count, 1), "sync_dist": False}
-            self._module.log(name, total / count if count else total, **options)
+            options["sync_dist"] = False
+            mean = total / steps if steps else total
+            self._module.log(name, mean, **options)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
         """Within, nothing is logged, and nothing collected."""
-        kept, self._values = self._values, {}
+        values = self._values
+        self._values = {}
         try:
             with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
                 yield
         finally:
-            self._values = kept
+            self._values = values
 
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if args:
-            options |= {"prog_bar": args[0]}
+            options["prog_bar"] = args[0]
         if isinstance(value, Tensor | numbers.Number):
             value = torch.as_tensor(value).detach().float().mean()
-            total, count, _ = self._values.get(name, (0.0, 0, {}))
-            self._values[name] = (total + value, count + 1, options)
+            before = self._values.get(name, _Logged(0.0, 0, {}))
+            self._values[name] = _Logged(before.total + value, before.steps + 1, options)
         else:  # a metric, which adds up by itself
-            self._values[name] = (value, 0, options)
+            self._values[name] = _Logged(value, 0, options)
 
     def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():

@@ -37,13 +37,17 @@ class LocalStep:
         options: tuple[Any, ...],
         measured: bool,
     ) -> None:
-        self._module, self._step, self._options, self._measured = module, training_step, options, measured
+        self._module = module
+        self._step = training_step
+        self._options = options
+        self._measured = measured
         self._values: Mapping[str, Any] = {}
         self._steps = 0
 
     def begin(self) -> None:
         """Another user follows."""
-        self._values, self._steps = {}, 0
+        self._values = {}
+        self._steps = 0
 
     def __call__(self, batch: Any) -> Tensor:
         """The loss of a batch.
@@ -59,16 +63,19 @@ class LocalStep:
             raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
         self._steps += 1
         if self._measured and self._steps == 1 and isinstance(output, dict):
-            self._values = {name: _mean(value) for name, value in output.get("record_metrics", {}).items()}
+            metrics = output.get("record_metrics", {})
+            self._values = {name: _mean(value) for name, value in metrics.items()}
         return loss
 
     def values(self) -> Mapping[str, Tensor]:
         """Private metrics of a user: means over the examples of its first local step, before its training."""
         if not self._measured or self._steps:
             return self._values
-        sizes = getattr(self._module, "record_metrics", {})  # a user without examples
-        zeros = {name: torch.zeros(1, size, device=self._module.device) for name, size in sizes.items()}
-        return {name: value[:, 0] if sizes[name] == 1 else value for name, value in zeros.items()}
+        zeros = {}  # of a user without examples
+        for name, size in getattr(self._module, "record_metrics", {}).items():
+            shape = (1,) if size == 1 else (1, size)
+            zeros[name] = torch.zeros(shape, device=self._module.device)
+        return zeros
 
 
 def _mean(value: Any) -> Tensor:
@@ -80,10 +87,11 @@ def _mean(value: Any) -> Tensor:
 @contextmanager
 def kept_randomness(device: torch.device) -> Iterator[None]:
     """Leave nothing of the random numbers within: how many were drawn says something of the users."""
-    numbers = np.random.get_state(), random.getstate()
+    state_of_numpy = np.random.get_state()
+    state_of_random = random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        np.random.set_state(numbers[0])
-        random.setstate(numbers[1])
+        np.random.set_state(state_of_numpy)
+        random.setstate(state_of_random)

@@ -43,8 +43,8 @@ class LocalTraining:
     def __post_init__(self) -> None:
         for name in ("lr", "prox_mu"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (name == "lr" and value == 0):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < 0 or (name == "lr" and value == 0):
                 kind = "a positive number" if name == "lr" else "a number from 0 on"
                 raise ConfigurationError(f"{name} of the local training must be {kind}, not {value!r}.")
         for name in ("batch_size", "epochs", "max_steps", "max_examples"):
@@ -67,12 +67,16 @@ class LocalTraining:
         >>> LocalTraining(batch_size=20, epochs=2, max_steps=4).examples_of(50)
         70
         """
-        size = size if self.max_examples is None else min(size, self.max_examples)
+        if self.max_examples is not None:
+            size = min(size, self.max_examples)
         if not size or self.max_steps is None:
             return size * self.epochs
-        batch = self.batch_size or size
-        epochs, steps = divmod(self.max_steps, -(-size // batch))
-        return size * self.epochs if epochs >= self.epochs else size * epochs + min(batch * steps, size)
+        batch_size = self.batch_size or size
+        steps_of_epoch = -(-size // batch_size)  # rounded up
+        epochs, steps = divmod(self.max_steps, steps_of_epoch)
+        if epochs >= self.epochs:
+            return size * self.epochs
+        return size * epochs + min(batch_size * steps, size)
 
     def steps(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Positions of the examples of each local step.
@@ -81,13 +85,15 @@ class LocalTraining:
             size: Number of examples that the user has.
             generator: Of the user in this round.
         """
-        chosen, made = torch.randperm(size, generator=generator)[: self.max_examples], 0
+        chosen = torch.randperm(size, generator=generator)[: self.max_examples]
+        batch_size = self.batch_size or max(len(chosen), 1)
+        count = 0
         for _ in range(self.epochs):
             order = chosen[torch.randperm(len(chosen), generator=generator)]
-            for positions in torch.split(order, self.batch_size or max(len(order), 1)):
-                if not len(positions) or made == self.max_steps:
+            for positions in torch.split(order, batch_size):
+                if not len(positions) or count == self.max_steps:
                     return
-                made += 1
+                count += 1
                 yield positions
 
 
@@ -102,7 +108,8 @@ class Client:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], training: LocalTraining) -> None:
-        self._parameters, self._training = list(parameters), training
+        self._parameters = list(parameters)
+        self._training = training
         self._client = [p.detach().clone() for p in self._parameters]
         self._server: list[Tensor] = []
 
@@ -111,13 +118,15 @@ class Client:
         """Show the client's weights in the module; the server's come back untouched, also after an error."""
         self._server = [p.data for p in self._parameters]  # an optimizer may have replaced them
         try:
-            for p, own in zip(self._parameters, self._client, strict=True):
-                p.data = own
+            self._show(self._client)
             yield
         finally:
-            for p, own in zip(self._parameters, self._server, strict=True):
-                p.data = own
+            self._show(self._server)
             self._server = []
+
+    def _show(self, weights: Sequence[Tensor]) -> None:
+        for p, weight in zip(self._parameters, weights, strict=True):
+            p.data = weight
 
     def update(self, loss_of: Callable[[Any], Tensor], batches: Iterable[Any]) -> list[Tensor]:
         """Train from the server's weights, within `weights()`.
@@ -129,9 +138,15 @@ class Client:
         Returns:
             Server minus client for each parameter, in its shape: the gradient that the server's optimizer descends.
         """
-        client, server, training = self._client, self._server, self._training
-        active = [(p, own) for p, own in zip(self._parameters, client, strict=True) if p.requires_grad]
-        parameters, weights = [p for p, _ in active], [own for _, own in active]
+        client = self._client
+        server = self._server
+        training = self._training
+        parameters = []
+        weights = []
+        for p, weight in zip(self._parameters, client, strict=True):
+            if p.requires_grad:
+                parameters.append(p)
+                weights.append(weight)
         torch._foreach_copy_(client, server)  # tensors that require no gradient, as in all that follows
         for batch in batches:
             with torch.enable_grad():
@@ -139,13 +154,18 @@ class Client:
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             if training.prox_mu:  # w − ημ(w − w_server), before the gradient at the same w
                 torch._foreach_lerp_(client, server, training.lr * training.prox_mu)
-            moved = [(own, g) for own, g in zip(weights, gradients, strict=True) if g is not None]
+            moved = []
+            descents = []
+            for weight, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    moved.append(weight)
+                    descents.append(gradient.to_dense() if gradient.is_sparse else gradient)
             if moved:
-                own, dense = zip(*((own, g.to_dense() if g.is_sparse else g) for own, g in moved), strict=True)
-                torch._foreach_add_(own, dense, alpha=-training.lr)
+                torch._foreach_add_(moved, descents, alpha=-training.lr)
         return list(torch._foreach_sub(_at_least_single(server), _at_least_single(client)))
 
 
 def _at_least_single(tensors: list[Tensor]) -> list[Tensor]:
     """In float32 what is in bfloat16, whose norms would be too coarse to clip by."""
-    return [x.float() if x.dtype.itemsize < torch.float32.itemsize else x for x in tensors]
+    single = torch.float32.itemsize
+    return [x.float() if x.dtype.itemsize < single else x for x in tensors]

@@ -29,8 +29,10 @@ def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> li
         return [records]
     if microbatch_of is None:
         return [*range(size, records, size), records]
-    ends = [*(np.flatnonzero(np.diff(microbatch_of)) + 1).tolist(), records]
-    chosen, start = [], 0
+    first_rows = np.flatnonzero(np.diff(microbatch_of)) + 1  # of the microbatches but the first
+    ends = [*first_rows.tolist(), records]
+    chosen = []
+    start = 0
     for end, following in pairwise(ends):
         if following - start > size:
             chosen.append(end)
@@ -50,9 +52,10 @@ def cut(
         return [batch]
     ends = [0, *cuts(records, size, microbatch_of)]
     if training.world_size > 1:  # logging in training_step may wait for the other processes
-        ends += [records] * (training.largest(len(ends)) - len(ends))
-
-    return [select(batch, records, slice(start, end)) for start, end in pairwise(ends)]
+        missing = training.largest(len(ends)) - len(ends)
+        ends += [records] * missing
+    pieces = [slice(start, end) for start, end in pairwise(ends)]
+    return [select(batch, records, piece) for piece in pieces]
 
 
 def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
@@ -64,18 +67,28 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
         index: Which; positions give copies, which know nothing of the batch's graph.
     """
 
-    def entries(x: Any) -> bool:
-        return (
-            isinstance(x, list | tuple) and len(x) == records and not any(isinstance(y, Tensor) for y in tree_leaves(x))
-        )
+    def is_list_of_rows(x: Any) -> bool:
+        if not isinstance(x, list | tuple) or len(x) != records:
+            return False
+        return not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x))
 
-    def of(x: Any) -> Any:
+    def selected(x: Any) -> Any:
         if isinstance(x, Tensor):
-            if isinstance(index, slice):
-                return x[index] if x.dim() else x
-            return x.detach()[torch.from_numpy(index).to(x.device)] if x.dim() else x.detach().clone()
-        if entries(x):
-            return x[index] if isinstance(index, slice) else type(x)([x[i] for i in index])
-        return x
+            return _rows(x, index)
+        if not is_list_of_rows(x):
+            return x
+        if isinstance(index, slice):
+            return x[index]
+        return type(x)([x[row] for row in index])
 
-    return tree_map(of, batch, is_leaf=entries)
+    return tree_map(selected, batch, is_leaf=is_list_of_rows)
+
+
+def _rows(x: Tensor, index: slice | NDArray[np.int64]) -> Tensor:
+    """Rows of a tensor, all of one that has none."""
+    if isinstance(index, slice):
+        return x[index] if x.dim() else x
+    x = x.detach()
+    if not x.dim():
+        return x.clone()
+    return x[torch.from_numpy(index).to(x.device)]

@@ -10,7 +10,7 @@ import torch
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.records.count import count_records
-from dpbench.records.training import Training, nothing, replaced_methods
+from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
 
 def record_gradients(
@@ -33,5 +33,4 @@ def record_gradients(
     with torch.random.fork_rng(), silent, training.autocast(), torch.enable_grad():
         torch.manual_seed(seed)
         output = training.own_step(batch, 0)
-    loss = output["loss"] if isinstance(output, dict) else output
-    return engine.backward(loss, records), records
+    return engine.backward(loss_of(output), records), records

@@ -169,5 +169,10 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
         methods.restore()
 
 
+def loss_of(output: Any) -> Any:
+    """The loss that a training step has returned, by itself or in a dictionary."""
+    return output["loss"] if isinstance(output, dict) else output
+
+
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Stand in for `log`."""

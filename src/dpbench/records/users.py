@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ class Users:
         self.memory: Memory | None = None
         self._attached = False
         self._dataset: UserDataset | None = None
-        self._warned, self._diverged = False, 0
+        self._warned = False
+        self._diverged = 0
 
     def __repr__(self) -> str:
         return f"Users({self.local})"
@@ -104,10 +105,10 @@ class Users:
         self._releases = releases
         self._attached = True
         self._batches = training.local_batches()
-        named = [(name, p) for name, p in part.named_parameters() if p.requires_grad]
-        if not named:
+        trainable = {name: p for name, p in part.named_parameters() if p.requires_grad}
+        if not trainable:
             raise ConfigurationError("the model has no trainable parameters.")
-        trained = Trained([p for _, p in named], [name for name, _ in named])
+        trained = Trained(list(trainable.values()), list(trainable))
         self._client = Client(trained.parameters, self.local)
         self._logs = LocalLogs(training.module)
         return trained
@@ -124,26 +125,34 @@ class Users:
         """Find the users' examples, and have the users of a lot dealt to the processes by their work."""
         self._dataset = users_of(loader)
         self._lots = loader.lots
-        if self._releases.recipe.private and self.local.max_examples is None and self.local.max_steps is None:
+        is_bounded = self.local.max_examples is not None or self.local.max_steps is not None
+        if self._releases.recipe.private and not is_bounded:
             self._training.inform(_TIMES_TELL)
-        self._lots.work = np.array([self.local.examples_of(int(size)) for size in self._dataset.sizes])
+        work = [self.local.examples_of(int(size)) for size in self._dataset.sizes]
+        self._lots.work = np.array(work)
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """Local training of made-up users, whose examples are what `noise_batch(size, generator)` makes."""
         size = self.local.batch_size or 20
-        rows: list[list[Tensor]] = []
+        updates: list[list[Tensor]] = []
         training = self._training
         device = training.device
-        local_step = LocalStep(training.module, training.own_step, training.index_of_step(), measured=False)
+        local_step = LocalStep(
+            training.module,
+            training.own_step,
+            training.index_of_step(),
+            measured=False,
+        )
         with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
                 batch = self._batches.on_device(noise_batch(training, size, generator))
                 seed_global_generators((Stream.NOISE_BATCH, number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
                 with training.autocast(), self._client.weights():
-                    rows.append(self._client.update(local_step, (batch for _ in steps)))
-        parts = [torch.stack(one) for one in zip(*rows, strict=True)]
-        return Piece([InstantiatedGradients(lambda one=one: one) for one in parts], _ON_NOISE, None)  # type: ignore[misc]
+                    batches = (batch for _ in steps)
+                    updates.append(self._client.update(local_step, batches))
+        gradients = [_gradients_of(of_parameter) for of_parameter in zip(*updates, strict=True)]
+        return Piece(gradients, _ON_NOISE, None)
 
     # ------------------------------------------------------------------------------------- one lot
 
@@ -172,7 +181,8 @@ class Users:
             self._batches.close()
             self._attached = False
         if self._dataset is not None:
-            self._lots.work, self._dataset = None, None
+            self._lots.work = None
+            self._dataset = None
 
     # ------------------------------------------------------------------------------------- one round
 
@@ -183,12 +193,21 @@ class Users:
         def step(cohort: Cohort, *args: Any) -> Tensor:
             if self._done or self._released:
                 raise ConfigurationError(SECOND_RELEASE)
-            local_step = LocalStep(self._training.module, own_step, args, self._releases.recipe.metrics is not None)
+            local_step = LocalStep(
+                self._training.module,
+                own_step,
+                args,
+                measured=self._releases.recipe.metrics is not None,
+            )
             with kept_randomness(self._training.device), self._logs.collected(), self._client.weights():
                 self._train(local_step)
             self._done = True
             if self._diverged:
-                self._training.module.log("nonprivate/diverged_users", float(self._diverged), batch_size=1)
+                self._training.module.log(
+                    "nonprivate/diverged_users",
+                    float(self._diverged),
+                    batch_size=1,
+                )
                 if not self._warned:
                     self._warned = True
                     self._training.warn(_NOT_FINITE)
@@ -198,7 +217,9 @@ class Users:
 
     def _train(self, local_step: LocalStep) -> None:
         """Hand the update of each user of the cohort to the release."""
-        memory = self.memory if self.memory is not None and self.memory.open(self._users) else None
+        memory = self.memory
+        if memory is not None and not memory.open(self._users):
+            memory = None  # the lot is not looked at
         diverged = torch.zeros((), dtype=torch.long, device=self._training.device)
         for user in self._users:
             update = self._update(user, local_step)
@@ -228,6 +249,12 @@ class Users:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._batches.on_device(self._dataset.batch(user, positions))
+
+
+def _gradients_of(updates: Sequence[Tensor]) -> InstantiatedGradients:
+    """One parameter's updates of some users, as gradients of as many records."""
+    stacked = torch.stack(list(updates))
+    return InstantiatedGradients(lambda: stacked)
 
 
 def users_of(loader: LotLoader) -> UserDataset:
