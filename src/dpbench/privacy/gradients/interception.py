@@ -64,18 +64,27 @@ class Interception(TorchFunctionMode):
         self.live = True
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
         if self.live and func in self.targets:
-            return self.compute(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self.compute(func, *args, **kwargs)
+        return func(*args, **kwargs)
 
     @abstractmethod
     def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `func` would return, with a `Part` noted for every use of parameters."""
 
     def note(
-        self, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], records: int, gradients: FromGradients
+        self,
+        outputs: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+        records: int,
+        gradients: FromGradients,
     ) -> None:
         """Append a part of the computation to `parts`.
 
@@ -85,9 +94,23 @@ class Interception(TorchFunctionMode):
             records: R.
             gradients: Given the gradients of `outputs`, None where there is none.
         """
-        edges = tuple(get_gradient_edge(y) if y is not None and y.requires_grad else None for y in outputs)
-        if any(edge is not None for edge in edges):
-            self.parts.append(Part(edges, gradients, records, tuple(inputs), tuple(x._version for x in inputs)))
+        edges = tuple(_edge(output) for output in outputs)
+        if all(edge is None for edge in edges):
+            return
+        part = Part(
+            edges,
+            gradients,
+            records,
+            inputs=tuple(inputs),
+            versions=tuple(x._version for x in inputs),
+        )
+        self.parts.append(part)
+
+
+def _edge(output: Tensor | None) -> GradientEdge | None:
+    if output is None or not output.requires_grad:
+        return None
+    return get_gradient_edge(output)
 
 
 class Interceptions:
