@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients.parameter import (
     InstantiatedGradients,
     OuterProductGradients,
@@ -24,7 +24,7 @@ class AttentionInterception(Interception):
 
     targets = (F.multi_head_attention_forward,)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         query, key, value, _, num_heads = args[:5]  # the others are known from the layer
         return self._attend(query, key, value, num_heads, **kwargs)
 
@@ -162,7 +162,13 @@ def _unsqueezed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return q, k, v
 
 
-def _merged(mask: Tensor | None, padding: Tensor | None, records: int, heads: int, added: int) -> Tensor | None:
+def _merged(
+    mask: Tensor | None,
+    padding: Tensor | None,
+    records: int,
+    heads: int,
+    added: int,
+) -> Tensor | None:
     """What is added to the scores (R, heads, L, S): zero or minus infinity where a mask was boolean.
 
     Args:
@@ -174,7 +180,8 @@ def _merged(mask: Tensor | None, padding: Tensor | None, records: int, heads: in
     """
     total = None
     if mask is not None:
-        total = mask[None, None] if mask.dim() == 2 else mask.reshape(records, heads, *mask.shape[1:])
+        shared = mask.dim() == 2
+        total = mask[None, None] if shared else mask.reshape(records, heads, *mask.shape[1:])
     if padding is not None:
         rows = padding[:, None, None]
         total = rows if total is None else total + rows

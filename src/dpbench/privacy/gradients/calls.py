@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients.interception import Arguments
 
 _UNLIKELY = 8
 """From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
 
 
-def positional(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def positional(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> Arguments:
     """The arguments of a call in the order of `forward`.
 
     Raises:

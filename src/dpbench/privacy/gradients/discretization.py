@@ -13,7 +13,7 @@ from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients
+from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
 from dpbench.privacy.native import kernels
 
 Values = Literal["signs", "rescaled", "kept"]
@@ -37,8 +37,7 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     rows = gradients.flatten(1)
     size = max(rows.shape[1], 1)
     rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(size)
-    smallest = (1 - _SLACK) * threshold * rms
-    smallest = smallest.view(-1, *[1] * (gradients.dim() - 1))
+    smallest = per_row((1 - _SLACK) * threshold * rms, gradients)
     large = (gradients.abs() >= smallest) & smallest.isfinite()
     return torch.where(large, gradients, 0.0)
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
-from dpbench.privacy.gradients.interception import Interceptions, LayerGradients, Part
+from dpbench.privacy.gradients.interception import Arguments, Interceptions, LayerGradients, Part
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
     RULES,
@@ -31,7 +31,7 @@ from dpbench.privacy.gradients.layers import (
 )
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
-from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, refuse_unsupported
+from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, has_trainable, refuse_unsupported
 
 LossReduction = Literal["mean", "sum"]
 
@@ -42,7 +42,7 @@ class _Use:
 
     name: str
     layer: nn.Module
-    inputs: tuple[Any, ...]
+    inputs: Arguments
     versions: tuple[int, ...]
     edges: tuple[GradientEdge, ...]
     rule: Rule | None = None
@@ -97,11 +97,11 @@ class PerRecordEngine:
     def _attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module) in INTERCEPTED:
-                if _has_trainable(module, recurse=True):
+                if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
                 self._handles.append(module.register_forward_pre_hook(refuse_packed))
-            elif _has_trainable(module, recurse=False):
+            elif has_trainable(module, recurse=False):
                 is_embedding = type(module) is nn.Embedding
                 hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
                 self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -141,7 +141,7 @@ class PerRecordEngine:
         # The fallback, which also checks samplers, compares with the layer's own output.
         needs_output = rule is None or isinstance(rule, Sampled)
 
-        def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def record(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
             if not self._is_recording():
                 return
             if not isinstance(output, Tensor):
@@ -172,7 +172,7 @@ class PerRecordEngine:
 
         def record_expanded(
             layer: nn.Module,
-            args: tuple[Any, ...],
+            args: Arguments,
             kwargs: dict[str, Any],
             output: Tensor,
         ) -> Tensor | None:
@@ -192,12 +192,12 @@ class PerRecordEngine:
         return record_expanded
 
     def _attach_interception(self, name: str, module: nn.Module) -> None:
-        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
             if self._is_recording():
                 arguments = (*args, *kwargs.values())
                 self._interceptions.open(INTERCEPTED[type(layer)](layer, arguments))
 
-        def after(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
             interception = self._interceptions.close(layer)
             if interception is None or output is None:  # not opened, or forward failed
                 return
@@ -293,10 +293,6 @@ class PerRecordEngine:
         assert grads[0] is not None
         dimension = int(use.layer in self._sequence_first)
         return _layer_gradients(use, grads[0], records, dimension, self._shared, verify)
-
-
-def _has_trainable(module: nn.Module, recurse: bool) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters(recurse))
 
 
 def _refuse_changed(use: _Use) -> None:

@@ -18,9 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
+Arguments = tuple[Any, ...]
+"""Of a layer's call, by position."""
+TorchFunction = Callable[..., Any]
 LayerGradients = dict[str, ParameterGradients]
+"""By the parameters' names in the layer."""
 FromGradients = Callable[[Sequence[Tensor | None]], LayerGradients]
-"""From the gradients of a part's outputs to per-record gradients, by the parameters' names in the layer."""
+"""From the gradients of a part's outputs to per-record gradients."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,10 @@ class Interception(TorchFunctionMode):
         parts: Seen so far.
     """
 
-    targets: tuple[Callable[..., Any], ...] = ()
+    targets: tuple[TorchFunction, ...] = ()
     """Functions that `compute` stands in for."""
 
-    def __init__(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, layer: nn.Module, arguments: Arguments) -> None:
         super().__init__()
         self.layer: Any = layer
         self.arguments = arguments
@@ -67,7 +71,7 @@ class Interception(TorchFunctionMode):
         self,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
+        args: Arguments = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +80,7 @@ class Interception(TorchFunctionMode):
         return func(*args, **kwargs)
 
     @abstractmethod
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         """What `func` would return, with a `Part` noted for every use of parameters."""
 
     def note(

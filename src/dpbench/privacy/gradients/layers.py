@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients.attention import AttentionInterception
 from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Arguments, Interception, LayerGradients
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
@@ -31,25 +31,30 @@ from dpbench.privacy.gradients.samplers import of_opacus, sampler_of
 from dpbench.privacy.native import kernels
 from dpbench.privacy.native.choices import fastest
 
-Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
+Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
 
 
-def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def linear(layer: nn.Linear, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
-    records = grad_output.shape[0]
-    positions = grad_output[0:1, ..., 0].numel() if records else 1
-    g = grad_output.reshape(records, positions, layer.out_features)
-    a = inputs[0].reshape(records, positions, layer.in_features)
+    g = _by_position(grad_output)
+    a = _by_position(inputs[0])
     weight = OuterProductGradients(g, a)
     gradients: LayerGradients = {"weight": weight}
-    if layer.bias is not None and positions == 1:
+    if layer.bias is not None and g.shape[1] == 1:
         gradients["bias"] = OutputGradients(weight)
     elif layer.bias is not None:
         gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
     return gradients
 
 
-def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def _by_position(x: Tensor) -> Tensor:
+    """(R, ..., width) as (R, positions, width)."""
+    records = x.shape[0]
+    positions = x.shape[1:-1].numel() if records else 1
+    return x.reshape(records, positions, x.shape[-1])
+
+
+def convolution(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
     weights = _convolution_weights(layer, inputs[0], grad_output)
     gradients: LayerGradients = {"weight": weights}
@@ -142,10 +147,11 @@ def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: 
 
 def _looped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     # One number, expanded: the function reads the weight's shape only.
-    weight = g.new_empty(()).expand(layer.weight.shape)
+    weight = g.new_empty(()).expand_as(layer.weight)
     rows = []
     for r in range(len(g)):
-        rows.append(_weight_gradient(layer, a[r : r + 1], g[r : r + 1], weight, padding, 1))
+        row = slice(r, r + 1)
+        rows.append(_weight_gradient(layer, a[row], g[row], weight, padding, 1))
     return torch.stack(rows)
 
 
@@ -162,7 +168,8 @@ def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
     wide_a = a.reshape(1, -1, *a.shape[2:])
     wide_g = g.reshape(1, -1, *g.shape[2:])
-    return _weight_gradient(layer, wide_a, wide_g, weight, padding, records).view(-1, *shape)
+    weights = _weight_gradient(layer, wide_a, wide_g, weight, padding, records)
+    return weights.view(-1, *shape)
 
 
 def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
@@ -193,7 +200,7 @@ def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Ten
     return weights.view(records, -1, kernel_height, kernel_width, channels)
 
 
-def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def embedding(layer: nn.Embedding, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Rows of a table: tokens (R, ...), g (R, ..., width)."""
     records = grad_output.shape[0]
     tokens = inputs[0].reshape(records, -1) if records else inputs[0].reshape(0, 1)
@@ -203,7 +210,7 @@ def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor)
     return {"weight": EmbeddingGradients(g, tokens, layer.num_embeddings)}
 
 
-def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def group_norm(layer: nn.GroupNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each channel: a, g (R, C, *)."""
 
     def over_pixels(values: Tensor) -> Tensor:
@@ -227,7 +234,7 @@ def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor
     return gradients
 
 
-def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def layer_norm(layer: nn.LayerNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each coordinate of the trailing dimensions, which `normalized_shape` names."""
     shape = layer.normalized_shape
 
@@ -245,7 +252,7 @@ def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor
     return gradients
 
 
-def batch_norm(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def batch_norm(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each channel in evaluation mode, after running statistics: a, g (R, C, *)."""
     a = inputs[0]
 
@@ -266,7 +273,7 @@ def batch_norm(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> Laye
     }
 
 
-def embedding_bag(layer: nn.EmbeddingBag, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def embedding_bag(layer: nn.EmbeddingBag, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
     tokens, offsets, factors = (*inputs, None, None)[:3]
     if offsets is None:
@@ -297,12 +304,10 @@ def _bag_positions(layer: nn.EmbeddingBag, offsets: Tensor, length: int) -> tupl
     return positions.clamp(max=max(length - 1, 0)), present
 
 
-def transposed_linear(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def transposed_linear(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Y = a W + b, as GPT-2 of `transformers` has it ("Conv1D"): a (R, ..., in), W (in, out)."""
-    records = grad_output.shape[0]
-    positions = grad_output[0:1, ..., 0].numel() if records else 1
-    a = inputs[0].reshape(records, positions, inputs[0].shape[-1])
-    g = grad_output.reshape(records, positions, grad_output.shape[-1])
+    a = _by_position(inputs[0])
+    g = _by_position(grad_output)
     return {
         "weight": OuterProductGradients(a, g),
         "bias": InstantiatedGradients(lambda: g.sum(1)),
@@ -311,7 +316,7 @@ def transposed_linear(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) 
 
 def fallback(
     layer: nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: Arguments,
     grad_output: Tensor,
     output: Tensor,
     dimension: int = 0,
@@ -365,14 +370,14 @@ def fallback(
     return {name: _computed(row) for name, row in rows.items()}
 
 
-def _map_tensors(function: Callable[[Tensor], Tensor], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:
     """The arguments, with the function's values in place of tensors."""
     return tuple(function(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
 def refuse_disagreement(
     layer: nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: Arguments,
     grad_output: Tensor,
     output: Tensor,
     dimension: int,

@@ -114,7 +114,11 @@ class InstantiatedGradients(ParameterGradients):
             last; only sums are permuted, not every record. None: as stored.
     """
 
-    def __init__(self, compute: Callable[[], Tensor], order: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        compute: Callable[[], Tensor],
+        order: tuple[int, ...] | None = None,
+    ) -> None:
         self._compute = compute
         self._order = order
 
@@ -144,7 +148,8 @@ class InstantiatedGradients(ParameterGradients):
     def per_record(self) -> Tensor:
         if self._order is None:
             return self._stored
-        return self._stored.permute(0, *(1 + dim for dim in self._order))
+        dimensions = [1 + dimension for dimension in self._order]
+        return self._stored.permute(0, *dimensions)
 
     def select(self, records: Tensor) -> ParameterGradients:
         rows = self._stored[records]
@@ -186,8 +191,7 @@ class ScaledGradients(ParameterGradients):
 
     def per_record(self) -> Tensor:
         rows = self._gradients.per_record()
-        scales = self._scales.to(rows)
-        return rows * scales.view(-1, *[1] * (rows.dim() - 1))
+        return rows * per_row(self._scales.to(rows), rows)
 
     def select(self, records: Tensor) -> ParameterGradients:
         return ScaledGradients(self._gradients.select(records), self._scales[records])
@@ -228,16 +232,17 @@ class OuterProductGradients(ParameterGradients):
         return _squares(self.outputs)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._scaled(weights).t() @ self.inputs.flatten(0, 1)
+        g = _weighted(self.outputs, weights)
+        a = self.inputs.flatten(0, 1)
+        return g.t() @ a
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        if self.inputs.dtype == total.dtype:
-            total.addmm_(self._scaled(weights).t(), self.inputs.flatten(0, 1))
-        else:
+        if self.inputs.dtype != total.dtype:
             super().add_weighted_sum(weights, total)
-
-    def _scaled(self, weights: Tensor) -> Tensor:
-        return (self.outputs * weights[:, None, None]).flatten(0, 1)
+            return
+        g = _weighted(self.outputs, weights)
+        a = self.inputs.flatten(0, 1)
+        total.addmm_(g.t(), a)
 
     def per_record(self) -> Tensor:
         return self.outputs.mT @ self.inputs
@@ -302,13 +307,25 @@ class OutputGradients(InstantiatedGradients):
         return self._weight.squared_outputs.squeeze(1)
 
 
+def per_row(values: Tensor, rows: Tensor) -> Tensor:
+    """One value a row (R,) in a shape that multiplies rows (R, ...)."""
+    ones = [1] * (rows.dim() - 1)
+    return values.view(-1, *ones)
+
+
+def _weighted(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Output gradients (R, T, out) times `weights` (R,), all positions in a row: (R·T, out)."""
+    return (outputs * weights[:, None, None]).flatten(0, 1)
+
+
 def _squares(rows: Tensor) -> Tensor:
     """Squared norms over the last dimension.
 
     Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
     huge input.
     """
-    slack = rows.shape[-1] * torch.finfo(rows.dtype).tiny
+    width = rows.shape[-1]
+    slack = width * torch.finfo(rows.dtype).tiny
     squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
     return squares.add_(slack)
 
@@ -324,7 +341,8 @@ def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
         squares: Squared norm of each position's part, shape (R, T).
     """
     largest = squares.sqrt().sum(1).square()
-    slack = 16 * squares.shape[1] * torch.finfo(norms.dtype).eps * largest
+    positions = squares.shape[1]
+    slack = 16 * positions * torch.finfo(norms.dtype).eps * largest
     cancelled = norms < 1e-3 * largest
     return torch.where(cancelled, norms.clamp(min=0) + slack, norms)
 
@@ -351,9 +369,9 @@ class EmbeddingGradients(ParameterGradients):
         return _rounded_up(norms, g.square().sum(2))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
-        total = scaled.new_zeros(self._size, scaled.shape[1])
-        return total.index_add_(0, self._tokens.flatten(), scaled)
+        g = _weighted(self._outputs, weights)
+        total = g.new_zeros(self._size, g.shape[1])
+        return total.index_add_(0, self._tokens.flatten(), g)
 
     def per_record(self) -> Tensor:
         records, _, width = self._outputs.shape
@@ -385,7 +403,8 @@ def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
     starts = counts.cumsum(0) - counts
     order = torch.argsort(record_of, stable=True)
     sorted_record_of = record_of[order]
-    place = torch.arange(len(order), device=order.device) - starts[sorted_record_of]  # within its record
+    place = torch.arange(len(order), device=order.device)
+    place = place - starts[sorted_record_of]  # within its record
     longest = int(counts.max()) if len(order) else 0
     wide = rows.new_zeros(records, longest, *rows.shape[1:])
     wide[sorted_record_of, place] = rows[order]

@@ -7,7 +7,7 @@ that adds W_hh h. The gradient of the gates is all that the weights need: record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
 from dpbench.privacy.gradients.scans import CELLS, Cell, ScanGradients, ScanResult
 
@@ -28,7 +28,13 @@ class _Hidden(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, states: list[Tensor], shape: torch.Size) -> Tensor:
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: list[Tensor],
+        shape: torch.Size,
+    ) -> Tensor:
         ctx.states = states
         ctx.has_bias = bias is not None
         return weight.new_zeros(()).expand(shape)
@@ -76,7 +82,12 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outputs: Tensor, last: Tensor, last_cell: Tensor | None = None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None = None,
+    ) -> tuple[Any, ...]:
         scan = ScanResult(*ctx.saved_tensors)
         grads: ScanGradients = ctx.cell.backward(scan, outputs, last, last_cell)
         hidden = grads.hidden if ctx.has_hidden else None
@@ -89,7 +100,7 @@ class RecurrentInterception(Interception):
 
     targets = tuple(CELLS)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         batch_first = self.layer.batch_first
         with torch.autocast(args[0].device.type, enabled=False):
             if isinstance(args[3], Sequence):  # (data, batch sizes, states, weights, ...) of a PackedSequence
@@ -100,7 +111,13 @@ class RecurrentInterception(Interception):
                 outputs = outputs.transpose(0, 1)
             return outputs, *last
 
-    def _packed(self, func: Callable[..., Any], data: Tensor, batch_sizes: Tensor, states: Any) -> Any:
+    def _packed(
+        self,
+        func: TorchFunction,
+        data: Tensor,
+        batch_sizes: Tensor,
+        states: Any,
+    ) -> Any:
         """Rows of data are those of a (T, R) grid where a sequence has not ended yet, longest sequence first."""
         steps = len(batch_sizes)
         records = int(batch_sizes[0])
@@ -114,7 +131,7 @@ class RecurrentInterception(Interception):
 
     def _layers(
         self,
-        func: Callable[..., Any],
+        func: TorchFunction,
         x: Tensor,
         states: Any,
         mask: Tensor | None,
@@ -140,8 +157,15 @@ class RecurrentInterception(Interception):
             outputs = []
             for direction in directions:
                 row = len(last)
-                cell_state = None if c0 is None else c0[row]
-                output, h, c = self._direction(func, f"_l{depth}{direction}", x, h0[row], cell_state, mask, order)
+                output, h, c = self._direction(
+                    func,
+                    f"_l{depth}{direction}",
+                    x,
+                    h0[row],
+                    None if c0 is None else c0[row],
+                    mask,
+                    order,
+                )
                 outputs.append(output)
                 last.append(h)
                 last_cell.append(c)
@@ -152,7 +176,7 @@ class RecurrentInterception(Interception):
 
     def _direction(
         self,
-        func: Callable[..., Any],
+        func: TorchFunction,
         suffix: str,
         x: Tensor,
         h0: Tensor,
@@ -190,7 +214,8 @@ class RecurrentInterception(Interception):
         hidden = _Hidden.apply(w_hh, hidden_bias, previous, gates.shape)
         projected = None
         if w_hr is not None:
-            shape = torch.Size((*x.shape[:2], w_hr.shape[0]))
+            steps, records, _ = x.shape
+            shape = torch.Size((steps, records, len(w_hr)))
             projected = _Hidden.apply(w_hr, None, unprojected, shape)
 
         # The cell gets detached weights: their gradients are those of the stand-ins.
@@ -221,7 +246,7 @@ class CellInterception(Interception):
 
     targets = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         x, state, w_ih, w_hh, b_ih, b_hh = (*args, None, None)[:6]
         h = state[0] if func is torch.lstm_cell else state
         from_input = F.linear(x, w_ih, b_ih)

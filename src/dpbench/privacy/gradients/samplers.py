@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients.interception import LayerGradients
+from dpbench.privacy.gradients.interception import Arguments, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 
 _REGISTRY = "opacus.grad_sample"
@@ -29,7 +28,7 @@ class Sampled:
     def __init__(self, sampler: Callable[..., dict[nn.Parameter, Tensor]]) -> None:
         self._sampler = sampler
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    def __call__(self, layer: nn.Module, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
         rows = cache(lambda: self._sampler(layer, list(inputs), grad_output))
 
         def compute(name: str, parameter: nn.Parameter) -> Tensor:
@@ -74,7 +73,7 @@ def of_opacus(layer: nn.Module, name: str) -> bool:
     return any(base.__name__ == name for base in kind.__mro__)
 
 
-def refuse_packed(layer: nn.Module, args: tuple[Any, ...]) -> None:
+def refuse_packed(layer: nn.Module, args: Arguments) -> None:
     """Raise UnsupportedModuleError for packed sequences in Opacus' recurrent layers, which reorder the records."""
     if any(isinstance(x, PackedSequence) for x in args):
         raise UnsupportedModuleError(

@@ -97,8 +97,13 @@ def _weight_problem(module: nn.Module) -> str | None:
     return None
 
 
+def has_trainable(module: nn.Module, recurse: bool) -> bool:
+    """Whether a module has trainable parameters of its own, or (with `recurse`) of its children."""
+    return any(parameter.requires_grad for parameter in module.parameters(recurse))
+
+
 def _trainable_problem(module: nn.Module) -> str | None:
-    if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+    if not has_trainable(module, recurse=False):
         return None
     for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
         if isinstance(module, known) and type(module) is not known:
