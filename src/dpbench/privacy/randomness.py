@@ -58,8 +58,10 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
         release: Number of the release.
         processes: That make a sum which another number of them would not.
     """
-    key = root, Stream.NOISE, RANDOM_NUMBERS, digest, phase, release
-    return key if processes == 1 else (*key, processes)
+    key = (root, Stream.NOISE, RANDOM_NUMBERS, digest, phase, release)
+    if processes == 1:
+        return key
+    return (*key, processes)
 
 
 def source_of(key: Sequence[int]) -> str:
@@ -69,7 +71,7 @@ def source_of(key: Sequence[int]) -> str:
 
 def digest_of(key: Sequence[int]) -> bytes:
     """256 bits that are a function of `key`, non-negative integers of any size; itself a key of a cipher."""
-    return hashlib.sha256(repr([int(part) for part in key]).encode()).digest()
+    return hashlib.sha256(_encoded(key)).digest()
 
 
 def keyed_seed(key: Sequence[int]) -> int:
@@ -82,7 +84,7 @@ def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
 
     Hashed, because `SeedSequence` splits large integers into words, so that some different keys would coincide.
     """
-    return np.random.SeedSequence(int.from_bytes(digest_of(key), "big"))
+    return np.random.SeedSequence(keyed_seed(key))
 
 
 def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> torch.Generator:
@@ -122,25 +124,33 @@ def seed_global_generators(key: Sequence[int], device: torch.device) -> None:
     elif device.type != "cpu":
         torch.manual_seed(int.from_bytes(stream[:8], "big"))
     _set_state(torch.default_generator, stream)
-    np.random.seed(np.frombuffer(stream, np.uint32, _SEED_BYTES // 4, _MT_BYTES))  # by the whole array
+    numpy_seed = np.frombuffer(stream, np.uint32, count=_SEED_BYTES // 4, offset=_MT_BYTES)
+    np.random.seed(numpy_seed)  # by the whole array
     random.seed(int.from_bytes(stream[-_SEED_BYTES:], "big"))
 
 
 def _expanded(key: Sequence[int], size: int) -> bytes:
-    return hashlib.shake_256(repr([int(part) for part in key]).encode()).digest(size)
+    return hashlib.shake_256(_encoded(key)).digest(size)
+
+
+def _encoded(key: Sequence[int]) -> bytes:
+    # By `int`, because enumerations and numpy's integers have another `repr`.
+    return repr([int(part) for part in key]).encode()
 
 
 def _set_state(generator: torch.Generator, stream: bytes) -> None:
     """Fill a generator from the beginning of a stream of random bytes."""
     if generator.device.type == "cpu":
         state = _fresh_state().clone()
-        words = state.numpy()[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)
+        end = _MT_OFFSET + 8 * _MT_WORDS
+        words = state.numpy()[_MT_OFFSET:end].view(np.uint64)
         words[:] = np.frombuffer(stream, np.uint32, _MT_WORDS)
         generator.set_state(state)
         return
     generator.manual_seed(int.from_bytes(stream[:8], "big"))
     if generator.device.type == "cuda":
-        generator.set_offset((int.from_bytes(stream[8:16], "big") >> 3) << 2)  # a multiple of four, far from the end
+        offset = int.from_bytes(stream[8:16], "big") >> 3  # far from the end of the sequence
+        generator.set_offset(offset << 2)  # a multiple of four
 
 
 @cache

@@ -39,7 +39,9 @@ TENSORFLOW_PRIVACY_ORDERS = (
 """The 72 orders of tf-privacy's early releases, from which the papers' figures come (pyvacy_2019, section 4.2)."""
 WHOLE_ORDERS = tuple(map(float, range(2, 513)))
 
-PLD_LIMIT, PLD_MOST_RELEASES = 100.0, 10**7  # beyond which it takes hours and gigabytes
+# Beyond these, pld takes hours and gigabytes.
+PLD_LIMIT = 100.0
+PLD_MOST_RELEASES = 10**7
 _ROUNDING = 1e-14  # of the logarithm of a moment near one
 
 
@@ -91,7 +93,12 @@ class Accountant(ABC):
         >>> ACCOUNTANTS["rdp-analytical"].samplings
         ('fixed_size',)
         """
-        return tuple(scheme.kind for scheme in schemes() if self.covers(scheme.at_rate(4, 0.5)))
+        kinds = []
+        for scheme in schemes():
+            example = scheme.at_rate(4, 0.5)
+            if self.covers(example):
+                kinds.append(scheme.kind)
+        return tuple(kinds)
 
     @abstractmethod
     def epsilon(self, events: Events, delta: float) -> float:
@@ -116,34 +123,47 @@ class Conversion:
 
 
 def _canonne_epsilon(orders: Array, curve: Array, delta: float) -> Array:
-    return np.array([rdp.compute_epsilon([a], [r], delta)[0] for a, r in zip(orders, curve, strict=True)])
+    epsilons = []
+    for order, divergence in zip(orders, curve, strict=True):
+        epsilon, _ = rdp.compute_epsilon([order], [divergence], delta)
+        epsilons.append(epsilon)
+    return np.array(epsilons)
 
 
 def _canonne_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
-    deltas = [rdp.compute_delta([a], [r], epsilon)[0] for a, r in zip(orders, curve, strict=True)]
+    deltas = []
+    for order, divergence in zip(orders, curve, strict=True):
+        delta, _ = rdp.compute_delta([order], [divergence], epsilon)
+        deltas.append(delta)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(deltas))
 
 
+def _mironov_epsilon(orders: Array, curve: Array, delta: float) -> Array:
+    return np.asarray(curve - math.log(delta) / (orders - 1))
+
+
+def _mironov_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
+    return np.asarray(np.minimum((curve - epsilon) * (orders - 1), 0.0))
+
+
 CANONNE_2020 = Conversion(_canonne_epsilon, _canonne_log_delta)
 """Canonne, Kamath & Steinke 2020, proposition 12: ε = RDP(α) + log((α−1)/α) − (log δ + log α)/(α−1)."""
-MIRONOV_2017 = Conversion(
-    lambda orders, curve, delta: np.asarray(curve - math.log(delta) / (orders - 1)),
-    lambda orders, curve, epsilon: np.asarray(np.minimum((curve - epsilon) * (orders - 1), 0.0)),
-)
+MIRONOV_2017 = Conversion(_mironov_epsilon, _mironov_log_delta)
 """Mironov 2017, proposition 3 (pyvacy_2019, Theorem 4): ε = RDP(α) + log(1/δ)/(α−1)."""
 
 
 @contextmanager
 def _without_unconverged_orders() -> Iterator[None]:
     """Keep dp_accounting from naming each order that it leaves out: others give the bound, and readers take fright."""
-    log, here = logging.getLogger("absl"), logging.Filter()
-    here.filter = lambda record: "failed to converge" not in str(record.msg)  # type: ignore[method-assign]
-    log.addFilter(here)
+    log = logging.getLogger("absl")
+    converged = logging.Filter()
+    converged.filter = lambda record: "failed to converge" not in str(record.msg)  # type: ignore[method-assign]
+    log.addFilter(converged)
     try:
         yield
     finally:
-        log.removeFilter(here)
+        log.removeFilter(converged)
 
 
 def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -152,27 +172,36 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     With what rounding can hide on top: a moment that rounds to one does not show that nothing was released. At
     fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
     """
-    parts = event.sampling.mixture(_multiplier(event))
+    sampling = event.sampling
+    z = _multiplier(event)
+    parts = sampling.mixture(z)
     if parts:
         return _mixed_curve(parts, orders)
-    accountant = rdp.RdpAccountant(orders, event.sampling.relation)
+    accountant = rdp.RdpAccountant(orders, sampling.relation)
     with _without_unconverged_orders():
         accountant.compose(dp_event(event))
-    curve, at = np.asarray(accountant.rdp), np.asarray(orders)
-    if event.sampling.without_replacement:  # by quasi-convexity never more than without sampling; theorem 27 exceeds it
-        curve = np.minimum(curve, at / (2 * _multiplier(event) ** 2))
-    second = event.sampling.second_order_divergence(_multiplier(event))  # divergences grow with the order
-    curve = np.where(at >= 2, np.maximum(curve, second), np.where(curve > 0, curve, second))
-    return np.asarray(curve + _ROUNDING * (1 + special.gammaln(at + 1)) / (at - 1))
+    curve = np.asarray(accountant.rdp)
+    alpha = np.asarray(orders)
+    if sampling.without_replacement:
+        # By quasi-convexity never more than without sampling; theorem 27 exceeds it.
+        curve = np.minimum(curve, alpha / (2 * z**2))
+    # Divergences grow with the order, so from order 2 on that of order 2 is a lower bound; below it stands where
+    # rounding left nothing.
+    second = sampling.second_order_divergence(z)
+    from_second = np.maximum(curve, second)
+    below_second = np.where(curve > 0, curve, second)
+    curve = np.where(alpha >= 2, from_second, below_second)
+    return np.asarray(curve + _ROUNDING * (1 + special.gammaln(alpha + 1)) / (alpha - 1))
 
 
 def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
     """Divergence where a release is one of several: the log of the mean of exp((α−1)·RDP(α)), over α−1."""
-    above = np.asarray(orders) - 1
+    factor = np.asarray(orders) - 1
     logs = []
     for probability, sampling, z in parts:
-        logs.append(math.log(probability) + above * release_curve(Event(sampling, (SumQuery("", 1.0, z),)), orders))
-    return np.asarray(special.logsumexp(logs, axis=0) / above)
+        release = Event(sampling, (SumQuery("", 1.0, z),))
+        logs.append(math.log(probability) + factor * release_curve(release, orders))
+    return np.asarray(special.logsumexp(logs, axis=0) / factor)
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -193,15 +222,17 @@ def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
     half = 1 / (2 * _multiplier(event) ** 2)
     alpha = np.asarray(orders)[:, None]
     j = np.arange(2, max(orders) + 1)[None, :]
-    choose = special.gammaln(alpha + 1) - special.gammaln(j + 1) - special.gammaln(np.maximum(alpha - j, 0) + 1)
+    log_binomial = special.gammaln(alpha + 1) - special.gammaln(j + 1) - special.gammaln(np.maximum(alpha - j, 0) + 1)
     bound = math.log(2) + (j - 1) * j * half
     with np.errstate(over="ignore"):
         second = 2 * half + min(math.log(4) + math.log(-math.expm1(-2 * half)), math.log(2))
-    terms = j * math.log(event.sampling.rate) + choose
+    terms = j * math.log(event.sampling.rate) + log_binomial
     terms += np.where(j == 2, second, bound)
-    log_moment = np.logaddexp(0, special.logsumexp(np.where(j <= alpha, terms, -np.inf), axis=1))
-    whole = np.asarray(orders) * half
-    return np.asarray(np.minimum((log_moment + _ROUNDING) / (alpha[:, 0] - 1), whole))
+    terms = np.where(j <= alpha, terms, -np.inf)  # the sum ends at α
+    log_moment = np.logaddexp(0, special.logsumexp(terms, axis=1))
+    sampled = (log_moment + _ROUNDING) / (alpha[:, 0] - 1)
+    unsampled = np.asarray(orders) * half
+    return np.asarray(np.minimum(sampled, unsampled))
 
 
 @dataclass(frozen=True)
@@ -217,7 +248,9 @@ class RenyiAccountant(Accountant):
     conversion: Conversion = CANONNE_2020
 
     def covers(self, sampling: Sampling) -> bool:
-        parts = [part.sampling for part in sampling.mixture(1.0)] or [sampling]
+        parts = [part.sampling for part in sampling.mixture(1.0)]
+        if not parts:
+            parts = [sampling]
         return all(_composes(rdp.RdpAccountant, part) for part in parts)
 
     @staticmethod
@@ -236,7 +269,8 @@ class RenyiAccountant(Accountant):
         return self.conversion.epsilon(np.asarray(self.orders), curve, delta)
 
     def epsilon(self, events: Events, delta: float) -> float:
-        return max(0.0, float(self.epsilon_by_order(self.curve(events), delta).min()))
+        epsilons = self.epsilon_by_order(self.curve(events), delta)
+        return max(0.0, float(epsilons.min()))
 
     def delta(self, events: Events, epsilon: float) -> float:
         logs = self.conversion.log_delta(np.asarray(self.orders), self.curve(events), epsilon)
@@ -267,24 +301,38 @@ class ContinuousRenyiAccountant(RenyiAccountant):
     """
 
     def epsilon(self, events: Events, delta: float) -> float:
-        return max(0.0, self._best(events, lambda orders, curve: self.conversion.epsilon(orders, curve, delta)))
+        best = self._best(events, lambda orders, curve: self.conversion.epsilon(orders, curve, delta))
+        return max(0.0, best)
 
     def delta(self, events: Events, epsilon: float) -> float:
         best = self._best(events, lambda orders, curve: self.conversion.log_delta(orders, curve, epsilon))
         return math.exp(min(0.0, best))
 
     def _best(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
-        def at(order: float) -> float:
+        """Smallest score of any order.
+
+        Args:
+            events: The composition.
+            score: (orders, divergences) → ε or log δ at each order.
+        """
+
+        def score_at(order: float) -> float:
             curve = sum(count * release_curve(event, (order,)) for event, count in events.items())
             return float(score(np.array([order]), np.asarray(curve))[0])
 
-        grid = score(np.asarray(self.orders), self.curve(events))
-        best = int(grid.argmin())
-        if not math.isfinite(grid[best]):
-            return float(grid[best])
-        bounds = self.orders[max(best - 1, 0)], self.orders[min(best + 1, len(grid) - 1)]
-        found = optimize.minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-        return min(float(grid[best]), float(found.fun))
+        scores = score(np.asarray(self.orders), self.curve(events))
+        best = int(scores.argmin())
+        if not math.isfinite(scores[best]):
+            return float(scores[best])
+        low = self.orders[max(best - 1, 0)]
+        high = self.orders[min(best + 1, len(scores) - 1)]
+        result = optimize.minimize_scalar(
+            score_at,
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": 1e-4},
+        )
+        return min(float(scores[best]), float(result.fun))
 
 
 @dataclass(frozen=True)
@@ -300,7 +348,8 @@ class PldAccountant(Accountant):
     interval: float = 1e-4
 
     def covers(self, sampling: Sampling) -> bool:
-        return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)  # which says if it takes long
+        # By rdp is told whether pld takes too long.
+        return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:
         """All releases, for those who ask for more than one ε or δ.
@@ -308,13 +357,15 @@ class PldAccountant(Accountant):
         Raises:
             ConfigurationError: It would take too long.
         """
-        rough = ACCOUNTANTS["rdp"].epsilon(events, 1e-5)
-        if rough > PLD_LIMIT or sum(events.values()) > PLD_MOST_RELEASES:
+        estimate = ACCOUNTANTS["rdp"].epsilon(events, 1e-5)
+        releases = sum(events.values())
+        if estimate > PLD_LIMIT or releases > PLD_MOST_RELEASES:
             raise ConfigurationError(
                 f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0f} or for more than "
                 f"{PLD_MOST_RELEASES:.0e} releases (its tables would take hours and gigabytes): use rdp."
             )
-        accountant = PLDAccountant(next(iter(events)).sampling.relation, self.interval)
+        first = next(iter(events))
+        accountant = PLDAccountant(first.sampling.relation, self.interval)
         for event, count in events.items():
             accountant.compose(dp_event(event), count)
         return accountant
@@ -340,20 +391,26 @@ class GaussianDpAccountant(Accountant):
 
     def mu(self, events: Events) -> float:
         """μ of the whole composition."""
-        return math.sqrt(sum(count * _squared_mu(event) for event, count in events.items()))
+        squares = [count * _squared_mu(event) for event, count in events.items()]
+        return math.sqrt(sum(squares))
 
     def epsilon(self, events: Events, delta: float) -> float:
         mu = self.mu(events)
+        if not math.isfinite(mu):
+            return math.inf
         with np.errstate(divide="ignore"):  # log δ is −∞ where the search begins too far
-            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if math.isfinite(mu) else math.inf
+            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
     def delta(self, events: Events, epsilon: float) -> float:
         mu = self.mu(events)
         if not math.isfinite(mu):
             return 1.0
-        above = special.log_ndtr(mu / 2 - epsilon / mu)
-        below = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
-        return float(math.exp(above) * -math.expm1(below - above)) if below < above else 0.0
+        # δ = Φ(μ/2 − ε/μ) − exp(ε) Φ(−μ/2 − ε/μ), by the logarithms of the two.
+        minuend = special.log_ndtr(mu / 2 - epsilon / mu)
+        subtrahend = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+        if subtrahend < minuend:
+            return float(math.exp(minuend) * -math.expm1(subtrahend - minuend))
+        return 0.0
 
 
 def _squared_mu(event: Event) -> float:

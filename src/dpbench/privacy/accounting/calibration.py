@@ -15,7 +15,8 @@ from dpbench.privacy.accounting.composition import check_delta, composable, delt
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import Sampling, find_scheme
 
-_SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e4
+_SMALLEST_NOISE = 1e-2
+_LARGEST_NOISE = 1e4
 _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
 _MOST_STEPS = 10**9
@@ -37,8 +38,8 @@ def check_target(target_epsilon: float) -> None:
 def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, target: float) -> float:
     """Epsilon, or infinity where it is so far above what is sought that pld would take hours."""
     if accountant == "pld":
-        many = sum(events.values()) > PLD_MOST_RELEASES
-        if many or epsilon(events, delta, "rdp") > min(max(4 * target, 20), PLD_LIMIT):
+        limit = min(max(4 * target, 20), PLD_LIMIT)
+        if sum(events.values()) > PLD_MOST_RELEASES or epsilon(events, delta, "rdp") > limit:
             return math.inf
     return epsilon(events, delta, accountant)
 
@@ -48,19 +49,27 @@ def _solve(epsilon_at: Callable[[float], float], target: float, low: float, high
 
     def gap(log: float) -> float:
         value = epsilon_at(math.exp(log))
-        return max(-_FAR, min(_FAR, math.log(value / target))) if value > 0 else -_FAR
+        if value > 0:
+            return max(-_FAR, min(_FAR, math.log(value / target)))
+        return -_FAR
 
     rises = epsilon_at(high) > epsilon_at(low)
-    found = math.exp(optimize.brentq(gap, math.log(low), math.log(high), xtol=1e-8))
+    root = optimize.brentq(gap, math.log(low), math.log(high), xtol=1e-8)
+    solution = math.exp(root)
     step = 1e-8
-    while epsilon_at(found) > target:  # its monotony holds only up to rounding
-        found *= 1 - step if rises else 1 + step
+    while epsilon_at(solution) > target:  # its monotony holds only up to rounding
+        solution *= 1 - step if rises else 1 + step
         step *= 2
-    return min(max(found, low), high)
+    return min(max(solution, low), high)
 
 
 def _solve_near(
-    epsilon_at: Callable[[float], float], target: float, low: float, high: float, guess: float, cheaper: float
+    epsilon_at: Callable[[float], float],
+    target: float,
+    low: float,
+    high: float,
+    guess: float,
+    cheaper: float,
 ) -> float:
     """Solve as `_solve` does where only numbers near the solution can be tried: a bracket grows from a guess by twos.
 
@@ -72,40 +81,55 @@ def _solve_near(
         guess: Where to begin.
         cheaper: 2 if larger numbers cost less, ½ if they cost more.
     """
-    here, inside = guess, epsilon_at(guess) <= target
+    number = guess
+    inside = epsilon_at(number) <= target
     while True:
-        there = min(max(here / cheaper if inside else here * cheaper, low), high)
-        if there == here:
-            return here
-        if (epsilon_at(there) <= target) != inside:
-            return _solve(epsilon_at, target, min(here, there), max(here, there))
-        here = there
+        following = number / cheaper if inside else number * cheaper
+        following = min(max(following, low), high)
+        if following == number:
+            return number
+        if (epsilon_at(following) <= target) != inside:
+            return _solve(epsilon_at, target, min(number, following), max(number, following))
+        number = following
 
 
-def _refined(epsilon_at: Callable[[float], float], target: float, guess: float, low: float, high: float) -> float:
+def _refined(
+    epsilon_at: Callable[[float], float],
+    target: float,
+    guess: float,
+    low: float,
+    high: float,
+) -> float:
     """Solve where each epsilon takes seconds and falls with the noise: from a good guess, by the secant of logarithms.
 
     Returns:
         A number whose epsilon is at most the target, and within 1e-5 of it unless that takes too many trials.
     """
-    below, above = low, high  # too little noise, and enough
-    here, slope = guess, -1.5
-    before: tuple[float, float] | None = None
+    insufficient = low  # the most noise that is too little
+    sufficient = high  # the least that is enough
+    noise = guess
+    slope = -1.5  # of log ε by log noise
+    previous: tuple[float, float] | None = None
     for _ in range(_TRIALS):
-        gap = math.log(max(epsilon_at(here), 1e-300) / target)
+        gap = math.log(max(epsilon_at(noise), 1e-300) / target)
         if gap <= 0:
-            above = min(above, here)
+            sufficient = min(sufficient, noise)
             if gap >= -1e-5:
-                return here
+                return noise
         else:
-            below = max(below, here)
-        if before is not None and math.isfinite(gap) and before[0] != here:
-            slope = min((gap - before[1]) / math.log(here / before[0]), -0.1)
-        before = here, gap
-        aim = gap + 3e-6  # a little below the target
-        there = here * math.exp(min(max(-aim / slope, -1.0), 1.0)) if math.isfinite(gap) else 2 * here
-        here = there if below < there < above else math.sqrt(below * above)
-    return above
+            insufficient = max(insufficient, noise)
+        if previous is not None and math.isfinite(gap) and previous[0] != noise:
+            slope = (gap - previous[1]) / math.log(noise / previous[0])
+            slope = min(slope, -0.1)
+        previous = (noise, gap)
+        following = 2 * noise
+        if math.isfinite(gap):
+            aim = gap + 3e-6  # a little below the target
+            step = min(max(-aim / slope, -1.0), 1.0)
+            following = noise * math.exp(step)
+        between = insufficient < following < sufficient
+        noise = following if between else math.sqrt(insufficient * sufficient)
+    return sufficient
 
 
 def calibrate_noise_multiplier(
@@ -159,23 +183,26 @@ def calibrate_scale(
     """
     check_delta(delta)
     check_target(target_epsilon)
-    before = Counter(spent or {})
-    composable(events_for(1.0) + before, accountant)  # refuses what the accountant does not cover
-    steps = events_for(1.0).total()
+    earlier = Counter(spent or {})
+    example = events_for(1.0)
+    composable(example + earlier, accountant)  # refuses what the accountant does not cover
+    steps = example.total()
 
     def at(scale: float, name: str = accountant) -> float:
-        events = before + events_for(scale)
+        events = earlier + events_for(scale)
         return _bounded_epsilon(events, delta, name, target_epsilon)
 
-    low, high = _SMALLEST_NOISE, _LARGEST_NOISE
-    if len(events_for(1.0)) > _FEW:
+    low = _SMALLEST_NOISE
+    high = _LARGEST_NOISE
+    if len(example) > _FEW:
         quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)  # an upper bound for rdp
 
-        def roughly(scale: float) -> float:
-            return quick.epsilon(before + events_for(scale), delta)
+        def estimate(scale: float) -> float:
+            return quick.epsilon(earlier + events_for(scale), delta)
 
-        if roughly(high) <= target_epsilon:
-            return _refined(at, target_epsilon, _solve(roughly, target_epsilon, low, high), low, high)
+        if estimate(high) <= target_epsilon:
+            guess = _solve(estimate, target_epsilon, low, high)
+            return _refined(at, target_epsilon, guess, low, high)
     if at(high) > target_epsilon:
         raise ConfigurationError(
             f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
@@ -185,11 +212,18 @@ def calibrate_scale(
     if accountant == "pld" and at(high, "rdp") <= target_epsilon < at(low, "rdp"):
         guess = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
         return _solve_near(at, target_epsilon, low, high, guess, cheaper=2)
-    return low if at(low) <= target_epsilon else _solve(at, target_epsilon, low, high)
+    if at(low) <= target_epsilon:
+        return low
+    return _solve(at, target_epsilon, low, high)
 
 
 def remaining_releases(
-    spent: Mapping[Event, int], event: Event, target_epsilon: float, delta: float, accountant: str, most: int
+    spent: Mapping[Event, int],
+    event: Event,
+    target_epsilon: float,
+    delta: float,
+    accountant: str,
+    most: int,
 ) -> int:
     """Count how many more releases like `event`, at most `most`, keep the whole within `target_epsilon`."""
 
@@ -197,12 +231,18 @@ def remaining_releases(
         events = Counter(spent) + Counter({event: count})
         return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
 
-    start = largest_count(lambda count: fits(count, "rdp"), most) if accountant == "pld" else 1
+    start = 1
+    if accountant == "pld":  # slow: begin where rdp ends
+        start = largest_count(lambda count: fits(count, "rdp"), most)
     return largest_count(fits, most, max(start, 1))
 
 
 def affordable_releases(
-    spent: Mapping[Event, int], ahead: Sequence[Event], target_epsilon: float, delta: float, accountant: str
+    spent: Mapping[Event, int],
+    ahead: Sequence[Event],
+    target_epsilon: float,
+    delta: float,
+    accountant: str,
 ) -> int:
     """Count how many of the releases ahead, in their order, keep the whole within `target_epsilon`."""
 
@@ -226,14 +266,19 @@ def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int
     """
     if not fits(0):
         return 0
-    low, high = 0, min(start, most)
+    low = 0
+    high = min(start, most)
     while fits(high):
         if high == most:
             return most
-        low, high = high, min(2 * high, most)
+        low = high
+        high = min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -283,8 +328,10 @@ class TrainingSetting:
             raise ConfigurationError(
                 f"{self.sampling} lots cannot be solved for: a rate does not say all of them; use poisson or fixed."
             )
-        if not self.scheme.whole_lots:
-            return
+        if self.scheme.whole_lots:
+            self._check_lot_size()
+
+    def _check_lot_size(self) -> None:
         if self.population is None:
             raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
         if self.sample_rate is not None:
@@ -301,8 +348,9 @@ class TrainingSetting:
     def event(self) -> Event:
         """One release."""
         assert self.noise_multiplier is not None and self.sample_rate is not None
-        drawn = self.scheme.at_rate(self.population or 1, self.sample_rate)
-        return Event(drawn, (SumQuery("all", 1.0, self.noise_multiplier),))
+        sampling = self.scheme.at_rate(self.population or 1, self.sample_rate)
+        query = SumQuery("all", 1.0, self.noise_multiplier)
+        return Event(sampling, (query,))
 
     @property
     def number_of_steps(self) -> int:
@@ -311,7 +359,8 @@ class TrainingSetting:
             assert self.steps is not None
             return self.steps
         assert self.sample_rate is not None
-        return max(1, int(self.epochs / self.sample_rate * (1 + 1e-12)))
+        steps = self.epochs / self.sample_rate
+        return max(1, int(steps * (1 + 1e-12)))  # a whole number that rounding has put below itself stays whole
 
     @property
     def events(self) -> Counter[Event]:
@@ -326,8 +375,14 @@ class TrainingSetting:
 
 def missing_in(setting: TrainingSetting) -> list[str]:
     """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
-    names = ("noise_multiplier", "sample_rate", "steps", "epsilon", "delta")
-    return [name for name in names if getattr(setting, name) is None and (name != "steps" or setting.epochs is None)]
+    values = {
+        "noise_multiplier": setting.noise_multiplier,
+        "sample_rate": setting.sample_rate,
+        "steps": setting.epochs if setting.steps is None else setting.steps,
+        "epsilon": setting.epsilon,
+        "delta": setting.delta,
+    }
+    return [name for name, value in values.items() if value is None]
 
 
 def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting:
@@ -350,13 +405,14 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     find_accountant(accountant)
     missing = missing_in(setting)
     if len(missing) != 1:
-        what = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
         raise ConfigurationError(
             "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
-            f"delta: {what}."
+            f"delta: {problem}."
         )
-    found = _SOLVERS[missing[0]](setting, accountant)
-    return replace(found, steps=found.number_of_steps, epochs=None)
+    solve = _SOLVERS[missing[0]]
+    solution = solve(setting, accountant)
+    return replace(solution, steps=solution.number_of_steps, epochs=None)
 
 
 def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
@@ -394,39 +450,49 @@ def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
 
 
 def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target, delta, population = setting.epsilon, setting.delta, setting.population
+    target = setting.epsilon
+    delta = setting.delta
+    population = setting.population
     assert target is not None and delta is not None
 
     def at(rate: float, name: str = accountant) -> float:
-        return _bounded_epsilon(replace(setting, sample_rate=min(rate, 1.0)).events, delta, name, target)
+        events = replace(setting, sample_rate=min(rate, 1.0)).events
+        return _bounded_epsilon(events, delta, name, target)
 
-    smallest = 1 / population if population is not None else _SMALLEST_RATE
-    rough = "rdp" if accountant == "pld" else accountant  # the smallest rates are too slow for pld
-    if at(smallest, rough) > target:
+    smallest = _SMALLEST_RATE if population is None else 1 / population
+    quick = "rdp" if accountant == "pld" else accountant  # the smallest rates are too slow for pld
+    least_epsilon = at(smallest, quick)
+    if least_epsilon > target:
         raise ConfigurationError(
-            f"epsilon={target} is out of reach at every rate: the {rough} accountant shows {at(smallest, rough):.4g} "
+            f"epsilon={target} is out of reach at every rate: the {quick} accountant shows {least_epsilon:.4g} "
             f"at a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
         )
     if setting.scheme.whole_lots:
         assert population is not None
         size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
         return replace(setting, sample_rate=size / population)
-    guess = 1.0 if at(1.0, rough) <= target else _solve(lambda rate: at(rate, rough), target, smallest, 1.0)
-    if accountant != rough:
-        guess = _solve_near(at, target, smallest, 1.0, guess, cheaper=0.5)
-    return replace(setting, sample_rate=guess)
+    rate = 1.0
+    if at(1.0, quick) > target:
+        rate = _solve(lambda rate: at(rate, quick), target, smallest, 1.0)
+    if accountant != quick:
+        rate = _solve_near(at, target, smallest, 1.0, rate, cheaper=0.5)
+    return replace(setting, sample_rate=rate)
 
 
 def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target, delta = setting.epsilon, setting.delta
+    target = setting.epsilon
+    delta = setting.delta
     assert target is not None and delta is not None
-    most = (PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS) - sum(setting.spent.values())
+    most = PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS
+    most -= sum(setting.spent.values())
     count = remaining_releases(setting.spent, setting.event, target, delta, accountant, most)
     if count == 0:
-        first = epsilon(Counter(setting.spent) + Counter({setting.event: 1}), delta, accountant)
+        one_step = Counter(setting.spent) + Counter({setting.event: 1})
+        least_epsilon = epsilon(one_step, delta, accountant)
+        step = "further step" if setting.spent else "step"
         raise ConfigurationError(
-            f"epsilon={target} allows no{' further' if setting.spent else ''} step: with one, the {accountant} "
-            f"accountant shows {first:.4g}; add noise, or raise epsilon or delta."
+            f"epsilon={target} allows no {step}: with one, the {accountant} "
+            f"accountant shows {least_epsilon:.4g}; add noise, or raise epsilon or delta."
         )
     if count == most:
         raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")

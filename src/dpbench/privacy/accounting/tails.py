@@ -23,7 +23,7 @@ from dpbench.privacy.events import Event, effective_noise_multiplier
 OLDEST_END = math.sqrt(48 * math.log(2))
 """5.77 standard deviations: what noise of older versions ended at without compiled kernels; with them 7.45."""
 MOST_COORDINATES = 10**12
-"""More than any network has: what is found for as many holds for all."""
+"""More than any network has: a bound for as many holds for all."""
 
 
 def _tail(x: float) -> float:
@@ -44,9 +44,12 @@ def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COO
     True
     """
     shift = 1 / noise_multiplier
-    spread = [2**power for power in range(coordinates.bit_length())]
-    beyond: float = max(k * (_tail(end - shift / math.sqrt(k)) - _tail(end)) for k in [*spread, coordinates])
-    return min(1.0, max(0.0, beyond))
+    powers_of_two = [2**power for power in range(coordinates.bit_length())]
+    largest = 0.0
+    for k in [*powers_of_two, coordinates]:
+        moved = _tail(end - shift / math.sqrt(k))
+        largest = max(largest, k * (moved - _tail(end)))
+    return min(1.0, largest)
 
 
 def uncovered_mass(events: Mapping[Event, int], end: float, coordinates: int = MOST_COORDINATES) -> float:
@@ -57,11 +60,11 @@ def uncovered_mass(events: Mapping[Event, int], end: float, coordinates: int = M
         end: Of the noise, in standard deviations.
         coordinates: Most that a record can move; see `mass_beyond`.
     """
-    nowhere = 0.0
+    log_unseen = 0.0  # of the probability that no release shows a record
     for (sampling, queries), count in events.items():
-        each = min(1.0, sampling.rate) * mass_beyond(effective_noise_multiplier(queries), end, coordinates)
-        nowhere += count * (math.log1p(-each) if each < 1 else -math.inf)
-    return -math.expm1(nowhere)
+        probability = min(1.0, sampling.rate) * mass_beyond(effective_noise_multiplier(queries), end, coordinates)
+        log_unseen += count * (math.log1p(-probability) if probability < 1 else -math.inf)
+    return -math.expm1(log_unseen)
 
 
 def uncovered_delta(ledger: Ledger) -> float:
@@ -77,5 +80,9 @@ def uncovered_delta(ledger: Ledger) -> float:
     covered = 1.0
     for phase, events in phases.items():
         end = ledger.headers[phase].noise_end
-        covered *= 1 - (uncovered_mass(events, OLDEST_END, 1) if end is None else uncovered_mass(events, end))
+        coordinates = MOST_COORDINATES
+        if end is None:  # of an older version, which does not tell how many coordinates a record moved either
+            end = OLDEST_END
+            coordinates = 1
+        covered *= 1 - uncovered_mass(events, end, coordinates)
     return 1 - covered

@@ -69,16 +69,29 @@ class SparseGradients(ParameterGradients):
         shape: Of the parameter.
     """
 
-    def __init__(self, rows: Tensor, places: Tensor, values: Tensor, records: int, shape: torch.Size) -> None:
-        self._rows, self._places, self._values = rows, places, values
-        self._records, self._shape = records, shape
+    def __init__(
+        self,
+        rows: Tensor,
+        places: Tensor,
+        values: Tensor,
+        records: int,
+        shape: torch.Size,
+    ) -> None:
+        self._rows = rows
+        self._places = places
+        self._values = values
+        self._records = records
+        self._shape = shape
 
     def squared_norms(self) -> Tensor:
-        return self._values.new_zeros(self._records).index_add_(0, self._rows, self._values.square())
+        norms = self._values.new_zeros(self._records)
+        return norms.index_add_(0, self._rows, self._values.square())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self._values.new_zeros(self._shape.numel())
-        return total.index_add_(0, self._places, self._values * weights.to(self._values)[self._rows]).view(self._shape)
+        entry_weights = weights.to(self._values)[self._rows]
+        total.index_add_(0, self._places, self._values * entry_weights)
+        return total.view(self._shape)
 
     def per_record(self) -> Tensor:
         dense = self._values.new_zeros(self._records, self._shape.numel())
@@ -92,7 +105,12 @@ class SparseGradients(ParameterGradients):
 
 @dataclass(frozen=True)
 class _Places:
-    """Coordinates of one parameter that belong to canaries: entry e is canary owner[e]'s, and no other's."""
+    """Coordinates of one parameter that belong to canaries: entry e is canary owner[e]'s, and no other's.
+
+    Attributes:
+        owner: Canary of each entry, shape (E,).
+        place: Its coordinate in the flattened parameter, shape (E,).
+    """
 
     owner: NDArray[np.int64]
     place: NDArray[np.int64]
@@ -142,27 +160,28 @@ class Canaries:
             raise ConfigurationError(
                 "an audit asks what private releases show, and this strategy makes none: audit=none."
             )
-        self.key, self._added_in, self._processes, self._recipe = key, added_in, processes, recipe
-        groups, bounded, population = recipe.groups(names, sizes), recipe.transform is not None, sampling.population
-        replace_one = self._replace_one = sampling.neighboring_relation == "replace_one"
-        coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups) if bounded else 1
-        self._coordinates = coordinates
+        self.key = key
+        self._added_in = added_in
+        self._processes = processes
+        self._recipe = recipe
+        self._replace_one = sampling.neighboring_relation == "replace_one"
+        groups = recipe.groups(names, sizes)
+        bounded = recipe.transform is not None
         # Signs of a spike are as long as it has coordinates; what else there is leaves it as it is, for clipping.
         self._signs = bounded and getattr(recipe.transform, "values", "signs") == "signs"
-        room = [sum(sizes[p] // coordinates for p in group.parameters) for group in groups]
-        most = min(population, max(room))
-        count = min(_DEFAULT, most) if options.canaries is None else options.canaries
-        if not _FEWEST <= count <= most:
-            raise ConfigurationError(
-                f"{population} records and the coordinates of this model ({coordinates} for each canary, in parameters "
-                f"that are clipped together) have room for {most} canaries, not {max(count, _FEWEST)}: "
-                + (f"take at most {most}." if most >= _FEWEST else "an audit needs a larger model or data set.")
-            )
+        self._coordinates = 1
+        if bounded:
+            self._coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups)
+        room = []
+        for group in groups:
+            slots = [sizes[parameter] // self._coordinates for parameter in group.parameters]
+            room.append(sum(slots))
+        count = self._number(options.canaries, sampling.population, max(room))
         rng = np.random.default_rng(keyed_sequence((key, Stream.CANARIES)))
         self.member = rng.random(count) < 0.5
         # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
         self._reach = 1 / sampling.records_affected
-        self.sums = ScoreSums(self.member, replace_one, self._reach)
+        self.sums = ScoreSums(self.member, self._replace_one, self._reach)
         self.probe = RunProbe(key, self.sums, counts, processes)
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
@@ -170,35 +189,76 @@ class Canaries:
         self.left_out: dict[str, int] = {}
         for number, group in enumerate(groups):
             if room[number] >= count:
-                self._settle(number, group, sizes, count, rng)
+                self._place_in(number, group, sizes, rng)
             else:
-                self.left_out[group.name] = sum(sizes[p] for p in group.parameters)
+                self.left_out[group.name] = sum(sizes[parameter] for parameter in group.parameters)
 
-    def _settle(
-        self, number: int, group: VectorGroup, sizes: Sequence[int], count: int, rng: np.random.Generator
+    def _number(self, requested: int | None, population: int, room: int) -> int:
+        """How many canaries there are.
+
+        Args:
+            requested: By the user; None: the default, or as many as there is room for.
+            population: Number of records.
+            room: Most canaries that have coordinates of their own in one group.
+
+        Raises:
+            ConfigurationError: So many have no room, or the room is too small.
+        """
+        most = min(population, room)
+        count = min(_DEFAULT, most) if requested is None else requested
+        if _FEWEST <= count <= most:
+            return count
+        remedy = "an audit needs a larger model or data set."
+        if most >= _FEWEST:
+            remedy = f"take at most {most}."
+        raise ConfigurationError(
+            f"{population} records and the coordinates of this model ({self._coordinates} for each canary, in "
+            f"parameters that are clipped together) have room for {most} canaries, not {max(count, _FEWEST)}: {remedy}"
+        )
+
+    def _place_in(
+        self,
+        number: int,
+        group: VectorGroup,
+        sizes: Sequence[int],
+        rng: np.random.Generator,
     ) -> None:
-        """Give each canary coordinates of its own in a group, all in one parameter."""
-        slots = np.array([sizes[p] // self._coordinates for p in group.parameters])
-        drawn = rng.choice(int(slots.sum()), count, replace=False)
-        at = np.searchsorted(slots.cumsum(), drawn, side="right")
+        """Give each canary coordinates of its own in a group, all in one parameter.
+
+        Args:
+            number: Of the group.
+            group: The group.
+            sizes: Number of coordinates of each parameter.
+            rng: Draws.
+        """
+        # A slot is room for one canary: first all draw slots, which gives the parameter, then its coordinates.
+        slots = np.array([sizes[parameter] // self._coordinates for parameter in group.parameters])
+        canaries = len(self.member)
+        slot_of = rng.choice(int(slots.sum()), canaries, replace=False)
+        index_of = np.searchsorted(slots.cumsum(), slot_of, side="right")
         for index, parameter in enumerate(group.parameters):
-            owner = np.flatnonzero(at == index)
-            if len(owner):
-                place = rng.choice(sizes[parameter], len(owner) * self._coordinates, replace=False)
-                self._places[parameter] = _Places(np.repeat(owner, self._coordinates), place)
-                self._group_of[parameter] = number
+            owners = np.flatnonzero(index_of == index)
+            if not len(owners):
+                continue
+            place = rng.choice(sizes[parameter], len(owners) * self._coordinates, replace=False)
+            self._places[parameter] = _Places(np.repeat(owners, self._coordinates), place)
+            self._group_of[parameter] = number
 
     @property
     def in_lots(self) -> int:
         """How many records the canaries add to the population."""
-        return len(self.member) if self._replace_one else int(self.member.sum())
+        if self._replace_one:
+            return len(self.member)
+        return int(self.member.sum())
 
     def _in_lot(self, release: int) -> NDArray[np.bool_]:
         """Which canaries are in the lot of a release, shape (m,)."""
         numbers = self._added_in(release)
-        there = np.zeros(len(self.member), dtype=np.bool_)
-        there[numbers if self._replace_one else np.flatnonzero(self.member)[numbers]] = True
-        return there
+        if not self._replace_one:  # only members are among the records
+            numbers = np.flatnonzero(self.member)[numbers]
+        in_lot = np.zeros(len(self.member), dtype=np.bool_)
+        in_lot[numbers] = True
+        return in_lot
 
     def insert(self, mechanism: Mechanism, release: int) -> None:
         """Add the canaries of a lot to its sums, before its noise; note what everybody else put there.
@@ -207,48 +267,69 @@ class Canaries:
             mechanism: With this process's sums of all other records.
             release: Number of the release.
         """
-        drawn = self._drawn = self._in_lot(release)
+        self._drawn = self._in_lot(release)
         self._background = self._read(mechanism)
         if self._processes.world > 1:
             self._processes.add_up(self._background)
-        plan, changes = mechanism.plan, mechanism.plan.summands.changes(mechanism.plan.sampling)
-        self._changes = changes
-        numbers = np.flatnonzero(drawn)
+        plan = mechanism.plan
+        self._changes = plan.summands.changes(plan.sampling)
         bounds = [group.max_grad_norm for group in plan.groups]
-        self._moves = tuple(map(self._of_signs, bounds)) if self._signs else tuple(bounds)
+        self._moves = bounds
+        if self._signs:
+            self._moves = [self._sign_move(bound) for bound in bounds]
+        numbers = np.flatnonzero(self._drawn)
         if self._processes.rank == 0 and len(numbers):
-            rows = self._rows(mechanism, numbers)
-            values = {name: torch.zeros(len(numbers), size) for name, size in mechanism.metric_sizes.items()}
-            times = round(changes * self._reach)
-            for _ in range(times // 2 if self._replace_one else times):
-                mechanism.accumulate(rows, len(numbers), None, values)
+            self._add(mechanism, numbers)
         self.probe.before_noise(mechanism, release)
 
-    def _of_signs(self, bound: float) -> float:
+    def _add(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> None:
+        """Add some canaries to the sums, as often as a record moves them by its bound."""
+        rows = self._rows(mechanism, numbers)
+        metrics = {name: torch.zeros(len(numbers), size) for name, size in mechanism.metric_sizes.items()}
+        times = round(self._changes * self._reach)
+        if self._replace_one:
+            times //= 2  # the replacement makes the other half
+        for _ in range(times):
+            mechanism.accumulate(rows, len(numbers), None, metrics)
+
+    def _sign_move(self, bound: float) -> float:
         """How far a spike moves a sum of signs, which are as long as it has coordinates."""
         longest = torch.tensor([float(self._coordinates)], dtype=torch.float64).sqrt()
         return float(self._recipe.contributions(longest, bound))
 
     def _length(self, bound: float) -> float:
         """Of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
-        whole = self._recipe.contributions(_LENGTHS * bound, bound) >= _WHOLE * bound
-        return float(_LENGTHS[whole].min() if whole.any() else _LENGTHS[0])
+        suffices = self._recipe.contributions(_LENGTHS * bound, bound) >= _WHOLE * bound
+        if not suffices.any():
+            return float(_LENGTHS[0])
+        return float(_LENGTHS[suffices].min())
 
     def _rows(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> list[ParameterGradients]:
-        row_of = np.full(len(self.member), -1)
+        """Gradients of some canaries by all parameters."""
+        count = len(self.member)
+        row_of = np.full(count, -1)
         row_of[numbers] = np.arange(len(numbers))
-        sign = np.where(self.member, 1.0, -1.0) if self._replace_one else np.ones(len(self.member))
+        sign = np.ones(count)
+        if self._replace_one:
+            sign = np.where(self.member, 1.0, -1.0)
+        plan = mechanism.plan
+        lengths = [self._length(group.max_grad_norm) for group in plan.groups]
+        nowhere = _Places(np.empty(0, np.int64), np.empty(0, np.int64))
         rows: list[ParameterGradients] = []
-        lengths = [self._length(group.max_grad_norm) for group in mechanism.plan.groups]
         for parameter, view in enumerate(mechanism.gradients):
-            places = self._places.get(parameter, _Places(np.empty(0, np.int64), np.empty(0, np.int64)))
-            mine = row_of[places.owner] >= 0
-            owner, place = places.owner[mine], places.place[mine]
+            places = self._places.get(parameter, nowhere)
+            in_rows = row_of[places.owner] >= 0
+            owner = places.owner[in_rows]
             length = lengths[self._group_of.get(parameter, 0)]
-            height = length * mechanism.plan.parameter_bounds[parameter] / math.sqrt(self._coordinates)
-            arrays = row_of[owner], place, height * sign[owner]
-            one, two, three = (torch.from_numpy(array).to(view.device) for array in arrays)
-            rows.append(SparseGradients(one, two, three.to(view.dtype), len(numbers), view.shape))
+            height = length * plan.parameter_bounds[parameter] / math.sqrt(self._coordinates)
+            gradients = SparseGradients(
+                rows=_moved(row_of[owner], view),
+                places=_moved(places.place[in_rows], view),
+                values=_moved(height * sign[owner], view).to(view.dtype),
+                records=len(numbers),
+                shape=view.shape,
+            )
+            rows.append(gradients)
         return rows
 
     def read(self, mechanism: Mechanism) -> None:
@@ -257,27 +338,40 @@ class Canaries:
         self.probe.after_noise(mechanism)
         noised = (self._read(mechanism) - self._background).double().cpu().numpy()
         power = dict.fromkeys(self._group_of.values(), 0.0)
-        score, start = np.zeros(len(self.member)), 0
+        score = np.zeros(len(self.member))
+        start = 0
         for parameter, places in self._places.items():
             group = self._group_of[parameter]
             ratio = self._moves[group] / plan.noise_stds[group]
             power[group] = ratio**2
-            values = noised[start : start + len(places.owner)] / plan.parameter_stds[parameter]
+            end = start + len(places.owner)
+            values = noised[start:end] / plan.parameter_stds[parameter]
             np.add.at(score, places.owner, values * ratio / math.sqrt(self._coordinates))
-            start += len(places.owner)
+            start = end
         total = sum(power.values())
         noise_multiplier = 1 / (math.sqrt(total) * self._changes)
-        self.sums.add(score / (total * self._changes), self._drawn, noise_multiplier, plan.sampling.rate)
+        observed = score / (total * self._changes)
+        self.sums.add(observed, self._drawn, noise_multiplier, plan.sampling.rate)
 
     def _read(self, mechanism: Mechanism) -> Tensor:
         """The sums at the canaries' coordinates, one parameter after the other."""
         views = [mechanism.gradients[parameter] for parameter in self._places]
         if not self._index:
             for view, places in zip(views, self._places.values(), strict=True):
-                where = np.unravel_index(places.place, view.shape) if view.dim() else ()
-                self._index.append(tuple(torch.from_numpy(index).to(view.device) for index in where))
-        return torch.cat([view[index].reshape(-1) for view, index in zip(views, self._index, strict=True)])
+                position = np.unravel_index(places.place, view.shape) if view.dim() else ()
+                self._index.append(tuple(_moved(index, view) for index in position))
+        parts = [view[index].reshape(-1) for view, index in zip(views, self._index, strict=True)]
+        return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Coins, coordinates (by their key) and sums, for a checkpoint."""
-        return {"key": self.key, "sums": self.sums.state_dict(), "left_out": self.left_out}
+        return {
+            "key": self.key,
+            "sums": self.sums.state_dict(),
+            "left_out": self.left_out,
+        }
+
+
+def _moved(array: NDArray[Any], view: Tensor) -> Tensor:
+    """An array as a tensor on the device of another one."""
+    return torch.from_numpy(array).to(view.device)

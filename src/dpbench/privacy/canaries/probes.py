@@ -60,13 +60,14 @@ class Probes:
 
     def with_records(self, records: int, largest: float, difference: float, surplus: int) -> Probes:
         """Add what was measured of the records of a lot."""
-        over = _cut(largest) if not largest <= 1 + RECORD_TOLERANCE else 1.0
-        apart = _cut(difference) if not difference <= SUM_TOLERANCE else 0.0
+        # Within tolerance nothing is kept; NaN is beyond any.
+        largest = 1.0 if largest <= 1 + RECORD_TOLERANCE else _cut(largest)
+        difference = 0.0 if difference <= SUM_TOLERANCE else _cut(difference)
         return replace(
             self,
             records=self.records + records,
-            largest=max(self.largest, over),
-            difference=max(self.difference, apart),
+            largest=max(self.largest, largest),
+            difference=max(self.difference, difference),
             surplus=max(self.surplus, surplus),
         )
 
@@ -81,7 +82,9 @@ class Probes:
         Raises:
             ValueError: It is something else.
         """
-        kinds = {field.name: (int,) if field.type == "int" else (int, float) for field in fields(cls)}
+        kinds: dict[str, tuple[type, ...]] = {}
+        for field in fields(cls):
+            kinds[field.name] = (int,) if field.type == "int" else (int, float)
         if not isinstance(data, Mapping) or set(data) != set(kinds):
             raise ValueError(f"probes should have the keys {', '.join(kinds)}")
         for name, kind in kinds.items():
@@ -91,5 +94,7 @@ class Probes:
 
 
 def _cut(value: float) -> float:
-    """A number that is kept: also of a mechanism whose sums are no numbers."""
-    return min(value, LARGEST) if math.isfinite(value) else LARGEST
+    """At most `LARGEST`: also of a mechanism whose sums are no numbers."""
+    if not math.isfinite(value):
+        return LARGEST
+    return min(value, LARGEST)

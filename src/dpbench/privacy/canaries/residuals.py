@@ -1,4 +1,4 @@
-"""What is kept of the noise that an auditor saw, for tests of whether it is fresh, Gaussian and independent.
+"""Projections and moments of the noise that an auditor saw, for tests of whether it is fresh, Gaussian and independent.
 
 A residual is what was seen of a canary in a release, beyond what it should have added, in declared standard deviations.
 Those of a right mechanism are independent standard normal numbers, one for each canary and release: a matrix that is
@@ -99,10 +99,12 @@ def _array(data: object, shape: tuple[int, ...], name: str) -> Floats:
         array = np.array(data, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name} holds something else than numbers") from None
-    wanted = (array.size // shape[1], *shape[1:]) if shape[:1] == (-1,) else shape
-    if not array.size:  # an empty list does not tell its width
-        array = array.reshape(-1)[:0].reshape(wanted) if 0 in wanted else array
-    if array.shape != wanted or not np.isfinite(array).all():
+    expected = shape
+    if shape[:1] == (-1,):
+        expected = (array.size // shape[1], *shape[1:])
+    if not array.size and 0 in expected:  # an empty list does not tell its width
+        array = array.reshape(expected)
+    if array.shape != expected or not np.isfinite(array).all():
         raise ValueError(f"{name} is no array of finite numbers of shape {shape}")
     return array
 
@@ -116,7 +118,8 @@ class ResidualSums:
 
     def __init__(self, canaries: int) -> None:
         self._canaries = canaries
-        self._squared = self._fourth = 0.0
+        self._squared = 0.0
+        self._fourth = 0.0
         self._over_releases = np.zeros((OVER_RELEASES, canaries))
         self._weights = np.zeros((OVER_RELEASES, OVER_RELEASES))
         self._by_canary = np.zeros(canaries)
@@ -137,16 +140,17 @@ class ResidualSums:
         self._fourth += float(squares @ squares)
         self._by_canary += squares
         quietest, loudest = self._extremes or (power, power)
-        self._extremes = min(quietest, power), max(loudest, power)
+        self._extremes = (min(quietest, power), max(loudest, power))
         self._over_releases += weights[:, None] * residual
         self._weights += np.outer(weights, weights)
         if len(self._over_canaries) < MOST_RELEASES:
-            seen = directions(self._canaries) @ residual
-            self._over_canaries.append(np.round(seen, _DIGITS).tolist())
+            projections = directions(self._canaries) @ residual
+            self._over_canaries.append(np.round(projections, _DIGITS).tolist())
 
     def residuals(self) -> Residuals:
         """What was added so far; later releases do not change it."""
         quietest, loudest = self._extremes or (0.0, 0.0)
+        over_canaries = np.array(self._over_canaries, dtype=np.float64)
         return Residuals(
             squared=self._squared,
             fourth=self._fourth,
@@ -155,7 +159,7 @@ class ResidualSums:
             by_canary=self._by_canary.copy(),
             quietest=quietest,
             loudest=loudest,
-            over_canaries=np.array(self._over_canaries, dtype=np.float64).reshape(-1, OVER_CANARIES),
+            over_canaries=over_canaries.reshape(-1, OVER_CANARIES),
         )
 
     @classmethod
@@ -167,7 +171,8 @@ class ResidualSums:
         sums._over_releases = residuals.over_releases.copy()
         sums._weights = residuals.weights.copy()
         sums._by_canary = residuals.by_canary.copy()
-        sums._extremes = (residuals.quietest, residuals.loudest) if len(residuals.over_canaries) else None
+        if len(residuals.over_canaries):  # any release
+            sums._extremes = (residuals.quietest, residuals.loudest)
         sums._over_canaries = residuals.over_canaries.tolist()
         return sums
 
@@ -175,7 +180,8 @@ class ResidualSums:
 def release_weights(release: int) -> Floats:
     """Weights of a release in the sums of a canary's residuals, shape (4,): one, and three normal numbers."""
     rng = np.random.Generator(np.random.PCG64DXSM([_DIRECTIONS, release]))
-    return np.concatenate([np.ones(1), rng.standard_normal(OVER_RELEASES - 1)])
+    normal = rng.standard_normal(OVER_RELEASES - 1)
+    return np.concatenate([np.ones(1), normal])
 
 
 @lru_cache(maxsize=4)
@@ -186,6 +192,7 @@ def directions(canaries: int) -> Floats:
     """
     rng = np.random.Generator(np.random.PCG64DXSM([_DIRECTIONS, canaries]))
     basis = np.zeros((OVER_CANARIES, canaries))
-    orthonormal, _ = np.linalg.qr(rng.standard_normal((canaries, min(canaries, OVER_CANARIES))))
+    normal = rng.standard_normal((canaries, min(canaries, OVER_CANARIES)))
+    orthonormal, _ = np.linalg.qr(normal)
     basis[: orthonormal.shape[1]] = orthonormal.T
     return basis

@@ -54,15 +54,21 @@ class RunProbe:
 
     def __init__(self, key: int, sums: ScoreSums, counts: LotCounts, processes: Processes) -> None:
         self._key = key
-        self._sums, self._counts, self._processes = sums, counts, processes
+        self._sums = sums
+        self._counts = counts
+        self._processes = processes
         self._release = -1
-        self._before: Tensor | None = None  # sums of the pieces before
+        self._previous: Tensor | None = None  # sums of the pieces before
         self._pieces = 0
         self._statistics = torch.zeros(0)
         self._measured = torch.zeros(4, dtype=torch.float64)  # summands, records, largest, difference
 
     def observe(
-        self, mechanism: Mechanism, names: Sequence[str], gradients: Sequence[ParameterGradients], norms: Tensor
+        self,
+        mechanism: Mechanism,
+        names: Sequence[str],
+        gradients: Sequence[ParameterGradients],
+        norms: Tensor,
     ) -> None:
         """Measure the records of a piece of a lot, as an observer of `Releases`."""
         if not self._due:
@@ -75,23 +81,27 @@ class RunProbe:
             self._measure(mechanism, gradients, norms, records)
 
     def _measure(
-        self, mechanism: Mechanism, gradients: Sequence[ParameterGradients], norms: Tensor, records: int
+        self,
+        mechanism: Mechanism,
+        gradients: Sequence[ParameterGradients],
+        norms: Tensor,
+        records: int,
     ) -> None:
         """Measure some of the records of a piece alone, and their sum with that of the others."""
-        total = self._of_gradients(mechanism, mechanism.total).clone()
-        apart = total if self._before is None else total - self._before
-        self._before = total.clone()
-        chosen = _chosen(records, norms, mechanism)
+        total = self._gradient_sums(mechanism, mechanism.total).clone()
+        remainder = total if self._previous is None else total - self._previous
+        self._previous = total.clone()
+        alone = _measured_alone(records, norms, mechanism)
         largest = 0.0
-        for number in chosen:
+        for number in alone:
             part = self._part(mechanism, gradients, [number])
             largest = _largest(largest, float(_over_bounds(mechanism, part).max()))
-            apart -= part
-        others = sorted(set(range(records)) - set(chosen))
-        if others:
-            apart -= self._part(mechanism, gradients, others)
-        difference = float(_over_bounds(mechanism, apart).max()) / records**0.5
-        self._measured[1] += len(chosen)
+            remainder -= part
+        together = sorted(set(range(records)) - set(alone))
+        if together:
+            remainder -= self._part(mechanism, gradients, together)
+        difference = float(_over_bounds(mechanism, remainder).max()) / records**0.5
+        self._measured[1] += len(alone)
         self._measured[2] = _largest(float(self._measured[2]), largest)
         self._measured[3] = _largest(float(self._measured[3]), difference)
 
@@ -101,28 +111,35 @@ class RunProbe:
             return
         sampling = mechanism.plan.sampling
         if sampling.lot_size_cumulants is not None:
-            size, mean = self._counts.size(release), sampling.expected_batch_size
-            self._sums.probes = self._sums.probes.with_size(size, mean, sampling.lot_size_cumulants)
-        self._statistics = self._beside(mechanism)
+            self._sums.probes = self._sums.probes.with_size(
+                self._counts.size(release),
+                sampling.expected_batch_size,
+                sampling.lot_size_cumulants,
+            )
+        self._statistics = self._statistic_sums(mechanism)
         if self._processes.world > 1 and len(self._statistics):
             self._processes.add_up(self._statistics)
         if self._due:  # also where this process has no record of the lot: all of them meet
             self._begin()
             self._keep_records(mechanism, release)
-            self._before = None
+            self._previous = None
 
     def after_noise(self, mechanism: Mechanism) -> None:
         """Measure the noise of the statistics."""
-        if self._sums.probes is None or not mechanism.plan.statistics:
+        statistics = mechanism.plan.statistics
+        if self._sums.probes is None or not statistics:
             return
-        stds = [torch.full((one.size,), one.noise_std, dtype=torch.float64) for one in mechanism.plan.statistics]
-        noise = (self._beside(mechanism) - self._statistics).double().cpu() / torch.cat(stds)
+        stds = [torch.full((statistic.size,), statistic.noise_std, dtype=torch.float64) for statistic in statistics]
+        noise = (self._statistic_sums(mechanism) - self._statistics).double().cpu()
+        noise = noise / torch.cat(stds)
         self._sums.probes = self._sums.probes.with_statistics(len(noise), float(noise.square().sum()))
 
     def _begin(self) -> None:
         """Forget the lot before, once."""
         if self._release != self._sums.releases:
-            self._release, self._before, self._pieces = self._sums.releases, None, 0
+            self._release = self._sums.releases
+            self._previous = None
+            self._pieces = 0
             self._measured.zero_()
 
     @property
@@ -133,32 +150,34 @@ class RunProbe:
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
         """Keep what all processes measured in a lot."""
         processes = self._processes
-        each = torch.zeros(processes.world, 4, dtype=torch.float64)
-        each[processes.rank] = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
+        measured = torch.zeros(processes.world, 4, dtype=torch.float64)
+        measured[processes.rank] = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
         if processes.world > 1:
-            shared = each.to(mechanism.total)
+            shared = measured.to(mechanism.total)
             processes.add_up(shared)
-            each = shared.double().cpu()
-        counted, records = (round(float(number)) for number in each[:, :2].sum(0))
-        largest, difference = (float(number) for number in each[:, 2:].max(0).values)
+            measured = shared.double().cpu()
+        summands, records = measured[:, :2].sum(0).tolist()
+        largest, difference = measured[:, 2:].max(0).values.tolist()
+        surplus = max(0, round(summands) - self._counts.summands(release))
         assert self._sums.probes is not None
-        surplus = max(0, counted - self._counts.summands(release))
-        self._sums.probes = self._sums.probes.with_records(records, largest, difference, surplus)
+        self._sums.probes = self._sums.probes.with_records(round(records), largest, difference, surplus)
 
     @staticmethod
-    def _of_gradients(mechanism: Mechanism, total: Tensor) -> Tensor:
+    def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:
+        """The part of a flat sum that belongs to parameters; the statistics follow it."""
         return total[: sum(mechanism.plan.sizes)]
 
     @staticmethod
-    def _beside(mechanism: Mechanism) -> Tensor:
+    def _statistic_sums(mechanism: Mechanism) -> Tensor:
         """The statistics in the sums of a lot."""
         return mechanism.total[sum(mechanism.plan.sizes) :].clone()
 
     def _part(self, mechanism: Mechanism, gradients: Sequence[ParameterGradients], numbers: Sequence[int]) -> Tensor:
         """What some of the records add to the sums of gradients."""
         index = torch.tensor(numbers, device=mechanism.total.device)
-        some = [parameter.select(index) for parameter in gradients]
-        return self._of_gradients(mechanism, mechanism.contribution(some, len(numbers)))
+        selected = [parameter.select(index) for parameter in gradients]
+        contribution = mechanism.contribution(selected, len(numbers))
+        return self._gradient_sums(mechanism, contribution)
 
 
 @lru_cache(maxsize=4)
@@ -168,12 +187,14 @@ def is_looked_at(key: int, release: int) -> bool:
     return bool(rng.random() * (release + 1) < _LOTS)
 
 
-def _largest(one: float, other: float) -> float:
-    """The larger number, or the one that is none."""
-    return other if math.isnan(other) else max(one, other)
+def _largest(first: float, second: float) -> float:
+    """The larger number, or the second if it is NaN."""
+    if math.isnan(second):
+        return second
+    return max(first, second)
 
 
-def _chosen(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
+def _measured_alone(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
     """Records that are measured alone: half of them the largest, the others evenly spread.
 
     Args:
@@ -181,12 +202,15 @@ def _chosen(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
         norms: Squared, by group, shape (groups, R); of fewer records where some are not finite.
         mechanism: With the bounds.
     """
-    spread = {int(number) for number in torch.linspace(0, records - 1, min(records, _MOST // 2))}
+    half = min(records, _MOST // 2)
+    spread = {int(number) for number in torch.linspace(0, records - 1, half)}
     if norms.shape[1] != records:
         return sorted(spread)
     bounds = torch.tensor([group.max_grad_norm for group in mechanism.plan.groups], device=norms.device)
-    over = (norms / bounds.to(norms)[:, None].square()).max(0).values
-    return sorted(spread | {int(number) for number in over.topk(min(records, _MOST // 2)).indices})
+    squared_bounds = bounds.to(norms)[:, None].square()
+    over_bounds = (norms / squared_bounds).max(0).values
+    largest = over_bounds.topk(half).indices.tolist()
+    return sorted(spread.union(largest))
 
 
 def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
@@ -196,5 +220,6 @@ def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
     for group in mechanism.plan.groups:
         scales = group.scales or (1.0,) * len(group.parameters)
         scaled = [pieces[position] / scale for position, scale in zip(group.parameters, scales, strict=True)]
-        ratios.append(torch.linalg.vector_norm(torch.cat(scaled)) / group.max_grad_norm)
+        norm = torch.linalg.vector_norm(torch.cat(scaled))
+        ratios.append(norm / group.max_grad_norm)
     return torch.stack(ratios)

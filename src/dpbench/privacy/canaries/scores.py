@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,11 @@ _PER_CANARY = ("llr", "centred", "mean", "residual")
 
 
 def log_likelihood_ratio(
-    observed: Floats, noise_multiplier: float, sample_rate: float, replace_one: bool = False, reach: float = 1.0
+    observed: Floats,
+    noise_multiplier: float,
+    sample_rate: float,
+    replace_one: bool = False,
+    reach: float = 1.0,
 ) -> Floats:
     """Logarithm of how much likelier an observation is of a member than of somebody else, one release.
 
@@ -40,13 +44,18 @@ def log_likelihood_ratio(
     >>> log_likelihood_ratio(np.array([0.5, 1.5]), 1.0, 1.0)
     array([0., 1.])
     """
-    keep = math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
-    draw, precision, move = math.log(sample_rate), noise_multiplier**-2, reach / 2 if replace_one else reach
+    log_not_drawn = math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
+    log_drawn = math.log(sample_rate)
+    precision = noise_multiplier**-2
+    move = reach / 2 if replace_one else reach
 
-    def moved(x: Floats) -> Floats:
-        return np.logaddexp(keep, draw + (move * x - move**2 / 2) * precision)
+    def mixture(x: Floats) -> Floats:
+        """Log likelihood ratio of a sum that moves by `move` with probability q to one that does not."""
+        return np.logaddexp(log_not_drawn, log_drawn + (move * x - move**2 / 2) * precision)
 
-    return moved(observed) - moved(-observed) if replace_one else moved(observed)
+    if replace_one:
+        return mixture(observed) - mixture(-observed)
+    return mixture(observed)
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Scores:
         reach: By how much of the declared sensitivity a canary moves the sum.
         not_finite: Observations that were no finite numbers.
         lots, game, correlation: Sums.
-        residuals: What is kept of the noise; None in files of earlier versions, and in runs that began with one.
+        residuals: Of the noise; None in files of earlier versions, and in runs that began with one.
         probes: What the run measured of itself beside its canaries; None there, too.
     """
 
@@ -153,11 +162,17 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers are finite and come back bit-identical."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        lists = {name: value.tolist() for name, value in data.items() if isinstance(value, np.ndarray)}
-        sums = {name: asdict(data[name]) for name in _GROUPS}
-        later = {name: None if data[name] is None else data[name].to_json() for name in _LATER}
-        return data | lists | sums | later
+        data: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value = value.tolist()
+            elif field.name in _GROUPS:
+                value = asdict(value)
+            elif field.name in _LATER and value is not None:
+                value = value.to_json()
+            data[field.name] = value
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> Scores:
@@ -166,27 +181,31 @@ class Scores:
         Raises:
             ValueError: It is something else; one line says what.
         """
-        known = {field.name for field in fields(cls)}
-        whole = _with_keys(_with_later_keys(data), known, "scores")
-        drawn = _column(whole["drawn"], int, "drawn")
-        member, llr, centred = (_column(whole[name], kind, name) for name, kind in _COLUMNS)
-        if len({len(column) for column in (member, drawn, llr, centred)}) != 1 or not len(member):
+        names = {field.name for field in fields(cls)}
+        values = _with_keys(_with_later_keys(data), names, "scores")
+        drawn = _column(values["drawn"], int, "drawn")
+        member = _column(values["member"], bool, "member")
+        llr = _column(values["llr"], float, "llr")
+        centred = _column(values["centred"], float, "centred")
+        lengths = {len(column) for column in (member, drawn, llr, centred)}
+        if len(lengths) != 1 or 0 in lengths:
             raise ValueError("member, llr, centred and drawn differ in length, or are empty")
-        if type(whole["replace_one"]) is not bool:
+        if type(values["replace_one"]) is not bool:
             raise ValueError("replace_one is neither true nor false")
-        residuals, probes = (whole[name] for name in _LATER)
+        residuals = values["residuals"]
+        probes = values["probes"]
         return cls(
             member=member,
             llr=llr,
             centred=centred,
             drawn=drawn,
-            releases=_number(whole["releases"], int, "releases"),
-            replace_one=whole["replace_one"],
-            reach=_number(whole["reach"], float, "reach"),
-            not_finite=_number(whole["not_finite"], int, "not_finite"),
-            lots=_sums_from(LotSums, whole["lots"], "lots"),
-            game=_sums_from(GameSums, whole["game"], "game"),
-            correlation=_sums_from(CorrelationSums, whole["correlation"], "correlation"),
+            releases=_number(values["releases"], int, "releases"),
+            replace_one=values["replace_one"],
+            reach=_number(values["reach"], float, "reach"),
+            not_finite=_number(values["not_finite"], int, "not_finite"),
+            lots=_sums_from(LotSums, values["lots"], "lots"),
+            game=_sums_from(GameSums, values["game"], "game"),
+            correlation=_sums_from(CorrelationSums, values["correlation"], "correlation"),
             residuals=None if residuals is None else Residuals.from_json(residuals, len(member)),
             probes=None if probes is None else Probes.from_json(probes),
         )
@@ -194,26 +213,31 @@ class Scores:
 
 _GROUPS = ("lots", "game", "correlation")
 _LATER = ("residuals", "probes")  # which earlier versions do not write
-_COLUMNS: tuple[tuple[str, type], ...] = (("member", bool), ("llr", float), ("centred", float))
 _KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
 
 
 def _with_later_keys(data: object) -> object:
     """Scores with what the files of earlier versions do not have."""
-    return {**dict.fromkeys(_LATER), **data} if isinstance(data, Mapping) else data
+    if not isinstance(data, Mapping):
+        return data
+    return {**dict.fromkeys(_LATER), **data}
 
 
 def _with_keys(data: object, keys: set[str], name: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise ValueError(f"{name} is no object")
-    if wrong := keys ^ set(data):
-        raise ValueError(f"{name} should have the keys {', '.join(sorted(keys))}: {', '.join(sorted(map(str, wrong)))}")
+    difference = keys ^ set(data)
+    if difference:
+        expected = ", ".join(sorted(keys))
+        wrong = ", ".join(sorted(map(str, difference)))
+        raise ValueError(f"{name} should have the keys {expected}: {wrong}")
     return data
 
 
 def _number(value: object, kind: type, name: str) -> Any:
     if type(value) not in _KINDS[kind] or not math.isfinite(value):  # type: ignore[arg-type]
-        raise ValueError(f"{name} is no {'whole' if kind is int else 'finite'} number: {str(value)[:40]}")
+        adjective = "whole" if kind is int else "finite"
+        raise ValueError(f"{name} is no {adjective} number: {str(value)[:40]}")
     return kind(value)
 
 
@@ -232,9 +256,13 @@ def _column(values: object, kind: type, name: str) -> NDArray[Any]:
 
 
 def _sums_from(kind: Any, data: object, name: str) -> Any:
-    types = {field.name: int if field.type == "int" else float for field in fields(kind)}
-    whole = _with_keys(data, set(types), name)
-    return kind(**{key: _number(whole[key], of, f"{name}.{key}") for key, of in types.items()})
+    """The sums of one dataclass, whose fields are whole or finite numbers."""
+    values = _with_keys(data, {field.name for field in fields(kind)}, name)
+    numbers = {}
+    for field in fields(kind):
+        number_type = int if field.type == "int" else float
+        numbers[field.name] = _number(values[field.name], number_type, f"{name}.{field.name}")
+    return kind(**numbers)
 
 
 class ScoreSums:
@@ -256,12 +284,16 @@ class ScoreSums:
             raise ValueError(f"member must be one flag for each canary, not of shape {self.member.shape}")
         if not 0 < reach <= 1:
             raise ValueError(f"reach must lie in (0, 1], not {reach}")
-        self.replace_one, self.reach = bool(replace_one), float(reach)
-        self.releases = self.not_finite = 0
+        self.replace_one = bool(replace_one)
+        self.reach = float(reach)
+        self.releases = 0
+        self.not_finite = 0
         self._arrays = {name: np.zeros(len(self.member)) for name in _PER_CANARY}
         self._drawn = np.zeros(len(self.member), dtype=np.int64)
         self._expected = 0.0  # mean over the releases of what is expected of a canary of unknown membership
-        self._lots, self._game, self._correlation = LotSums(), GameSums(), CorrelationSums()
+        self._lots = LotSums()
+        self._game = GameSums()
+        self._correlation = CorrelationSums()
         self._residuals: ResidualSums | None = ResidualSums(len(self.member))
         self.probes: Probes | None = Probes()
 
@@ -279,39 +311,74 @@ class ScoreSums:
         Raises:
             ValueError: A shape is wrong, or a number out of range.
         """
-        x, there = np.asarray(observed, dtype=np.float64), np.asarray(drawn, dtype=np.bool_)
-        if x.shape != self.member.shape or there.shape != self.member.shape:
-            raise ValueError(f"expected {self.member.shape} observations and flags, not {x.shape} and {there.shape}")
+        x = np.asarray(observed, dtype=np.float64)
+        in_lot = np.asarray(drawn, dtype=np.bool_)
+        if x.shape != self.member.shape or in_lot.shape != self.member.shape:
+            raise ValueError(f"expected {self.member.shape} observations and flags, not {x.shape} and {in_lot.shape}")
         if not (0 < noise_multiplier < math.inf and 0 < sample_rate <= 1):
             raise ValueError(f"noise multiplier {noise_multiplier} or sample rate {sample_rate} is out of range")
-        if not self.replace_one and (there & ~self.member).any():
+        if not self.replace_one and (in_lot & ~self.member).any():
             raise ValueError("a canary that is no member was drawn")
         self.not_finite += int((~np.isfinite(x)).sum())
         x = np.clip(np.nan_to_num(x, nan=0.0, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)
         self._add_scores(x, noise_multiplier, sample_rate)
-        self._drawn += there
-        q, variance = sample_rate, sample_rate * (1 - sample_rate)
-        self._lots = _plus(self._lots, LotSums(q, variance, variance * (1 - 6 * variance)))
-        self._add_game(x, there, noise_multiplier)
+        self._drawn += in_lot
+        variance = sample_rate * (1 - sample_rate)
+        lot = LotSums(
+            mean=sample_rate,
+            variance=variance,
+            cumulant=variance * (1 - 6 * variance),
+        )
+        self._lots = _plus(self._lots, lot)
+        residual = self._add_game(x, in_lot, noise_multiplier)
+        self._add_residual(residual)
         self.releases += 1
 
     def _add_scores(self, x: Floats, z: float, q: float) -> None:
-        sums, n = self._arrays, self.releases
+        """Add the likelihood ratios of one release.
+
+        Args:
+            x: (m,) observations, in declared sensitivities.
+            z: Noise multiplier.
+            q: Sample rate.
+        """
+        sums = self._arrays
+        earlier = self.releases
         sums["llr"] += log_likelihood_ratio(x, z, q, self.replace_one, self.reach)
         expected = 0.0 if self.replace_one else q * self.reach / 2
-        own = x - x.mean() + expected
-        before = sums["mean"] - self._expected
-        if n:  # without an earlier release nothing repeated would cancel
-            sums["centred"] += log_likelihood_ratio(own - before, z / _SHARPER, q, self.replace_one, self.reach)
-        sums["mean"] += (own - sums["mean"]) / (n + 1)
-        self._expected += (expected - self._expected) / (n + 1)
+        centred = x - x.mean() + expected
+        repeated = sums["mean"] - self._expected
+        if earlier:  # without an earlier release nothing repeated would cancel
+            sums["centred"] += log_likelihood_ratio(
+                centred - repeated,
+                z / _SHARPER,
+                q,
+                self.replace_one,
+                self.reach,
+            )
+        sums["mean"] += (centred - sums["mean"]) / (earlier + 1)
+        self._expected += (expected - self._expected) / (earlier + 1)
 
-    def _add_game(self, x: Floats, drawn: Flags, z: float) -> None:
+    def _add_game(self, x: Floats, drawn: Flags, z: float) -> Floats:
+        """Add one release to the game's sums.
+
+        Args:
+            x: (m,) observations, in declared sensitivities.
+            drawn: (m,) whether the canary was in the lot.
+            z: Noise multiplier.
+
+        Returns:
+            (m,) residuals, in declared standard deviations.
+        """
         inside = drawn & self.member
-        outside = drawn & ~self.member if self.replace_one else ~inside
-        middle = 0.0 if self.replace_one else self.reach / 2
+        outside = ~inside
+        middle = self.reach / 2
+        if self.replace_one:
+            outside = drawn & ~self.member
+            middle = 0.0
         move = self._moves(drawn) / z
-        residual, before, mu = x / z - move, self._arrays["residual"], self.reach / z
+        residual: Floats = x / z - move
+        mu = self.reach / z
         game = self._game
         self._game = GameSums(
             count=game.count + len(x),
@@ -327,24 +394,31 @@ class ScoreSums:
             least_mu=min(game.least_mu, mu),
             most_mu=max(game.most_mu, mu),
         )
-        pair = self.releases > 0
-        one = CorrelationSums(
-            pairs=len(x) if pair else 0,
-            product=float(before @ residual) if pair else 0.0,
-            earlier_squared=float(before @ before) if pair else 0.0,
-            later_squared=float(residual @ residual) if pair else 0.0,
-            across=float(residual.sum()) ** 2,
-        )
-        self._correlation = _plus(self._correlation, one)
+        return residual
+
+    def _add_residual(self, residual: Floats) -> None:
+        """Add one release's residuals (m,) to the sums for correlations and for the tests of the noise."""
+        previous = self._arrays["residual"]
+        sums = CorrelationSums(across=float(residual.sum()) ** 2)
+        if self.releases:
+            sums = replace(
+                sums,
+                pairs=len(residual),
+                product=float(previous @ residual),
+                earlier_squared=float(previous @ previous),
+                later_squared=float(residual @ residual),
+            )
+        self._correlation = _plus(self._correlation, sums)
         self._arrays["residual"] = residual
         if self._residuals is not None:
             self._residuals.add(residual, self.releases)
 
     def _moves(self, drawn: Flags) -> Floats:
         """What each canary should have added to this sum, in declared sensitivities."""
-        if self.replace_one:
-            return np.where(drawn, np.where(self.member, self.reach / 2, -self.reach / 2), 0.0)
-        return np.where(drawn, self.reach, 0.0)
+        if not self.replace_one:
+            return np.where(drawn, self.reach, 0.0)
+        move = np.where(self.member, self.reach / 2, -self.reach / 2)
+        return np.where(drawn, move, 0.0)
 
     def scores(self) -> Scores:
         """What was added so far; later releases do not change it."""
@@ -366,19 +440,28 @@ class ScoreSums:
 
     def state_dict(self) -> dict[str, Any]:
         """Lists and numbers, which any checkpoint holds; whoever loads them goes on bit-identically."""
-        per_canary = {name: values.tolist() for name, values in self._arrays.items()}
-        numbers = {"releases": self.releases, "not_finite": self.not_finite, "expected": self._expected}
-        kind = {"member": self.member.tolist(), "replace_one": self.replace_one, "reach": self.reach}
-        groups = {name: asdict(getattr(self, f"_{name}")) for name in _GROUPS}
-        noise = None if self._residuals is None else self._residuals.residuals().to_json()
+        residuals = None if self._residuals is None else self._residuals.residuals().to_json()
+        probes = None if self.probes is None else self.probes.to_json()
         return {
-            **kind,
+            **self._identity(),
             "drawn": self._drawn.tolist(),
-            "per_canary": per_canary,
-            **numbers,
-            **groups,
-            "residuals": noise,
-            "probes": None if self.probes is None else self.probes.to_json(),
+            "per_canary": {name: values.tolist() for name, values in self._arrays.items()},
+            "releases": self.releases,
+            "not_finite": self.not_finite,
+            "expected": self._expected,
+            "lots": asdict(self._lots),
+            "game": asdict(self._game),
+            "correlation": asdict(self._correlation),
+            "residuals": residuals,
+            "probes": probes,
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What tells these canaries from others."""
+        return {
+            "member": self.member.tolist(),
+            "replace_one": self.replace_one,
+            "reach": self.reach,
         }
 
     @classmethod
@@ -394,22 +477,29 @@ class ScoreSums:
         Raises:
             ValueError: It is of other canaries.
         """
-        mine = {"member": self.member.tolist(), "replace_one": self.replace_one, "reach": self.reach}
-        if {key: state.get(key) for key in mine} != mine:
+        identity = self._identity()
+        if {key: state.get(key) for key in identity} != identity:
             raise ValueError("the saved scores are of other canaries")
         self._arrays = {name: np.array(state["per_canary"][name], dtype=np.float64) for name in _PER_CANARY}
         self._drawn = np.array(state["drawn"], dtype=np.int64)
-        self.releases, self.not_finite = int(state["releases"]), int(state["not_finite"])
+        self.releases = int(state["releases"])
+        self.not_finite = int(state["not_finite"])
         self._expected = float(state["expected"])
-        self._lots, self._game = LotSums(**state["lots"]), GameSums(**state["game"])
+        self._lots = LotSums(**state["lots"])
+        self._game = GameSums(**state["game"])
         self._correlation = CorrelationSums(**state["correlation"])
-        noise = state.get("residuals")  # none in checkpoints of earlier versions
-        of = None if noise is None else Residuals.from_json(noise, len(self.member))
-        self._residuals = None if of is None else ResidualSums.of(of)
+        # Checkpoints of earlier versions have neither of these.
+        self._residuals = None
+        residuals = state.get("residuals")
+        if residuals is not None:
+            self._residuals = ResidualSums.of(Residuals.from_json(residuals, len(self.member)))
+        self.probes = None
         probes = state.get("probes")
-        self.probes = None if probes is None else Probes.from_json(probes)
+        if probes is not None:
+            self.probes = Probes.from_json(probes)
 
 
-def _plus(one: Any, other: Any) -> Any:
+def _plus(first: Any, second: Any) -> Any:
     """Sum of two groups of sums."""
-    return type(one)(**{name: value + getattr(other, name) for name, value in asdict(one).items()})
+    sums = {name: value + getattr(second, name) for name, value in asdict(first).items()}
+    return type(first)(**sums)

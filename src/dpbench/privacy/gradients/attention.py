@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients.parameter import (
     InstantiatedGradients,
     OuterProductGradients,
@@ -24,7 +24,7 @@ class AttentionInterception(Interception):
 
     targets = (F.multi_head_attention_forward,)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         query, key, value, _, num_heads = args[:5]  # the others are known from the layer
         return self._attend(query, key, value, num_heads, **kwargs)
 
@@ -43,77 +43,132 @@ class AttentionInterception(Interception):
     ) -> tuple[Tensor, Tensor | None]:
         single = query.dim() == 2
         if single:
-            key = query if key is query else key
             query, key, value = _unsqueezed(query, key, value)
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask[None]
         records = query.shape[1]
         q, k, v = self._projected(query, key, value)
         k, v, added = self._extended(k, v)
         mask = _merged(attn_mask, key_padding_mask, records, num_heads, added)
         if is_causal and key_padding_mask is None and not need_weights:
-            mask = None
+            mask = None  # the fused function makes the causal mask itself
         else:
             is_causal = False
-        width = q.shape[2] // num_heads
-        q, k, v = (x.reshape(len(x), records, num_heads, width).permute(1, 2, 0, 3) for x in (q, k, v))
+        q = _split_heads(q, num_heads)
+        k = _split_heads(k, num_heads)
+        v = _split_heads(v, num_heads)
         dropout = self.layer.dropout if self.layer.training else 0.0
         weights = None
         if need_weights:
-            scores = (q * math.sqrt(1.0 / width)) @ k.mT
-            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = F.dropout(weights, dropout) if dropout else weights
+            weights = _attention_weights(q, k, mask, dropout)
             mixed = weights @ v
-            weights = weights.mean(1) if average_attn_weights else weights
+            if average_attn_weights:
+                weights = weights.mean(1)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-        mixed = mixed.permute(2, 0, 1, 3).flatten(2)
-        output = F.linear(mixed, self.layer.out_proj.weight, self.layer.out_proj.bias)
-        inputs = [mixed.detach()]
-        self.note([output], inputs, records, lambda grads: _of_output(grads[0], inputs[0]))
+        output = self._output(mixed.permute(2, 0, 1, 3).flatten(2))
         if single:
-            return output.squeeze(1), None if weights is None else weights.squeeze(0)
+            output = output.squeeze(1)
+            weights = None if weights is None else weights.squeeze(0)
         return output, weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """q, k and v, by as few products as the layer itself makes."""
-        layer, width = self.layer, self.layer.embed_dim
-        bias = layer.in_proj_bias
-        same = [query is key, key is value]
-        if layer.in_proj_weight is None:
-            inputs, weights = [query, key, value], [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
-            sizes = [width] * 3
-        else:
-            inputs = [query] if all(same) else [query, key] if same[1] else [query, key, value]
-            sizes = {1: [3 * width], 2: [width, 2 * width], 3: [width] * 3}[len(inputs)]
-            weights = list(torch.split(layer.in_proj_weight, sizes))
-        biases = [None] * len(sizes) if bias is None else list(torch.split(bias, sizes))
-        outputs = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
-        seen = [x.detach() for x in inputs]
+        layer = self.layer
+        width = layer.embed_dim
         packed = layer.in_proj_weight is not None
-        self.note(outputs, seen, query.shape[1], lambda grads: _of_inputs(grads, seen, sizes, packed))
-        return [part for y in outputs for part in torch.split(y, width, 2)]
+        if packed and query is key and key is value:
+            inputs = [query]
+            sizes = [3 * width]
+        elif packed and key is value:
+            inputs = [query, key]
+            sizes = [width, 2 * width]
+        else:
+            inputs = [query, key, value]
+            sizes = [width] * 3
+        if packed:
+            weights = list(torch.split(layer.in_proj_weight, sizes))
+        else:
+            weights = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
+        biases: Sequence[Tensor | None] = [None] * len(sizes)
+        if layer.in_proj_bias is not None:
+            biases = torch.split(layer.in_proj_bias, sizes)
+        outputs = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+
+        detached = [x.detach() for x in inputs]
+        self.note(
+            outputs,
+            detached,
+            query.shape[1],
+            lambda grads: _input_gradients(grads, detached, sizes, packed),
+        )
+        return [part for output in outputs for part in torch.split(output, width, 2)]
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
         """Append the learned and the zero positions (`add_bias_kv`, `add_zero_attn`) to k and v; returns how many."""
-        layer, added = self.layer, 0
+        layer = self.layer
         records = k.shape[1]
+        added = 0
         if layer.bias_k is not None:
-            rows = [bias.expand(1, records, -1) for bias in (layer.bias_k, layer.bias_v)]
-            self.note(rows, [], records, _of_biases)
-            k, v, added = torch.cat([k, rows[0]]), torch.cat([v, rows[1]]), 1
+            bias_k = layer.bias_k.expand(1, records, -1)
+            bias_v = layer.bias_v.expand(1, records, -1)
+            self.note([bias_k, bias_v], [], records, _bias_gradients)
+            k = torch.cat([k, bias_k])
+            v = torch.cat([v, bias_v])
+            added += 1
         if layer.add_zero_attn:
-            k, v, added = F.pad(k, (0, 0, 0, 0, 0, 1)), F.pad(v, (0, 0, 0, 0, 0, 1)), added + 1
+            end_of_positions = (0, 0, 0, 0, 0, 1)
+            k = F.pad(k, end_of_positions)
+            v = F.pad(v, end_of_positions)
+            added += 1
         return k, v, added
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        """The output projection of (positions, records, width)."""
+        projection = self.layer.out_proj
+        output = F.linear(mixed, projection.weight, projection.bias)
+        inputs = mixed.detach()
+        self.note(
+            [output],
+            [inputs],
+            mixed.shape[1],
+            lambda grads: _output_gradients(grads[0], inputs),
+        )
+        return output
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """From (positions, R, heads · width) to (R, heads, positions, width)."""
+    positions, records, width = x.shape
+    return x.reshape(positions, records, heads, width // heads).permute(1, 2, 0, 3)
+
+
+def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """Weights (R, heads, L, S) of the values."""
+    scores = (q * math.sqrt(1.0 / q.shape[3])) @ k.mT
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights
 
 
 def _unsqueezed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add the dimension of a single record; arguments that were one tensor stay one."""
     q = query.unsqueeze(1)
     k = q if key is query else key.unsqueeze(1)
-    return q, k, k if value is key else value.unsqueeze(1)
+    v = k if value is key else value.unsqueeze(1)
+    return q, k, v
 
 
-def _merged(mask: Tensor | None, padding: Tensor | None, records: int, heads: int, added: int) -> Tensor | None:
+def _merged(
+    mask: Tensor | None,
+    padding: Tensor | None,
+    records: int,
+    heads: int,
+    added: int,
+) -> Tensor | None:
     """What is added to the scores (R, heads, L, S): zero or minus infinity where a mask was boolean.
 
     Args:
@@ -123,46 +178,73 @@ def _merged(mask: Tensor | None, padding: Tensor | None, records: int, heads: in
         heads: Number of heads.
         added: Number of positions at the end that no mask knows of.
     """
+    total = None
     if mask is not None:
-        mask = mask[None, None] if mask.dim() == 2 else mask.reshape(records, heads, *mask.shape[1:])
-    total = mask
+        shared = mask.dim() == 2
+        total = mask[None, None] if shared else mask.reshape(records, heads, *mask.shape[1:])
     if padding is not None:
         rows = padding[:, None, None]
-        total = rows if mask is None else mask + rows
-    return F.pad(total, (0, added)) if total is not None and added else total
+        total = rows if total is None else total + rows
+    if total is not None and added:
+        total = F.pad(total, (0, added))
+    return total
 
 
 def _outer(grad: Tensor, x: Tensor) -> OuterProductGradients:
-    return OuterProductGradients(grad.transpose(0, 1), x.transpose(0, 1).to(grad.dtype))
+    g = grad.transpose(0, 1)
+    a = x.transpose(0, 1).to(grad.dtype)
+    return OuterProductGradients(g, a)
 
 
-def _of_output(grad: Tensor | None, x: Tensor) -> LayerGradients:
+def _output_gradients(grad: Tensor | None, x: Tensor) -> LayerGradients:
     assert grad is not None
-    return {"out_proj.weight": _outer(grad, x), "out_proj.bias": InstantiatedGradients(lambda: grad.sum(0))}
-
-
-def _of_inputs(
-    grads: Sequence[Tensor | None], inputs: Sequence[Tensor], sizes: Sequence[int], packed: bool
-) -> LayerGradients:
-    dtype = next(g for g in grads if g is not None).dtype
-    full = [
-        x.new_zeros((*x.shape[:2], size), dtype=dtype) if g is None else g
-        for g, x, size in zip(grads, inputs, sizes, strict=True)
-    ]
-    weights: list[ParameterGradients] = [_outer(g, x) for g, x in zip(full, inputs, strict=True)]
-    result: LayerGradients = {
-        "in_proj_bias": InstantiatedGradients(lambda: torch.cat([g.sum(0) for g in full], 1)),
+    return {
+        "out_proj.weight": _outer(grad, x),
+        "out_proj.bias": InstantiatedGradients(lambda: grad.sum(0)),
     }
-    if packed:
-        result["in_proj_weight"] = weights[0] if len(weights) == 1 else StackedGradients(weights)
-        return result
-    return result | {f"{name}_proj_weight": w for name, w in zip("qkv", weights, strict=True)}
 
 
-def _of_biases(grads: Sequence[Tensor | None]) -> LayerGradients:
-    named = zip(("bias_k", "bias_v"), grads, strict=True)
-    return {name: _row(grad) for name, grad in named if grad is not None}
+def _input_gradients(
+    grads: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    sizes: Sequence[int],
+    packed: bool,
+) -> LayerGradients:
+    """Gradients of the input projections.
+
+    Args:
+        grads: Of the products' outputs, (positions, R, size) each; None where nothing depends on one.
+        inputs: Of the products, (positions, R, width) each.
+        sizes: Widths of the outputs.
+        packed: Whether the weights are rows of one parameter.
+    """
+    dtype = next(grad for grad in grads if grad is not None).dtype
+    outputs = []
+    for grad, x, size in zip(grads, inputs, sizes, strict=True):
+        if grad is not None:
+            outputs.append(grad)
+        else:
+            outputs.append(x.new_zeros((*x.shape[:2], size), dtype=dtype))
+    weights: list[ParameterGradients] = [_outer(g, x) for g, x in zip(outputs, inputs, strict=True)]
+    result: LayerGradients = {
+        "in_proj_bias": InstantiatedGradients(lambda: torch.cat([g.sum(0) for g in outputs], 1)),
+    }
+    if not packed:
+        result["q_proj_weight"], result["k_proj_weight"], result["v_proj_weight"] = weights
+    elif len(weights) == 1:
+        result["in_proj_weight"] = weights[0]
+    else:
+        result["in_proj_weight"] = StackedGradients(weights)
+    return result
 
 
-def _row(grad: Tensor) -> ParameterGradients:
+def _bias_gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
+    result: LayerGradients = {}
+    for name, grad in zip(("bias_k", "bias_v"), grads, strict=True):
+        if grad is not None:
+            result[name] = _bias_gradient(grad)
+    return result
+
+
+def _bias_gradient(grad: Tensor) -> ParameterGradients:
     return InstantiatedGradients(lambda: grad[0][:, None, None])

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients.interception import Arguments
 
 _UNLIKELY = 8
 """From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
 
 
-def positional(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def positional(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> Arguments:
     """The arguments of a call in the order of `forward`.
 
     Raises:
@@ -42,17 +43,19 @@ def is_shared(tokens: Tensor, records: int, before: bool) -> bool:
         before: Whether it was so in an earlier call.
     """
     if tokens.dim() > 1:
-        return tokens.shape[0] == 1 != records
+        return tokens.shape[0] == 1 and records != 1
     if tokens.dim() < 1 or len(tokens) == 1:
         return False
     if len(tokens) != records or before:
         return True
+    # One token a record, or the positions of as many tokens as there are records.
     return records >= _UNLIKELY and bool((tokens.diff() == 1).all())
 
 
 def copies(shared: Tensor, tokens: Tensor, records: int) -> Tensor:
     """What was shared by all records (tokens, or their embeddings), once for each: a view (R, T, ...)."""
-    return shared.expand(records, *(shared.shape[1:] if tokens.dim() > 1 else shared.shape))
+    shape = shared.shape[1:] if tokens.dim() > 1 else shared.shape
+    return shared.expand(records, *shape)
 
 
 _REENTRANT = (
@@ -63,15 +66,17 @@ _REENTRANT = (
 
 def refuse_reentrant(loss: Tensor) -> None:
     """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
-    seen, found = set(), [loss.grad_fn]
-    while found:
-        node: Any = found.pop()
-        if node is None or node in seen:
+    visited = set()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise UnsupportedModuleError(_REENTRANT)
-        seen.add(node)
-        found += [following for following, _ in node.next_functions]
+        visited.add(node)
+        for following, _ in node.next_functions:
+            stack.append(following)
 
 
 def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
@@ -85,10 +90,11 @@ def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor
     Raises:
         UnsupportedModuleError: The network is checkpointed in a way that gives no such gradients.
     """
+    # Hooks such as those that log gradients: a sum over private records is none of theirs.
     hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
-    kept = [dict(own) for own in hooks]
-    for own in hooks:  # such as those that log gradients: a sum over private records is none of theirs
-        own.clear()
+    copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]
+    for tensor_hooks in hooks:
+        tensor_hooks.clear()
     try:
         return torch.autograd.grad(loss, inputs, scale, allow_unused=True)
     except RuntimeError as error:
@@ -96,5 +102,5 @@ def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor
             raise
         raise UnsupportedModuleError(_REENTRANT) from error
     finally:
-        for own, before in zip(hooks, kept, strict=True):
-            own.update(before)
+        for tensor_hooks, copy in zip(hooks, copies_of_hooks, strict=True):
+            tensor_hooks.update(copy)

@@ -31,8 +31,10 @@ def _grouped(rows: Tensor, record_of: Tensor, records: int) -> tuple[Tensor, Ten
         record_of: Record of each of `rows`.
         records: Number of records.
     """
-    starts = F.pad(torch.bincount(record_of, minlength=records).cumsum(0), (1, 0))
-    return rows[torch.argsort(record_of, stable=True)], starts
+    counts = torch.bincount(record_of, minlength=records)
+    starts = F.pad(counts.cumsum(0), (1, 0))
+    order = rows[torch.argsort(record_of, stable=True)]
+    return order, starts
 
 
 class ConvolutionGradients(InstantiatedGradients):
@@ -59,31 +61,58 @@ class ConvolutionGradients(InstantiatedGradients):
         threshold: float | None = None,
     ) -> None:
         self._order = _ORDER
-        self._layer, self._inputs, self._outputs, self._padding = layer, inputs, outputs, padding
+        self._layer = layer
+        self._inputs = inputs
+        self._outputs = outputs
+        self._padding = padding
         self._members = _each_alone(len(inputs)) if members is None else members
-        self._factor, self._threshold = factor, threshold
-        self._norms = inputs.new_empty(0)  # filled with the gradients
-        self._bias: list[Tensor] = []  # also
+        self._factor = factor
+        self._threshold = threshold
+        self._norms = inputs.new_empty(0)  # until the gradients are computed
+        self._bias: list[Tensor] = []  # empty until then; shared with what `discretize` returns
 
-    def _with(self, members: tuple[Tensor, Tensor], factor: float, threshold: float | None) -> ConvolutionGradients:
-        return ConvolutionGradients(self._layer, self._inputs, self._outputs, self._padding, members, factor, threshold)
-
-    @cached_property
-    def _stored(self) -> Tensor:  # not handed to the base class as a bound method: the cycle would hold its memory
-        found = kernels.convolution(
-            self._layer, self._inputs, self._outputs, self._padding, self._members, self._factor, self._threshold
+    def _with(
+        self,
+        members: tuple[Tensor, Tensor],
+        factor: float,
+        threshold: float | None,
+    ) -> ConvolutionGradients:
+        """Gradients by the same inputs and outputs, of other records."""
+        return ConvolutionGradients(
+            self._layer,
+            self._inputs,
+            self._outputs,
+            self._padding,
+            members,
+            factor,
+            threshold,
         )
-        self._norms = found.squared_norms
-        self._bias.append(found.bias)
-        return found.weights
+
+    # Not handed to the base class as a bound method: the cycle would hold its memory.
+    @cached_property
+    def _stored(self) -> Tensor:
+        gradients = kernels.convolution(
+            self._layer,
+            self._inputs,
+            self._outputs,
+            self._padding,
+            self._members,
+            self._factor,
+            self._threshold,
+        )
+        self._norms = gradients.squared_norms
+        self._bias.append(gradients.bias)
+        return gradients.weights
 
     def squared_norms(self) -> Tensor:
-        _ = self._stored
+        _ = self._stored  # computes the norms too
         return self._norms
 
     def bias(self) -> Tensor:
-        """Gradients of the bias for each row, shape (R, out): a by-product of the weight's, where these are there."""
-        return self._bias[0] if self._bias else self._outputs.sum((2, 3))
+        """Gradients of the bias for each row, shape (R, out): a by-product of the weight's, once these are computed."""
+        if self._bias:
+            return self._bias[0]
+        return self._outputs.sum((2, 3))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return kernels.weighted_sum(self._stored, weights).permute(_ORDER)
@@ -94,33 +123,56 @@ class ConvolutionGradients(InstantiatedGradients):
 
     def select(self, records: Tensor) -> ParameterGradients:
         order, starts = self._members
+        orders = [order[:0]]  # so that no records are no error
+        for record in records.tolist():
+            orders.append(order[starts[record] : starts[record + 1]])
         counts = starts.diff()[records]
-        chosen = [order[starts[r] : starts[r + 1]] for r in records.tolist()]
-        members = torch.cat([order[:0], *chosen]), torch.cat([starts[:1] * 0, counts.cumsum(0)])
-        return self._with(members, self._factor, self._threshold)
+        selected_starts = torch.cat([starts[:1] * 0, counts.cumsum(0)])
+        return self._with((torch.cat(orders), selected_starts), self._factor, self._threshold)
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         order, starts = self._members
-        members = _grouped(order, record_of[torch.repeat_interleave(starts.diff())], records)
+        record_of_row = record_of[torch.repeat_interleave(starts.diff())]
+        members = _grouped(order, record_of_row, records)
         return self._with(members, self._factor * factor, None)
 
     def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
         """Add further uses as further rows of each record, so that the kernels sum over them."""
-        uses = [self, *(use for use in others if isinstance(use, ConvolutionGradients) and self._goes_with(use))]
-        if len(uses) <= len(others):
-            return super().plus(others)
-        inputs, outputs = torch.cat([use._inputs for use in uses]), torch.cat([use._outputs for use in uses])
-        order = torch.cat([use._members[0] + k * len(self._inputs) for k, use in enumerate(uses)])
-        record_of = torch.cat([torch.repeat_interleave(use._members[1].diff()) for use in uses])
-        members = _grouped(order, record_of, len(self._members[1]) - 1)
-        return ConvolutionGradients(self._layer, inputs, outputs, self._padding, members, self._factor, self._threshold)
+        uses = [self]
+        for use in others:
+            if not isinstance(use, ConvolutionGradients) or not self._fits(use):
+                return super().plus(others)
+            uses.append(use)
+        rows = len(self._inputs)
+        orders = []
+        records = []
+        for position, use in enumerate(uses):
+            order, starts = use._members
+            orders.append(order + position * rows)
+            records.append(torch.repeat_interleave(starts.diff()))
+        members = _grouped(torch.cat(orders), torch.cat(records), len(self._members[1]) - 1)
+        return ConvolutionGradients(
+            self._layer,
+            torch.cat([use._inputs for use in uses]),
+            torch.cat([use._outputs for use in uses]),
+            self._padding,
+            members,
+            self._factor,
+            self._threshold,
+        )
 
-    def _goes_with(self, use: ConvolutionGradients) -> bool:
-        alike = self._inputs.shape == use._inputs.shape and self._padding == use._padding
-        return alike and self._layer is use._layer and (self._factor, self._threshold) == (use._factor, use._threshold)
+    def _fits(self, use: ConvolutionGradients) -> bool:
+        """Whether one kernel call can compute both."""
+        return (
+            self._layer is use._layer
+            and self._inputs.shape == use._inputs.shape
+            and self._padding == use._padding
+            and self._factor == use._factor
+            and self._threshold == use._threshold
+        )
 
     def discretize(self, threshold: float) -> ConvolutionGradients:
-        """These gradients, discretized to {−1, 0, +1} at ±`threshold` and held in one byte a coordinate."""
+        """These gradients, discretized to {−1, 0, +1} at ±`threshold`, in one byte a coordinate."""
         signs = self._with(self._members, self._factor, threshold)
         signs._bias = self._bias
         return signs

@@ -13,7 +13,7 @@ from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients
+from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
 from dpbench.privacy.native import kernels
 
 Values = Literal["signs", "rescaled", "kept"]
@@ -35,9 +35,11 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     at τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
     """
     rows = gradients.flatten(1)
-    rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(max(rows.shape[1], 1))
-    least = ((1 - _SLACK) * threshold * rms).view(-1, *[1] * (gradients.dim() - 1))
-    return torch.where((gradients.abs() >= least) & least.isfinite(), gradients, 0.0)
+    size = max(rows.shape[1], 1)
+    rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(size)
+    smallest = per_row((1 - _SLACK) * threshold * rms, gradients)
+    large = (gradients.abs() >= smallest) & smallest.isfinite()
+    return torch.where(large, gradients, 0.0)
 
 
 class DiscretizedGradients(ParameterGradients):
@@ -61,8 +63,11 @@ class DiscretizedGradients(ParameterGradients):
         size: int,
         change: Callable[[Tensor, float], Tensor] = discretize,
     ) -> None:
-        self._gradients, self._threshold, self._change = gradients, threshold, change
-        self._records, self._size = records, size
+        self._gradients = gradients
+        self._threshold = threshold
+        self._records = records
+        self._size = size
+        self._change = change
         self._stored: Tensor | None = None
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -79,14 +84,17 @@ class DiscretizedGradients(ParameterGradients):
             yield rows, self._change(piece.per_record(), self._threshold)
 
     def squared_norms(self) -> Tensor:
-        rows = (block.flatten(1) for _, block in self._blocks())
-        return torch.cat([torch.einsum("rd,rd->r", each, each) for each in rows])  # whole numbers stay exact for signs
+        norms = []
+        for _, block in self._blocks():
+            rows = block.flatten(1)
+            norms.append(torch.einsum("rd,rd->r", rows, rows))  # whole numbers stay exact for signs
+        return torch.cat(norms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total: Tensor | None = None
         for rows, block in self._blocks():
-            part = (weights[rows] @ block.flatten(1)).view(block.shape[1:])
-            total = part if total is None else total.add_(part)
+            block_sum = (weights[rows] @ block.flatten(1)).view(block.shape[1:])
+            total = block_sum if total is None else total.add_(block_sum)
         assert total is not None
         return total
 
@@ -94,8 +102,13 @@ class DiscretizedGradients(ParameterGradients):
         return torch.cat([block for _, block in self._blocks()])
 
     def select(self, records: Tensor) -> ParameterGradients:
-        chosen = self._gradients.select(records)
-        return DiscretizedGradients(chosen, self._threshold, len(records), self._size, self._change)
+        return DiscretizedGradients(
+            self._gradients.select(records),
+            self._threshold,
+            len(records),
+            self._size,
+            self._change,
+        )
 
 
 class DiscretizedOuterProduct(ParameterGradients):
@@ -108,7 +121,9 @@ class DiscretizedOuterProduct(ParameterGradients):
     """
 
     def __init__(self, outputs: Tensor, inputs: Tensor, threshold: float) -> None:
-        self._outputs, self._inputs, self._threshold = outputs, inputs, threshold
+        self._outputs = outputs
+        self._inputs = inputs
+        self._threshold = threshold
 
     def squared_norms(self) -> Tensor:
         return kernels.count_outer(self._outputs, self._inputs, self._threshold)
@@ -117,17 +132,20 @@ class DiscretizedOuterProduct(ParameterGradients):
         return kernels.sum_outer(self._outputs, self._inputs, weights, self._threshold)
 
     def per_record(self) -> Tensor:
-        return discretize(self._outputs[:, :, None] * self._inputs[:, None, :], self._threshold)
+        products = self._outputs[:, :, None] * self._inputs[:, None, :]
+        return discretize(products, self._threshold)
 
     def select(self, records: Tensor) -> ParameterGradients:
         return DiscretizedOuterProduct(self._outputs[records], self._inputs[records], self._threshold)
 
 
-def _discretized(gradients: ParameterGradients, threshold: float, records: int, size: int) -> ParameterGradients:
+def _signs(gradients: ParameterGradients, threshold: float, records: int, size: int) -> ParameterGradients:
+    """Signs of one parameter's gradients, by the cheapest way that their form allows."""
     if isinstance(gradients, ConvolutionGradients):
         return gradients.discretize(threshold)
     if isinstance(gradients, OuterProductGradients):
-        g, a = gradients.outputs, gradients.inputs
+        g = gradients.outputs
+        a = gradients.inputs
         if g.shape[1] == 1 and kernels.suits(g, a):
             return DiscretizedOuterProduct(g.squeeze(1), a.squeeze(1), threshold)
     return DiscretizedGradients(gradients, threshold, records, size)
@@ -176,22 +194,32 @@ class Discretization:
         return 10 * self.threshold if self.values == "signs" else math.inf
 
     def __call__(
-        self, gradients: Sequence[ParameterGradients], records: int, sizes: Sequence[int]
+        self,
+        gradients: Sequence[ParameterGradients],
+        records: int,
+        sizes: Sequence[int],
     ) -> list[ParameterGradients]:
         """Discretize the gradients of R records by all parameters of the given numbers of coordinates."""
         pairs = list(zip(gradients, sizes, strict=True))
         if self.values == "kept":
-            return [DiscretizedGradients(each, self.threshold, records, size, keep_large) for each, size in pairs]
-        signs = [_discretized(each, self.threshold, records, size) for each, size in pairs]
+            return [DiscretizedGradients(part, self.threshold, records, size, keep_large) for part, size in pairs]
+        signs = [_signs(part, self.threshold, records, size) for part, size in pairs]
         if self.values == "signs" or not signs:
             return signs
-        norms, counts = (torch.stack([each.squared_norms() for each in part]).sum(0) for part in (gradients, signs))
-        scales = (norms / counts).sqrt()
+        scales = (_squared_norms(gradients) / _squared_norms(signs)).sqrt()
         scales = torch.where(scales.isfinite(), scales, 0.0)  # no coordinate beyond τ, or no finite gradient
-        return [ScaledGradients(each, scales) for each in signs]
+        return [ScaledGradients(part, scales) for part in signs]
+
+
+def _squared_norms(gradients: Sequence[ParameterGradients]) -> Tensor:
+    """Squared norm of each record's gradient by all parameters, shape (R,)."""
+    norms = [part.squared_norms() for part in gradients]
+    return torch.stack(norms).sum(0)
 
 
 def check_threshold(threshold: float | None, name: str) -> None:
     """Raise ConfigurationError unless the threshold is None or a number from 0 on."""
-    if threshold is not None and not 0 <= threshold <= _LARGEST:
+    if threshold is None:
+        return
+    if not 0 <= threshold <= _LARGEST:
         raise ConfigurationError(f"{name} must be a number from 0 to {_LARGEST:g} (or null), not {threshold}.")

@@ -15,12 +15,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
-from dpbench.privacy.gradients.interception import Interceptions, LayerGradients, Part
+from dpbench.privacy.gradients.interception import Arguments, Interceptions, LayerGradients, Part
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
     RULES,
@@ -32,7 +31,7 @@ from dpbench.privacy.gradients.layers import (
 )
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
-from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, refuse_unsupported
+from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, has_trainable, refuse_unsupported
 
 LossReduction = Literal["mean", "sum"]
 
@@ -43,11 +42,11 @@ class _Use:
 
     name: str
     layer: nn.Module
-    inputs: tuple[Any, ...]
+    inputs: Arguments
     versions: tuple[int, ...]
     edges: tuple[GradientEdge, ...]
     rule: Rule | None = None
-    output: Tensor | None = None  # kept for layers without a rule of ours
+    output: Tensor | None = None  # for layers without a rule of ours
     part: Part | None = None  # of a layer that is computed from its parts
 
     @property
@@ -83,7 +82,7 @@ class PerRecordEngine:
         if not trainable:
             raise ConfigurationError("the model has no trainable parameters.")
         self.names = [name for name, _ in trainable]
-        self.parameters = [p for _, p in trainable]
+        self.parameters = [parameter for _, parameter in trainable]
         self._reduction = loss_reduction
         self._uses: list[_Use] = []
         self.recording = True
@@ -92,22 +91,19 @@ class PerRecordEngine:
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
-        self._handles: list[RemovableHandle] = []
-        self._handles += guard_training_mode(model, lambda: self.recording)
+        self._handles = guard_training_mode(model, lambda: self.recording)
         self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module) in INTERCEPTED:
-                if any(p.requires_grad for p in module.parameters()):
-                    before, after = self._intercepting(name)
-                    self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                    self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+                if has_trainable(module, recurse=True):
+                    self._attach_interception(name, module)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
                 self._handles.append(module.register_forward_pre_hook(refuse_packed))
-            elif any(p.requires_grad for p in module.parameters(recurse=False)):
-                embedding = type(module) is nn.Embedding
-                hook = self._embedding_hook(name) if embedding else self._hook(name, rule_of(module))
+            elif has_trainable(module, recurse=False):
+                is_embedding = type(module) is nn.Embedding
+                hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
                 self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def close(self) -> None:
@@ -125,22 +121,28 @@ class PerRecordEngine:
     def expect(self, records: int) -> None:
         """Forget what no backward pass followed, and keep the forward passes of so many records."""
         self._uses.clear()
-        self.recording, self.records = True, records
+        self.recording = True
+        self.records = records
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Forward passes inside are not recorded."""
-        before, self.recording = self.recording, False
+        previous = self.recording
+        self.recording = False
         try:
             yield
         finally:
-            self.recording = before
+            self.recording = previous
+
+    def _is_recording(self) -> bool:
+        return self.recording and torch.is_grad_enabled()
 
     def _hook(self, name: str, rule: Rule | None) -> Any:
-        checked = rule is None or isinstance(rule, Sampled)
+        # The fallback, which also checks samplers, compares with the layer's own output.
+        needs_output = rule is None or isinstance(rule, Sampled)
 
-        def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not (self.recording and torch.is_grad_enabled()):
+        def record(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
+            if not self._is_recording():
                 return
             if not isinstance(output, Tensor):
                 raise UnsupportedModuleError(
@@ -151,37 +153,51 @@ class PerRecordEngine:
                 return
             if kwargs:
                 args = positional(layer, args, kwargs)
-            tensors = [x for x in args if isinstance(x, Tensor)]
-            inputs = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-            kept = output.detach() if checked else None
-            versions = tuple(x._version for x in tensors)
-            self._uses.append(_Use(name, layer, inputs, versions, (get_gradient_edge(output),), rule, kept))
+            use = _Use(
+                name,
+                layer,
+                inputs=tuple(x.detach() if isinstance(x, Tensor) else x for x in args),
+                versions=tuple(x._version for x in args if isinstance(x, Tensor)),
+                edges=(get_gradient_edge(output),),
+                rule=rule,
+                output=output.detach() if needs_output else None,
+            )
+            self._uses.append(use)
 
-        return remember
+        return record
 
     def _embedding_hook(self, name: str) -> Any:
         """Make a hook as `_hook` does, with tokens that all records share, such as positions, once for each record."""
-        remember = self._hook(name, RULES[nn.Embedding])
+        record = self._hook(name, RULES[nn.Embedding])
 
-        def copy(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-            if self.records is None or not (self.recording and torch.is_grad_enabled()):
-                return remember(layer, args, kwargs, output)  # type: ignore[no-any-return]
+        def record_expanded(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+            output: Tensor,
+        ) -> Tensor | None:
+            if self.records is None or not self._is_recording():
+                record(layer, args, kwargs, output)
+                return None
             (tokens,) = positional(layer, args, kwargs)
             if not is_shared(tokens, self.records, layer in self._shared):
-                return remember(layer, (tokens,), {}, output)  # type: ignore[no-any-return]
+                record(layer, (tokens,), {}, output)
+                return None
             self._shared[layer] = name
             output = copies(output, tokens, self.records)
-            remember(layer, (copies(tokens, tokens, self.records),), {}, output)
+            tokens = copies(tokens, tokens, self.records)
+            record(layer, (tokens,), {}, output)
             return output
 
-        return copy
+        return record_expanded
 
-    def _intercepting(self, name: str) -> tuple[Any, Any]:
-        def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.recording and torch.is_grad_enabled():
-                self._interceptions.open(INTERCEPTED[type(layer)](layer, (*args, *kwargs.values())))
+    def _attach_interception(self, name: str, module: nn.Module) -> None:
+        def before(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
+            if self._is_recording():
+                arguments = (*args, *kwargs.values())
+                self._interceptions.open(INTERCEPTED[type(layer)](layer, arguments))
 
-        def after(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
             interception = self._interceptions.close(layer)
             if interception is None or output is None:  # not opened, or forward failed
                 return
@@ -194,7 +210,10 @@ class PerRecordEngine:
                 edges = tuple(edge for edge in part.edges if edge is not None)
                 self._uses.append(_Use(name, layer, part.inputs, part.versions, edges, part=part))
 
-        return before, after
+        self._handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
 
     def backward(self, loss: Tensor, records: int, verify: bool = False) -> list[ParameterGradients]:
         """Gradients of each record's own loss.
@@ -211,42 +230,64 @@ class PerRecordEngine:
             UnsupportedModuleError: A layer saw another number of rows than R, changed its input in place, has no
                 per-record gradients, or (with `verify`) a parameter is used where no hook can see it.
         """
-        uses, self._uses = self._uses, []
+        uses = self._uses
+        self._uses = []
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
-        edges = [edge for use in uses for edge in use.edges]
+        edges: list[Any] = [edge for use in uses for edge in use.edges]
+        targets = edges
         if verify:
             refuse_reentrant(loss)
-        # In one pass: a compiled network can go back only once.
-        wanted: list[Any] = [*edges, *self.parameters] if verify else [*edges]
-        both = backward(loss, wanted, scale) if wanted else ()
-        grads, expected = both[: len(edges)], both[len(edges) :]
-        mixed = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
+            # In one pass: a compiled network can go back only once.
+            targets = [*edges, *self.parameters]
+        results = backward(loss, targets, scale) if targets else ()
+        grads = results[: len(edges)]
+        expected = results[len(edges) :]
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
-                tolerance = 5e-2 if mixed or tf32.is_allowed(loss.device.type) else 1e-3
-                computed = self._gradients(uses, grads, records, True)
+                computed = self._gradients(uses, grads, records, verify=True)
                 named = dict(zip(self.names, self.parameters, strict=True))
+                coarse = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
+                tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
                 self.verified |= check_sums(named, computed, expected, records, tolerance)
             return self._gradients(uses, grads, records)
 
     def _gradients(
-        self, uses: Sequence[_Use], grads: Sequence[Tensor | None], records: int, verify: bool = False
+        self,
+        uses: Sequence[_Use],
+        grads: Sequence[Tensor | None],
+        records: int,
+        verify: bool = False,
     ) -> list[ParameterGradients]:
-        parts: dict[Tensor, list[ParameterGradients]] = {p: [] for p in self.parameters}
-        following = iter(grads)
-        for use in uses:
-            own = [next(following) for _ in use.edges]
-            if any(grad is not None for grad in own):
-                for name, gradients in self._use_gradients(use, own, records, verify).items():
-                    parameter = _parameter(use, name)
-                    if parameter in parts:
-                        parts[parameter].append(gradients)
-        return [_combine(parameter, parts[parameter], records) for parameter in self.parameters]
+        """Gradients of each of `parameters`, summed over its uses.
 
-    def _use_gradients(self, use: _Use, grads: Sequence[Tensor | None], records: int, verify: bool) -> LayerGradients:
+        Args:
+            uses: In the order of the forward pass.
+            grads: Of all edges of all uses, in order.
+            records: R.
+            verify: Compare those of samplers with `fallback`.
+        """
+        by_parameter: dict[Tensor, list[ParameterGradients]] = {parameter: [] for parameter in self.parameters}
+        remaining = iter(grads)
+        for use in uses:
+            use_grads = [next(remaining) for _ in use.edges]
+            if all(grad is None for grad in use_grads):
+                continue
+            for name, gradients in self._use_gradients(use, use_grads, records, verify).items():
+                parameter = _parameter(use, name)
+                if parameter in by_parameter:
+                    by_parameter[parameter].append(gradients)
+        return [_combine(parameter, parts, records) for parameter, parts in by_parameter.items()]
+
+    def _use_gradients(
+        self,
+        use: _Use,
+        grads: Sequence[Tensor | None],
+        records: int,
+        verify: bool,
+    ) -> LayerGradients:
         if use.part is not None:
             return _part_gradients(use, use.part, grads, records)
         assert grads[0] is not None
@@ -255,45 +296,72 @@ class PerRecordEngine:
 
 
 def _refuse_changed(use: _Use) -> None:
-    tensors = [x for x in use.inputs if isinstance(x, Tensor)]
-    if any(x._version != version for x, version in zip(tensors, use.versions, strict=True)):
+    versions = tuple(x._version for x in use.inputs if isinstance(x, Tensor))
+    if versions != use.versions:
         raise UnsupportedModuleError(f"the input of {use.who} was changed in place after its forward pass.")
 
 
-def _part_gradients(use: _Use, part: Part, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+def _part_gradients(
+    use: _Use,
+    part: Part,
+    grads: Sequence[Tensor | None],
+    records: int,
+) -> LayerGradients:
     _refuse_changed(use)
     if part.records != records:
         raise UnsupportedModuleError(
             f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in "
             "dimension 0 with batch_first=True, else in dimension 1."
         )
-    given = iter(grads)
-    known = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}  # may lack biases, or tie weights
-    gradients = part.gradients([None if edge is None else _summable(next(given)) for edge in part.edges])
-    return {name: own for name, own in gradients.items() if name in known}
+    remaining = iter(grads)
+    output_grads = [None if edge is None else _summable(next(remaining)) for edge in part.edges]
+    gradients = part.gradients(output_grads)
+    # The layer may lack biases, or have a weight under two names.
+    names = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}
+    return {name: gradients[name] for name in gradients if name in names}
 
 
 def _summable(grad: Tensor | None) -> Tensor | None:
     """An output gradient in float32 at least: half precision is too coarse for norms and sums."""
-    return grad.float() if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4 else grad
+    if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4:
+        return grad.float()
+    return grad
 
 
 def _layer_gradients(
-    use: _Use, grad: Tensor, records: int, dimension: int, shared: dict[nn.Module, str], verify: bool
+    use: _Use,
+    grad: Tensor,
+    records: int,
+    dimension: int,
+    shared: dict[nn.Module, str],
+    verify: bool,
 ) -> LayerGradients:
+    """Gradients by the layer's rule or by `fallback`.
+
+    Args:
+        use: A call of the layer.
+        grad: Gradient of its output.
+        records: R.
+        dimension: Where the layer has the records.
+        shared: Names of embeddings that were called with the same tokens for all records.
+        verify: Compare those of a sampler with `fallback`.
+    """
     _refuse_changed(use)
-    rows = [grad] if type(use.layer) is nn.EmbeddingBag else [*(x for x in use.inputs if isinstance(x, Tensor)), grad]
-    for x in rows:
+    tensors = [grad]
+    if type(use.layer) is not nn.EmbeddingBag:  # whose tokens are in one row
+        tensors = [*(x for x in use.inputs if isinstance(x, Tensor)), grad]
+    for x in tensors:
         if x.dim() <= dimension or x.shape[dimension] != records:
             raise UnsupportedModuleError(
                 f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
                 f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
             )
-    grad, output = cast(Tensor, _summable(grad)), use.output
-    inputs = tuple(x.to(grad.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+    grad = cast(Tensor, _summable(grad))
+    output = use.output
+    inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
     if dimension:
-        inputs = tuple(x.transpose(0, 1) if isinstance(x, Tensor) else x for x in inputs)
-        grad, output = grad.transpose(0, 1), None if output is None else output.transpose(0, 1)
+        grad = grad.transpose(0, 1)
+        output = None if output is None else output.transpose(0, 1)
     try:
         if use.rule is None:
             assert output is not None
@@ -304,6 +372,15 @@ def _layer_gradients(
         return gradients
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
+    """An argument of a layer as rules take it: of the output gradient's type, with the records in dimension 0."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        x = x.to(dtype)
+    return x.transpose(0, 1) if dimension else x
 
 
 def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> str:
@@ -324,7 +401,9 @@ def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> s
 def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
     if not parts:
         return zero_gradients(parameter, records)
-    return parts[0] if len(parts) == 1 else parts[0].plus(parts[1:])
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0].plus(parts[1:])
 
 
 def _parameter(use: _Use, name: str) -> nn.Parameter:

@@ -18,9 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
+Arguments = tuple[Any, ...]
+"""Of a layer's call, by position."""
+TorchFunction = Callable[..., Any]
 LayerGradients = dict[str, ParameterGradients]
+"""By the parameters' names in the layer."""
 FromGradients = Callable[[Sequence[Tensor | None]], LayerGradients]
-"""From the gradients of a part's outputs to per-record gradients, by the parameters' names in the layer."""
+"""From the gradients of a part's outputs to per-record gradients."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,10 @@ class Interception(TorchFunctionMode):
         parts: Seen so far.
     """
 
-    targets: tuple[Callable[..., Any], ...] = ()
+    targets: tuple[TorchFunction, ...] = ()
     """Functions that `compute` stands in for."""
 
-    def __init__(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, layer: nn.Module, arguments: Arguments) -> None:
         super().__init__()
         self.layer: Any = layer
         self.arguments = arguments
@@ -64,18 +68,27 @@ class Interception(TorchFunctionMode):
         self.live = True
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Arguments = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
         if self.live and func in self.targets:
-            return self.compute(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self.compute(func, *args, **kwargs)
+        return func(*args, **kwargs)
 
     @abstractmethod
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         """What `func` would return, with a `Part` noted for every use of parameters."""
 
     def note(
-        self, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], records: int, gradients: FromGradients
+        self,
+        outputs: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+        records: int,
+        gradients: FromGradients,
     ) -> None:
         """Append a part of the computation to `parts`.
 
@@ -85,9 +98,23 @@ class Interception(TorchFunctionMode):
             records: R.
             gradients: Given the gradients of `outputs`, None where there is none.
         """
-        edges = tuple(get_gradient_edge(y) if y is not None and y.requires_grad else None for y in outputs)
-        if any(edge is not None for edge in edges):
-            self.parts.append(Part(edges, gradients, records, tuple(inputs), tuple(x._version for x in inputs)))
+        edges = tuple(_edge(output) for output in outputs)
+        if all(edge is None for edge in edges):
+            return
+        part = Part(
+            edges,
+            gradients,
+            records,
+            inputs=tuple(inputs),
+            versions=tuple(x._version for x in inputs),
+        )
+        self.parts.append(part)
+
+
+def _edge(output: Tensor | None) -> GradientEdge | None:
+    if output is None or not output.requires_grad:
+        return None
+    return get_gradient_edge(output)
 
 
 class Interceptions:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients.attention import AttentionInterception
 from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Arguments, Interception, LayerGradients
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
@@ -31,69 +31,90 @@ from dpbench.privacy.gradients.samplers import of_opacus, sampler_of
 from dpbench.privacy.native import kernels
 from dpbench.privacy.native.choices import fastest
 
-Rule = Callable[[Any, tuple[Any, ...], Tensor], LayerGradients]
+Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
 
 
-def linear(layer: nn.Linear, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def linear(layer: nn.Linear, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
-    records = grad_output.shape[0]
-    positions = grad_output[0:1, ..., 0].numel() if records else 1
-    g = grad_output.reshape(records, positions, layer.out_features)
-    a = inputs[0].reshape(records, positions, layer.in_features)
+    g = _by_position(grad_output)
+    a = _by_position(inputs[0])
     weight = OuterProductGradients(g, a)
     gradients: LayerGradients = {"weight": weight}
-    if layer.bias is not None:
-        gradients["bias"] = OutputGradients(weight) if positions == 1 else InstantiatedGradients(lambda: g.sum(1))
+    if layer.bias is not None and g.shape[1] == 1:
+        gradients["bias"] = OutputGradients(weight)
+    elif layer.bias is not None:
+        gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
     return gradients
 
 
-def convolution(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def _by_position(x: Tensor) -> Tensor:
+    """(R, ..., width) as (R, positions, width)."""
+    records = x.shape[0]
+    positions = x.shape[1:-1].numel() if records else 1
+    return x.reshape(records, positions, x.shape[-1])
+
+
+def convolution(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
     weights = _convolution_weights(layer, inputs[0], grad_output)
     gradients: LayerGradients = {"weight": weights}
-    if layer.bias is not None:
+    if layer.bias is None:
+        return gradients
+    if isinstance(weights, ConvolutionGradients):
+        gradients["bias"] = InstantiatedGradients(weights.bias)
+    else:
         positions = tuple(range(2, grad_output.dim()))
-        native = weights if isinstance(weights, ConvolutionGradients) else None
-        gradients["bias"] = InstantiatedGradients(native.bias if native else lambda: grad_output.sum(positions))
+        gradients["bias"] = InstantiatedGradients(lambda: grad_output.sum(positions))
     return gradients
 
 
 def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients:
     """Per-record weight gradients (R, out, in / groups, *kernel), by the fastest way."""
-    records, shape = g.shape[0], layer.weight.shape
-    if not records:
+    if not len(g):
         return zero_gradients(layer.weight, 0)
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
+        # Padded here as the layer does it, so that what follows knows zeros on both sides only.
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        a, padding = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode), (0,) * (a.dim() - 2)
-    if a.dim() == 4 and layer.groups == 1 and kernels.suits(a, g):
-        native = partial(ConvolutionGradients, layer, a, g, padding)
-        if kernels.insisted():
-            return native()
-        pure = partial(_pure_convolution_weights, layer, a, g, padding)
-        key = ("convolution", *shape, *layer.stride, *padding, *layer.dilation, *a.shape[1:], torch.get_num_threads())
-        ways = {"native": lambda: native().squared_norms(), "pure": lambda: pure().squared_norms()}
-        return native() if fastest(key, ways) == "native" else pure()
-    return _pure_convolution_weights(layer, a, g, padding)
+        a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+        padding = (0,) * (a.dim() - 2)
+    if a.dim() != 4 or layer.groups != 1 or not kernels.suits(a, g):
+        return _pure_convolution_weights(layer, a, g, padding)
+
+    native = partial(ConvolutionGradients, layer, a, g, padding)
+    if kernels.insisted():
+        return native()
+    pure = partial(_pure_convolution_weights, layer, a, g, padding)
+    key = (
+        "convolution",
+        *layer.weight.shape,
+        *layer.stride,
+        *padding,
+        *layer.dilation,
+        *a.shape[1:],
+        torch.get_num_threads(),
+    )
+    ways = {
+        "native": lambda: native().squared_norms(),
+        "pure": lambda: pure().squared_norms(),
+    }
+    return native() if fastest(key, ways) == "native" else pure()
 
 
 def _pure_convolution_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> ParameterGradients:
-    records, shape = g.shape[0], layer.weight.shape
-    pointwise = all(k == 1 for k in layer.kernel_size) and all(s == 1 for s in layer.stride) and not any(padding)
+    """The same by PyTorch's operations; the choice depends on shapes only."""
+    records = len(g)
+    shape = layer.weight.shape
+    pointwise = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(padding)
     if pointwise and layer.groups == 1:
         return InstantiatedGradients(lambda: (g.flatten(2) @ a.flatten(2).mT).view(records, *shape))
-    im2col = layer.weight[0].numel() * g[0, 0].numel()  # numbers per record
-    if im2col <= _IM2COL_LIMIT and a.dim() == 4 and layer.groups == 1:
+    patch_numbers = layer.weight[0].numel() * g[0, 0].numel()  # of a record
+    if patch_numbers <= _IM2COL_LIMIT and a.dim() == 4 and layer.groups == 1:
         return InstantiatedGradients(lambda: _im2col_weights(layer, a, g, padding), order=(0, 3, 1, 2))
     # From here on the weight gradient of torch: record by record where one fills the machine, else all in one call
     # with the records moved into the groups.
-    if im2col >= _LOOP_LIMIT:
-        weight = g.new_empty(()).expand(shape)
-        pairs = [(a[r : r + 1], g[r : r + 1]) for r in range(records)]
-        return InstantiatedGradients(
-            lambda: torch.stack([_weight_gradient(layer, one, grad, weight, padding, 1) for one, grad in pairs])
-        )
+    if patch_numbers >= _LOOP_LIMIT:
+        return InstantiatedGradients(lambda: _looped_weights(layer, a, g, padding))
     return InstantiatedGradients(lambda: _grouped_weights(layer, a, g, padding))
 
 
@@ -107,42 +128,79 @@ times as long on a CPU with AVX-512; not measured on GPUs."""
 
 
 def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: Any, records: int) -> Tensor:
-    none = [0] * (a.dim() - 2)
-    groups, mask = records * layer.groups, [False, True, False]
-    arguments = (layer.stride, padding, layer.dilation, False, none, groups, mask)
-    return cast(Tensor, torch.ops.aten.convolution_backward(g, a, weight, None, *arguments)[1])
+    """PyTorch's weight gradient, of `records` records that lie side by side in the channels."""
+    gradients = torch.ops.aten.convolution_backward(
+        g,
+        a,
+        weight,
+        None,  # no bias
+        layer.stride,
+        padding,
+        layer.dilation,
+        False,  # not transposed
+        [0] * (a.dim() - 2),  # no output padding
+        records * layer.groups,
+        [False, True, False],  # of input, weight and bias
+    )
+    return cast(Tensor, gradients[1])
+
+
+def _looped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+    # One number, expanded: the function reads the weight's shape only.
+    weight = g.new_empty(()).expand_as(layer.weight)
+    rows = []
+    for r in range(len(g)):
+        row = slice(r, r + 1)
+        rows.append(_weight_gradient(layer, a[row], g[row], weight, padding, 1))
+    return torch.stack(rows)
 
 
 def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     shape = layer.weight.shape
-    piece = max(1, _GROUPED_LIMIT // shape.numel())
-    if len(g) > piece:
-        found = g.new_empty(len(g), *shape)
-        for part, inputs, outputs in zip(*(torch.split(x, piece) for x in (found, a, g)), strict=True):
-            part.copy_(_grouped_weights(layer, inputs, outputs, padding))
-        return found
-    weight = g.new_empty(()).expand(len(g) * shape[0], *shape[1:])
-    wide_a, wide_g = (x.reshape(1, -1, *x.shape[2:]) for x in (a, g))
-    return _weight_gradient(layer, wide_a, wide_g, weight, padding, len(g)).view(-1, *shape)
+    records = len(g)
+    largest = max(1, _GROUPED_LIMIT // shape.numel())
+    if records > largest:
+        weights = g.new_empty(records, *shape)
+        for start in range(0, records, largest):
+            rows = slice(start, start + largest)
+            weights[rows] = _grouped_weights(layer, a[rows], g[rows], padding)
+        return weights
+    weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
+    wide_a = a.reshape(1, -1, *a.shape[2:])
+    wide_g = g.reshape(1, -1, *g.shape[2:])
+    weights = _weight_gradient(layer, wide_a, wide_g, weight, padding, records)
+    return weights.view(-1, *shape)
 
 
 def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     """Patches laid out channels-last, then one matrix product per record: (R, out, *kernel, in)."""
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    a = F.pad(a, (padding[1], padding[1], padding[0], padding[0])).permute(0, 2, 3, 1)
-    records, height, width, channels = a.shape
+    kernel_height, kernel_width = layer.kernel_size
+    stride_height, stride_width = layer.stride
+    dilation_height, dilation_width = layer.dilation
+    pad_height, pad_width = padding
+    a = F.pad(a, (pad_width, pad_width, pad_height, pad_height)).permute(0, 2, 3, 1)
     a = a.reshape(-1).view(a.shape)  # contiguous with canonical strides also where a dimension is 1
-    row, column = width * channels, channels
+    records, height, width, channels = a.shape
+    row = width * channels  # from a pixel to the one below
     rows, columns = g.shape[2:]
     patches = a.as_strided(
-        (records, rows, columns, kh, kw, channels),
-        (height * row, sh * row, sw * column, dh * row, dw * column, 1),
-    ).reshape(records, rows * columns, kh * kw * channels)
-    weights = g.permute(0, 2, 3, 1).reshape(records, rows * columns, -1).mT @ patches
-    return weights.view(records, -1, kh, kw, channels)
+        size=(records, rows, columns, kernel_height, kernel_width, channels),
+        stride=(
+            height * row,
+            stride_height * row,
+            stride_width * channels,
+            dilation_height * row,
+            dilation_width * channels,
+            1,
+        ),
+    )
+    patches = patches.reshape(records, rows * columns, -1)
+    outputs = g.permute(0, 2, 3, 1).reshape(records, rows * columns, -1)
+    weights = outputs.mT @ patches
+    return weights.view(records, -1, kernel_height, kernel_width, channels)
 
 
-def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def embedding(layer: nn.Embedding, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Rows of a table: tokens (R, ...), g (R, ..., width)."""
     records = grad_output.shape[0]
     tokens = inputs[0].reshape(records, -1) if records else inputs[0].reshape(0, 1)
@@ -152,26 +210,31 @@ def embedding(layer: nn.Embedding, inputs: tuple[Any, ...], grad_output: Tensor)
     return {"weight": EmbeddingGradients(g, tokens, layer.num_embeddings)}
 
 
-def group_norm(layer: nn.GroupNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def group_norm(layer: nn.GroupNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each channel: a, g (R, C, *)."""
 
     def over_pixels(values: Tensor) -> Tensor:
-        return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+        if values.dim() == 2:
+            return values
+        return values.sum(tuple(range(2, values.dim())))
 
     def weight() -> Tensor:
         normalized = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return over_pixels(normalized.mul_(grad_output))
 
     if inputs[0].dim() == 4 and kernels.suits(inputs[0], grad_output):
-        both = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
-        return {"weight": InstantiatedGradients(lambda: both()[0]), "bias": InstantiatedGradients(lambda: both()[1])}
+        weight_and_bias = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
+        return {
+            "weight": InstantiatedGradients(lambda: weight_and_bias()[0]),
+            "bias": InstantiatedGradients(lambda: weight_and_bias()[1]),
+        }
     gradients: LayerGradients = {"weight": InstantiatedGradients(weight)}
     if layer.bias is not None:
         gradients["bias"] = InstantiatedGradients(lambda: over_pixels(grad_output))
     return gradients
 
 
-def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def layer_norm(layer: nn.LayerNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each coordinate of the trailing dimensions, which `normalized_shape` names."""
     shape = layer.normalized_shape
 
@@ -179,42 +242,47 @@ def layer_norm(layer: nn.LayerNorm, inputs: tuple[Any, ...], grad_output: Tensor
         middle = values.shape[1 : values.dim() - len(shape)].numel()
         return values.reshape(values.shape[0], middle, *shape).sum(1)
 
-    gradients: LayerGradients = {
-        "weight": InstantiatedGradients(
-            lambda: over_positions(F.layer_norm(inputs[0], shape, eps=layer.eps) * grad_output)
-        )
-    }
+    def weight() -> Tensor:
+        normalized = F.layer_norm(inputs[0], shape, eps=layer.eps)
+        return over_positions(normalized * grad_output)
+
+    gradients: LayerGradients = {"weight": InstantiatedGradients(weight)}
     if layer.bias is not None:
         gradients["bias"] = InstantiatedGradients(lambda: over_positions(grad_output))
     return gradients
 
 
-def batch_norm(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def batch_norm(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Scale and shift of each channel in evaluation mode, after running statistics: a, g (R, C, *)."""
     a = inputs[0]
 
     def over_pixels(values: Tensor) -> Tensor:
-        return values.flatten(2).sum(2) if values.dim() > 2 else values
+        if values.dim() == 2:
+            return values
+        return values.flatten(2).sum(2)
 
     def weight() -> Tensor:
-        mean, variance = layer.running_mean.to(a.dtype), layer.running_var.to(a.dtype)
-        return over_pixels(F.batch_norm(a, mean, variance, eps=layer.eps) * grad_output)
+        mean = layer.running_mean.to(a.dtype)
+        variance = layer.running_var.to(a.dtype)
+        normalized = F.batch_norm(a, mean, variance, eps=layer.eps)
+        return over_pixels(normalized * grad_output)
 
-    return {"weight": InstantiatedGradients(weight), "bias": InstantiatedGradients(lambda: over_pixels(grad_output))}
+    return {
+        "weight": InstantiatedGradients(weight),
+        "bias": InstantiatedGradients(lambda: over_pixels(grad_output)),
+    }
 
 
-def embedding_bag(layer: nn.EmbeddingBag, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def embedding_bag(layer: nn.EmbeddingBag, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
     tokens, offsets, factors = (*inputs, None, None)[:3]
-    if offsets is not None:
-        starts = offsets[:-1] if layer.include_last_offset else offsets
-        ends = torch.cat([starts[1:], starts.new_tensor([len(tokens)])])
-        place = torch.arange(int((ends - starts).max()) if len(starts) else 0, device=tokens.device) + starts[:, None]
-        present = place < ends[:, None]
-        place = place.clamp(max=max(len(tokens) - 1, 0))
-        tokens, factors = tokens[place], None if factors is None else factors[place]
-    else:
+    if offsets is None:
         present = torch.ones_like(tokens, dtype=torch.bool)
+    else:
+        positions, present = _bag_positions(layer, offsets, len(tokens))
+        tokens = tokens[positions]
+        if factors is not None:
+            factors = factors[positions]
     if layer.padding_idx is not None:
         present = present & (tokens != layer.padding_idx)
     weights = present.to(grad_output.dtype)
@@ -222,18 +290,36 @@ def embedding_bag(layer: nn.EmbeddingBag, inputs: tuple[Any, ...], grad_output: 
         weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
     if factors is not None:
         weights = weights * factors
-    return {"weight": EmbeddingGradients(grad_output[:, None] * weights[:, :, None], tokens, layer.num_embeddings)}
+    outputs = grad_output[:, None] * weights[:, :, None]
+    return {"weight": EmbeddingGradients(outputs, tokens, layer.num_embeddings)}
 
 
-def transposed_linear(layer: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+def _bag_positions(layer: nn.EmbeddingBag, offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Positions of each record's tokens among all, and which of them are its own: both (R, longest bag)."""
+    starts = offsets[:-1] if layer.include_last_offset else offsets
+    ends = torch.cat([starts[1:], starts.new_tensor([length])])
+    longest = int((ends - starts).max()) if len(starts) else 0
+    positions = torch.arange(longest, device=offsets.device) + starts[:, None]
+    present = positions < ends[:, None]
+    return positions.clamp(max=max(length - 1, 0)), present
+
+
+def transposed_linear(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
     """Y = a W + b, as GPT-2 of `transformers` has it ("Conv1D"): a (R, ..., in), W (in, out)."""
-    records = grad_output.shape[0]
-    a, g = (x.reshape(records, x[0:1, ..., 0].numel() if records else 1, x.shape[-1]) for x in (inputs[0], grad_output))
-    return {"weight": OuterProductGradients(a, g), "bias": InstantiatedGradients(lambda: g.sum(1))}
+    a = _by_position(inputs[0])
+    g = _by_position(grad_output)
+    return {
+        "weight": OuterProductGradients(a, g),
+        "bias": InstantiatedGradients(lambda: g.sum(1)),
+    }
 
 
 def fallback(
-    layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, output: Tensor, dimension: int = 0
+    layer: nn.Module,
+    inputs: Arguments,
+    grad_output: Tensor,
+    output: Tensor,
+    dimension: int = 0,
 ) -> LayerGradients:
     """Any layer that treats records independently and without randomness: `vmap` of its own backward pass.
 
@@ -248,16 +334,18 @@ def fallback(
         UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
             gave for the whole lot (it mixes records).
     """
-    parameters = {
-        name: p.detach().to(grad_output.dtype) for name, p in layer.named_parameters(recurse=False) if p.requires_grad
-    }
+    parameters = {}
+    for name, parameter in layer.named_parameters(recurse=False):
+        if parameter.requires_grad:
+            parameters[name] = parameter.detach().to(grad_output.dtype)
     if not grad_output.shape[0]:
-        return {name: zero_gradients(p, 0) for name, p in parameters.items()}
+        return {name: zero_gradients(parameter, 0) for name, parameter in parameters.items()}
 
     def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> Tensor:
-            row = tuple(x.unsqueeze(dimension) if isinstance(x, Tensor) else x for x in record)
-            return cast(Tensor, torch.func.functional_call(layer, values, row)).squeeze(dimension)
+            row = _map_tensors(lambda x: x.unsqueeze(dimension), record)
+            output = torch.func.functional_call(layer, values, row)
+            return cast(Tensor, output).squeeze(dimension)
 
         value, pullback, *_ = torch.func.vjp(forward, parameters)
         return value, pullback(cotangent)[0]
@@ -270,15 +358,26 @@ def fallback(
             f"it has no rule in dpbench.privacy.gradients.layers, and torch.func.vmap over its records failed "
             f"({brief(error)}); freeze it, replace it or add a rule"
         ) from error
-    loose = 100 if output.dtype.itemsize < 4 else 1
-    if not torch.allclose(values, output.to(values.dtype), rtol=1e-3 * loose, atol=1e-5 * loose, equal_nan=True):
+    looseness = 100 if output.dtype.itemsize < 4 else 1
+    if not torch.allclose(
+        values,
+        output.to(values.dtype),
+        rtol=1e-3 * looseness,
+        atol=1e-5 * looseness,
+        equal_nan=True,
+    ):
         raise UnsupportedModuleError("its output for a record depends on the other records of the lot, or on chance")
-    return {name: _ready(row) for name, row in rows.items()}
+    return {name: _computed(row) for name, row in rows.items()}
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:
+    """The arguments, with the function's values in place of tensors."""
+    return tuple(function(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
 def refuse_disagreement(
     layer: nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: Arguments,
     grad_output: Tensor,
     output: Tensor,
     dimension: int,
@@ -290,23 +389,25 @@ def refuse_disagreement(
         UnsupportedModuleError: They differ, or the layer mixes records.
     """
     few = slice(0, 4)
-    inputs = tuple(x[few] if isinstance(x, Tensor) else x for x in inputs)
+    inputs = _map_tensors(lambda x: x[few], inputs)
     try:
-        truth = fallback(layer, inputs, grad_output[few], output[few], dimension)
+        expected = fallback(layer, inputs, grad_output[few], output[few], dimension)
     except UnsupportedModuleError as error:
         if error.__cause__ is None:
             raise
         return  # vmap cannot run it
-    for name, expected in truth.items():
-        want, got = expected.per_record(), gradients[name].per_record()[few]
-        if float((got - want).norm()) > 1e-3 * float(want.norm()) + 1e-6:
+    for name, gradients_of_few in expected.items():
+        ours = gradients[name].per_record()[few]
+        theirs = gradients_of_few.per_record()
+        difference = float((ours - theirs).norm())
+        if difference > 1e-3 * float(theirs.norm()) + 1e-6:
             raise UnsupportedModuleError(
                 f"the gradient sampler registered for {type(layer).__name__} gives other gradients for {name} than "
                 "autograd does record by record"
             )
 
 
-def _ready(rows: Tensor) -> ParameterGradients:
+def _computed(rows: Tensor) -> ParameterGradients:
     return InstantiatedGradients(lambda: rows)
 
 
@@ -338,7 +439,8 @@ def rule_of(layer: nn.Module) -> Rule | None:
     kind = type(layer)
     if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
         return None
-    return RULES.get(kind) or ELSEWHERE.get((kind.__module__, kind.__name__)) or sampler_of(layer)
+    rule = RULES.get(kind) or ELSEWHERE.get((kind.__module__, kind.__name__))
+    return rule or sampler_of(layer)
 
 
 INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
@@ -355,16 +457,19 @@ INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
 
 def sequence_first(model: nn.Module) -> set[nn.Module]:
     """Layers that carry records in dimension 1: those inside of a transformer or attention with batch_first=False."""
-    found: set[nn.Module] = set()
+    layers: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             if not module.self_attn.batch_first:
-                found.update(module.children())
+                layers.update(module.children())
         elif isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
             first: Any = module.layers[0]
             if not first.self_attn.batch_first:
-                found.add(module.norm)
+                layers.add(module.norm)
         elif of_opacus(module, "DPMultiheadAttention"):
-            biases = {m for m in module.children() if of_opacus(m, "SequenceBias")}  # always see positions first
-            found |= biases if cast(Any, module).batch_first else set(module.children())
-    return found
+            batch_first = cast(Any, module).batch_first
+            for child in module.children():
+                # A SequenceBias always sees positions first.
+                if not batch_first or of_opacus(child, "SequenceBias"):
+                    layers.add(child)
+    return layers

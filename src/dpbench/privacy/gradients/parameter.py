@@ -48,7 +48,8 @@ class ParameterGradients(ABC):
 
         def compute() -> Tensor:
             rows = self.per_record()
-            return rows.new_zeros(records, *rows.shape[1:]).index_add_(0, record_of, rows, alpha=factor)
+            sums = rows.new_zeros(records, *rows.shape[1:])
+            return sums.index_add_(0, record_of, rows, alpha=factor)
 
         return InstantiatedGradients(compute)
 
@@ -76,13 +77,16 @@ class OneRecord(ParameterGradients):
     """
 
     def __init__(self, gradient: Tensor, squared_norm: Tensor) -> None:
-        self._gradient, self._squared_norm = gradient, squared_norm
+        self._gradient = gradient
+        self._squared_norm = squared_norm
 
     @classmethod
     def of(cls, gradients: Sequence[Tensor]) -> tuple[list[OneRecord], Tensor]:
         """Gradients of all parameters, and their squared norms (parameters,), computed in one call."""
-        squared = torch.stack(torch._foreach_norm(list(gradients))).square()
-        return [cls(one, norm) for one, norm in zip(gradients, torch.split(squared, 1), strict=True)], squared
+        norms = torch._foreach_norm(list(gradients))
+        squared_norms = torch.stack(norms).square()
+        pairs = zip(gradients, torch.split(squared_norms, 1), strict=True)
+        return [cls(gradient, squared_norm) for gradient, squared_norm in pairs], squared_norms
 
     def squared_norms(self) -> Tensor:
         return self._squared_norm
@@ -110,7 +114,11 @@ class InstantiatedGradients(ParameterGradients):
             last; only sums are permuted, not every record. None: as stored.
     """
 
-    def __init__(self, compute: Callable[[], Tensor], order: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        compute: Callable[[], Tensor],
+        order: tuple[int, ...] | None = None,
+    ) -> None:
         self._compute = compute
         self._order = order
 
@@ -119,12 +127,16 @@ class InstantiatedGradients(ParameterGradients):
         return self._compute()
 
     def squared_norms(self) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(self._stored.flatten(1), dim=1)
+        rows = self._stored.flatten(1)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = (weights @ self._stored.flatten(1)).view(self._stored.shape[1:])
-        return total if self._order is None else total.permute(self._order)
+        rows = self._stored
+        total = (weights @ rows.flatten(1)).view(rows.shape[1:])
+        if self._order is None:
+            return total
+        return total.permute(self._order)
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         rows = self._stored
@@ -134,17 +146,22 @@ class InstantiatedGradients(ParameterGradients):
             super().add_weighted_sum(weights, total)
 
     def per_record(self) -> Tensor:
-        return self._stored if self._order is None else self._stored.permute(0, *(1 + dim for dim in self._order))
+        if self._order is None:
+            return self._stored
+        dimensions = [1 + dimension for dimension in self._order]
+        return self._stored.permute(0, *dimensions)
 
     def select(self, records: Tensor) -> ParameterGradients:
         rows = self._stored[records]
         return InstantiatedGradients(lambda: rows, self._order)
 
     def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
-        alike = [use for use in others if isinstance(use, InstantiatedGradients) and use._order == self._order]
-        if len(alike) < len(others):
-            return super().plus(others)
-        return InstantiatedGradients(lambda: sum((use._stored for use in alike), self._stored), self._order)
+        uses = []
+        for use in others:
+            if not isinstance(use, InstantiatedGradients) or use._order != self._order:
+                return super().plus(others)
+            uses.append(use)
+        return InstantiatedGradients(lambda: sum((use._stored for use in uses), self._stored), self._order)
 
 
 class ScaledGradients(ParameterGradients):
@@ -156,21 +173,25 @@ class ScaledGradients(ParameterGradients):
     """
 
     def __init__(self, gradients: ParameterGradients, scales: Tensor) -> None:
-        self._gradients, self._scales = gradients, scales
+        self._gradients = gradients
+        self._scales = scales
 
     def squared_norms(self) -> Tensor:
         norms = self._gradients.squared_norms()
         return norms * self._scales.to(norms).square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._gradients.weighted_sum(weights * self._scales.to(weights))
+        return self._gradients.weighted_sum(self._scaled(weights))
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        self._gradients.add_weighted_sum(weights * self._scales.to(weights), total)
+        self._gradients.add_weighted_sum(self._scaled(weights), total)
+
+    def _scaled(self, weights: Tensor) -> Tensor:
+        return weights * self._scales.to(weights)
 
     def per_record(self) -> Tensor:
         rows = self._gradients.per_record()
-        return rows * self._scales.to(rows).view(-1, *[1] * (rows.dim() - 1))
+        return rows * per_row(self._scales.to(rows), rows)
 
     def select(self, records: Tensor) -> ParameterGradients:
         return ScaledGradients(self._gradients.select(records), self._scales[records])
@@ -187,15 +208,19 @@ class OuterProductGradients(ParameterGradients):
     """
 
     def __init__(self, outputs: Tensor, inputs: Tensor) -> None:
-        self.outputs, self.inputs = outputs, inputs
+        self.outputs = outputs
+        self.inputs = inputs
 
     def squared_norms(self) -> Tensor:
-        g, a = self.outputs, self.inputs
-        positions, n_out, n_in = g.shape[1], g.shape[2], a.shape[2]
+        g = self.outputs
+        a = self.inputs
+        _, positions, n_out = g.shape
+        n_in = a.shape[2]
         squares = self.squared_outputs * _squares(a)
         if positions == 1:
             return squares.squeeze(1)
-        if positions * (n_in + n_out) < n_in * n_out:  # the two T × T Gram matrices are cheaper than the gradient
+        if positions * (n_in + n_out) < n_in * n_out:
+            # The two T × T Gram matrices are cheaper than the gradient.
             norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
         else:
             norms = (g.mT @ a).square().sum((1, 2))
@@ -207,16 +232,17 @@ class OuterProductGradients(ParameterGradients):
         return _squares(self.outputs)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._scaled(weights).t() @ self.inputs.flatten(0, 1)
+        g = _weighted(self.outputs, weights)
+        a = self.inputs.flatten(0, 1)
+        return g.t() @ a
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        if self.inputs.dtype == total.dtype:
-            total.addmm_(self._scaled(weights).t(), self.inputs.flatten(0, 1))
-        else:
+        if self.inputs.dtype != total.dtype:
             super().add_weighted_sum(weights, total)
-
-    def _scaled(self, weights: Tensor) -> Tensor:
-        return (self.outputs * weights[:, None, None]).flatten(0, 1)
+            return
+        g = _weighted(self.outputs, weights)
+        a = self.inputs.flatten(0, 1)
+        total.addmm_(g.t(), a)
 
     def per_record(self) -> Tensor:
         return self.outputs.mT @ self.inputs
@@ -226,16 +252,19 @@ class OuterProductGradients(ParameterGradients):
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         outputs = _side_by_side(self.outputs * factor, record_of, records)
-        return OuterProductGradients(outputs, _side_by_side(self.inputs, record_of, records))
+        inputs = _side_by_side(self.inputs, record_of, records)
+        return OuterProductGradients(outputs, inputs)
 
     def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
         """Add further uses as further positions of each record, so that no gradient is built."""
-        outer = [self, *(use for use in others if isinstance(use, OuterProductGradients))]
-        if len(outer) <= len(others):
-            return super().plus(others)
-        return OuterProductGradients(
-            torch.cat([use.outputs for use in outer], 1), torch.cat([use.inputs for use in outer], 1)
-        )
+        uses = [self]
+        for use in others:
+            if not isinstance(use, OuterProductGradients):
+                return super().plus(others)
+            uses.append(use)
+        outputs = torch.cat([use.outputs for use in uses], 1)
+        inputs = torch.cat([use.inputs for use in uses], 1)
+        return OuterProductGradients(outputs, inputs)
 
 
 class StackedGradients(ParameterGradients):
@@ -249,7 +278,8 @@ class StackedGradients(ParameterGradients):
         self._parts = parts
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([part.squared_norms() for part in self._parts]).sum(0)
+        norms = [part.squared_norms() for part in self._parts]
+        return torch.stack(norms).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.cat([part.weighted_sum(weights) for part in self._parts])
@@ -258,10 +288,12 @@ class StackedGradients(ParameterGradients):
         return torch.cat([part.per_record() for part in self._parts], 1)
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return StackedGradients([part.select(records) for part in self._parts])
+        parts = [part.select(records) for part in self._parts]
+        return StackedGradients(parts)
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
-        return StackedGradients([part.merge(record_of, records, factor) for part in self._parts])
+        parts = [part.merge(record_of, records, factor) for part in self._parts]
+        return StackedGradients(parts)
 
 
 class OutputGradients(InstantiatedGradients):
@@ -275,14 +307,27 @@ class OutputGradients(InstantiatedGradients):
         return self._weight.squared_outputs.squeeze(1)
 
 
+def per_row(values: Tensor, rows: Tensor) -> Tensor:
+    """One value a row (R,) in a shape that multiplies rows (R, ...)."""
+    ones = [1] * (rows.dim() - 1)
+    return values.view(-1, *ones)
+
+
+def _weighted(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Output gradients (R, T, out) times `weights` (R,), all positions in a row: (R·T, out)."""
+    return (outputs * weights[:, None, None]).flatten(0, 1)
+
+
 def _squares(rows: Tensor) -> Tensor:
     """Squared norms over the last dimension.
 
     Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
     huge input.
     """
+    width = rows.shape[-1]
+    slack = width * torch.finfo(rows.dtype).tiny
     squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
-    return squares.add_(rows.shape[-1] * torch.finfo(rows.dtype).tiny)
+    return squares.add_(slack)
 
 
 def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
@@ -296,8 +341,10 @@ def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
         squares: Squared norm of each position's part, shape (R, T).
     """
     largest = squares.sqrt().sum(1).square()
-    slack = 16 * squares.shape[1] * torch.finfo(norms.dtype).eps * largest
-    return torch.where(norms < 1e-3 * largest, norms.clamp(min=0) + slack, norms)
+    positions = squares.shape[1]
+    slack = 16 * positions * torch.finfo(norms.dtype).eps * largest
+    cancelled = norms < 1e-3 * largest
+    return torch.where(cancelled, norms.clamp(min=0) + slack, norms)
 
 
 class EmbeddingGradients(ParameterGradients):
@@ -310,28 +357,35 @@ class EmbeddingGradients(ParameterGradients):
     """
 
     def __init__(self, outputs: Tensor, tokens: Tensor, size: int) -> None:
-        self._outputs, self._tokens, self._size = outputs, tokens, size
+        self._outputs = outputs
+        self._tokens = tokens
+        self._size = size
 
     def squared_norms(self) -> Tensor:
-        same = self._tokens[:, :, None] == self._tokens[:, None, :]
-        norms = (self._outputs @ self._outputs.mT).mul_(same).sum((1, 2))
-        return _rounded_up(norms, self._outputs.square().sum(2))
+        tokens = self._tokens
+        g = self._outputs
+        same_token = tokens[:, :, None] == tokens[:, None, :]
+        norms = (g @ g.mT).mul_(same_token).sum((1, 2))
+        return _rounded_up(norms, g.square().sum(2))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self._outputs * weights[:, None, None]).flatten(0, 1)
-        return scaled.new_zeros(self._size, scaled.shape[1]).index_add_(0, self._tokens.flatten(), scaled)
+        g = _weighted(self._outputs, weights)
+        total = g.new_zeros(self._size, g.shape[1])
+        return total.index_add_(0, self._tokens.flatten(), g)
 
     def per_record(self) -> Tensor:
         records, _, width = self._outputs.shape
         rows = self._outputs.new_zeros(records, self._size, width)
-        return rows.scatter_add_(1, self._tokens[:, :, None].expand_as(self._outputs), self._outputs)
+        index = self._tokens[:, :, None].expand_as(self._outputs)
+        return rows.scatter_add_(1, index, self._outputs)
 
     def select(self, records: Tensor) -> ParameterGradients:
         return EmbeddingGradients(self._outputs[records], self._tokens[records], self._size)
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         outputs = _side_by_side(self._outputs * factor, record_of, records)
-        return EmbeddingGradients(outputs, _side_by_side(self._tokens, record_of, records), self._size)
+        tokens = _side_by_side(self._tokens, record_of, records)
+        return EmbeddingGradients(outputs, tokens, self._size)
 
 
 def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
@@ -345,12 +399,15 @@ def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
     Returns:
         Shape (M, L·T, ...), L the largest number of rows in a record.
     """
-    members = torch.bincount(record_of, minlength=records)
+    counts = torch.bincount(record_of, minlength=records)
+    starts = counts.cumsum(0) - counts
     order = torch.argsort(record_of, stable=True)
-    place = torch.arange(len(order), device=order.device) - (members.cumsum(0) - members)[record_of[order]]
-    longest = int(members.max()) if len(order) else 0
+    sorted_record_of = record_of[order]
+    place = torch.arange(len(order), device=order.device)
+    place = place - starts[sorted_record_of]  # within its record
+    longest = int(counts.max()) if len(order) else 0
     wide = rows.new_zeros(records, longest, *rows.shape[1:])
-    wide[record_of[order], place] = rows[order]
+    wide[sorted_record_of, place] = rows[order]
     return wide.flatten(1, 2)
 
 

@@ -7,8 +7,8 @@ that adds W_hh h. The gradient of the gates is all that the weights need: record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients
+from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
-from dpbench.privacy.gradients.scans import CELLS, Cell, Scanned
+from dpbench.privacy.gradients.scans import CELLS, Cell, ScanGradients, ScanResult
 
 
 class _Hidden(torch.autograd.Function):
@@ -28,22 +28,32 @@ class _Hidden(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, states: list[Tensor], shape: torch.Size) -> Tensor:
-        ctx.states, ctx.biased = states, bias is not None
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: list[Tensor],
+        shape: torch.Size,
+    ) -> Tensor:
+        ctx.states = states
+        ctx.has_bias = bias is not None
         return weight.new_zeros(()).expand(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         flat = grad.flatten(0, 1)
-        weight = flat.t() @ ctx.states[0].flatten(0, 1).to(flat.dtype)
-        return weight, flat.sum(0) if ctx.biased else None, None, None
+        states = ctx.states[0].flatten(0, 1).to(flat.dtype)
+        weight_grad = flat.t() @ states
+        bias_grad = flat.sum(0) if ctx.has_bias else None
+        return weight_grad, bias_grad, None, None
 
 
 class _Scan(torch.autograd.Function):
     """The recurrence over time; see `scans` for what it computes.
 
-    Inputs: a cell, the gates' part of the inputs (T, R, G), two stand-ins (see `_Hidden`), constants and first states.
+    Inputs: a cell, a list that gets the hidden states before each step (and before the projection), the gates' part of
+    the inputs (T, R, G), two stand-ins (see `_Hidden`) and the first states.
     Outputs: hidden states (T, R, H), the last hidden state (R, H) and cell state.
     """
 
@@ -51,29 +61,38 @@ class _Scan(torch.autograd.Function):
     def forward(
         ctx: Any,
         cell: Cell,
-        kept: list[Tensor],
+        states: list[Tensor],
         gates: Tensor,
         hidden: Tensor | None,
         projected: Tensor | None,
         h0: Tensor,
         c0: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        scanned = cell.forward(gates, h0, c0)
-        kept.append(scanned.previous)
-        if scanned.unprojected is not None:
-            kept.append(scanned.unprojected)
-        ctx.cell, ctx.fields = cell, type(scanned)._fields
-        ctx.wanted = hidden is not None, projected is not None
-        ctx.save_for_backward(*scanned)
-        last = None if scanned.last_cell is None else scanned.last_cell.clone()
-        return scanned.outputs.clone(), scanned.last.clone(), last
+        scan = cell.forward(gates, h0, c0)
+        states.append(scan.previous)
+        if scan.unprojected is not None:
+            states.append(scan.unprojected)
+        ctx.cell = cell
+        ctx.has_hidden = hidden is not None
+        ctx.has_projected = projected is not None
+        ctx.save_for_backward(*scan)
+        # Clones: the scan's results are views of one memory, and autograd tracks writes to what a Function returns.
+        last_cell = None if scan.last_cell is None else scan.last_cell.clone()
+        return scan.outputs.clone(), scan.last.clone(), last_cell
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outputs: Tensor, last: Tensor, last_cell: Tensor | None = None) -> tuple[Any, ...]:
-        gates, hidden, projected, h0, c0 = ctx.cell.backward(Scanned(*ctx.saved_tensors), outputs, last, last_cell)
-        wants_hidden, wants_projected = ctx.wanted
-        return None, None, gates, hidden if wants_hidden else None, projected if wants_projected else None, h0, c0
+    def backward(
+        ctx: Any,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None = None,
+    ) -> tuple[Any, ...]:
+        scan = ScanResult(*ctx.saved_tensors)
+        grads: ScanGradients = ctx.cell.backward(scan, outputs, last, last_cell)
+        hidden = grads.hidden if ctx.has_hidden else None
+        projected = grads.projected if ctx.has_projected else None
+        return None, None, grads.gates, hidden, projected, grads.h0, grads.c0
 
 
 class RecurrentInterception(Interception):
@@ -81,91 +100,143 @@ class RecurrentInterception(Interception):
 
     targets = tuple(CELLS)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        layer = self.layer
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        batch_first = self.layer.batch_first
         with torch.autocast(args[0].device.type, enabled=False):
             if isinstance(args[3], Sequence):  # (data, batch sizes, states, weights, ...) of a PackedSequence
                 return self._packed(func, args[0], args[1], args[2])
-            x = args[0].transpose(0, 1) if layer.batch_first else args[0]
-            outputs, *states = self._layers(func, x, args[1], None, None)
-            return outputs.transpose(0, 1) if layer.batch_first else outputs, *states
+            x = args[0].transpose(0, 1) if batch_first else args[0]
+            outputs, *last = self._layers(func, x, args[1], None, None)
+            if batch_first:
+                outputs = outputs.transpose(0, 1)
+            return outputs, *last
 
-    def _packed(self, func: Callable[..., Any], data: Tensor, batch_sizes: Tensor, states: Any) -> Any:
+    def _packed(
+        self,
+        func: TorchFunction,
+        data: Tensor,
+        batch_sizes: Tensor,
+        states: Any,
+    ) -> Any:
         """Rows of data are those of a (T, R) grid where a sequence has not ended yet, longest sequence first."""
-        steps, records = len(batch_sizes), int(batch_sizes[0])
+        steps = len(batch_sizes)
+        records = int(batch_sizes[0])
         mask = (torch.arange(records) < batch_sizes[:, None]).to(data.device)
-        place = mask.flatten().nonzero().squeeze(1)
-        grid = data.new_zeros(steps * records, data.shape[1]).index_copy(0, place, data)
+        positions = mask.flatten().nonzero().squeeze(1)
+        grid = data.new_zeros(steps * records, data.shape[1])
+        grid = grid.index_copy(0, positions, data).view(steps, records, -1)
         sequence = next(x for x in self.arguments if isinstance(x, PackedSequence))
-        outputs, *last = self._layers(
-            func, grid.view(steps, records, -1), states, mask[:, :, None], sequence.unsorted_indices
-        )
-        return outputs.flatten(0, 1).index_select(0, place), *last
+        outputs, *last = self._layers(func, grid, states, mask[:, :, None], sequence.unsorted_indices)
+        return outputs.flatten(0, 1).index_select(0, positions), *last
 
     def _layers(
-        self, func: Callable[..., Any], x: Tensor, states: Any, mask: Tensor | None, order: Tensor | None
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        states: Any,
+        mask: Tensor | None,
+        order: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        """All layers, one after another.
+
+        Args:
+            func: The function that this computes.
+            x: Inputs, (T, R, I).
+            states: First hidden states (layers · directions, R, H), or a pair with the first cell states.
+            mask: See `Cell`.
+            order: Position of each record among the rows; None: in order.
+        """
         layer: nn.RNNBase = self.layer
         h0, c0 = states if isinstance(states, tuple | list) else (states, None)
-        directions = 2 if layer.bidirectional else 1
+        directions = ("", "_reverse") if layer.bidirectional else ("",)
         last: list[Tensor] = []
         last_cell: list[Tensor] = []
         for depth in range(layer.num_layers):
             if depth and layer.dropout:
                 x = F.dropout(x, layer.dropout, layer.training)
             outputs = []
-            for direction in range(directions):
-                row = depth * directions + direction
-                suffix = f"_l{depth}" + "_reverse" * direction
-                first = h0[row], None if c0 is None else c0[row]
-                out, h, c = self._direction(func, suffix, x, first, mask, order)
-                outputs.append(out)
+            for direction in directions:
+                row = len(last)
+                output, h, c = self._direction(
+                    func,
+                    f"_l{depth}{direction}",
+                    x,
+                    h0[row],
+                    None if c0 is None else c0[row],
+                    mask,
+                    order,
+                )
+                outputs.append(output)
                 last.append(h)
                 last_cell.append(c)
-            x = torch.cat(outputs, 2) if directions == 2 else outputs[0]
-        return (x, torch.stack(last)) if c0 is None else (x, torch.stack(last), torch.stack(last_cell))
+            x = torch.cat(outputs, 2) if layer.bidirectional else outputs[0]
+        if c0 is None:
+            return x, torch.stack(last)
+        return x, torch.stack(last), torch.stack(last_cell)
 
     def _direction(
         self,
-        func: Callable[..., Any],
+        func: TorchFunction,
         suffix: str,
         x: Tensor,
-        first: tuple[Tensor, Tensor | None],
+        h0: Tensor,
+        c0: Tensor | None,
         mask: Tensor | None,
         order: Tensor | None,
     ) -> Any:
-        w_ih, w_hh, b_ih, b_hh, w_hr = (
-            getattr(self.layer, f"{name}{suffix}", None)
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        )
-        w_ih, w_hh = cast(Tensor, w_ih), cast(Tensor, w_hh)
-        separate = func is torch.gru  # whose reset gate is between W_hh h + b_hh and the new state
-        x, h0 = x.to(w_ih.dtype), first[0].to(w_ih.dtype)
-        c0 = None if first[1] is None else first[1].to(w_ih.dtype)
-        bias = b_ih if b_ih is None or separate else b_ih + cast(Tensor, b_hh)
+        layer = self.layer
+        w_ih: Tensor = getattr(layer, f"weight_ih{suffix}")
+        w_hh: Tensor = getattr(layer, f"weight_hh{suffix}")
+        b_ih: Tensor | None = getattr(layer, f"bias_ih{suffix}", None)
+        b_hh: Tensor | None = getattr(layer, f"bias_hh{suffix}", None)
+        w_hr: Tensor | None = getattr(layer, f"weight_hr{suffix}", None)
+        dtype = w_ih.dtype
+        x = x.to(dtype)
+        h0 = h0.to(dtype)
+        c0 = None if c0 is None else c0.to(dtype)
+
+        separate = func is torch.gru  # its reset gate is between W_hh h + b_hh and the new state
+        input_bias = b_ih
+        hidden_bias = b_hh if separate else None
+        if b_ih is not None and b_hh is not None and not separate:
+            input_bias = b_ih + b_hh
+
         # In the layout of the input: a view would be copied by the product.
-        turned = not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
-        gates = F.linear(x.transpose(0, 1), w_ih, bias).transpose(0, 1) if turned else F.linear(x, w_ih, bias)
-        states: list[Tensor] = []
+        batch_major = x.transpose(0, 1)
+        if not x.is_contiguous() and batch_major.is_contiguous():
+            gates = F.linear(batch_major, w_ih, input_bias).transpose(0, 1)
+        else:
+            gates = F.linear(x, w_ih, input_bias)
+
+        # Both lists are filled below, when the scan has run.
+        previous: list[Tensor] = []
         unprojected: list[Tensor] = []
-        hidden = _Hidden.apply(w_hh, b_hh if separate else None, states, gates.shape)
+        hidden = _Hidden.apply(w_hh, hidden_bias, previous, gates.shape)
         projected = None
         if w_hr is not None:
-            shape = torch.Size((*x.shape[:2], w_hr.shape[0]))
+            steps, records, _ = x.shape
+            shape = torch.Size((steps, records, len(w_hr)))
             projected = _Hidden.apply(w_hr, None, unprojected, shape)
-        inner = b_hh.detach() if separate and b_hh is not None else None
-        projection = None if w_hr is None else w_hr.detach()
-        cell = CELLS[func](w_hh.detach(), inner, projection, suffix.endswith("_reverse"), mask)
-        kept: list[Tensor] = []
-        result = _Scan.apply(cell, kept, gates, hidden, projected, h0, c0)
-        states.append(kept[0])
-        unprojected.extend(kept[1:])
-        inputs = [x.detach(), *kept]
+
+        # The cell gets detached weights: their gradients are those of the stand-ins.
+        cell = CELLS[func](
+            weight=w_hh.detach(),
+            bias=None if hidden_bias is None else hidden_bias.detach(),
+            projection=None if w_hr is None else w_hr.detach(),
+            reverse=suffix.endswith("_reverse"),
+            mask=mask,
+        )
+        states: list[Tensor] = []
+        result = _Scan.apply(cell, states, gates, hidden, projected, h0, c0)
+        previous.append(states[0])
+        unprojected.extend(states[1:])
+
+        inputs = [x.detach(), *states]
         self.note(
-            (gates, hidden, projected),
-            inputs,
-            x.shape[1],
-            lambda grads: _gradients(suffix, grads, inputs, separate, order),
+            outputs=(gates, hidden, projected),
+            inputs=inputs,
+            records=x.shape[1],
+            gradients=lambda grads: _gradients(suffix, grads, inputs, separate, order),
         )
         return result
 
@@ -175,29 +246,38 @@ class CellInterception(Interception):
 
     targets = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 
-    def compute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         x, state, w_ih, w_hh, b_ih, b_hh = (*args, None, None)[:6]
         h = state[0] if func is torch.lstm_cell else state
-        own, side = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+        from_input = F.linear(x, w_ih, b_ih)
+        from_hidden = F.linear(h, w_hh, b_hh)
         inputs = [x.detach()[None], h.detach()[None]]  # one time step
-        self.note(
-            [own, side],
-            inputs,
-            len(x),
-            lambda grads: _gradients("", [None if g is None else g[None] for g in grads], inputs, True, None),
-        )
+
+        def gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
+            one_step = [None if grad is None else grad[None] for grad in grads]
+            return _gradients("", one_step, inputs, separate=True, order=None)
+
+        self.note([from_input, from_hidden], inputs, len(x), gradients)
         if func is torch.lstm_cell:
-            i, f, g, o = (own + side).chunk(4, 1)
+            i, f, g, o = (from_input + from_hidden).chunk(4, 1)
             c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
             return o.sigmoid() * c.tanh(), c
         if func is torch.gru_cell:
-            (r, z, n), (r_h, z_h, n_h) = own.chunk(3, 1), side.chunk(3, 1)
-            return torch.lerp((n + (r + r_h).sigmoid() * n_h).tanh(), h, (z + z_h).sigmoid())
-        return (own + side).tanh() if func is torch.rnn_tanh_cell else (own + side).relu()
+            r, z, n = from_input.chunk(3, 1)
+            r_h, z_h, n_h = from_hidden.chunk(3, 1)
+            new = (n + (r + r_h).sigmoid() * n_h).tanh()
+            return torch.lerp(new, h, (z + z_h).sigmoid())
+        if func is torch.rnn_tanh_cell:
+            return (from_input + from_hidden).tanh()
+        return (from_input + from_hidden).relu()
 
 
 def _gradients(
-    suffix: str, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], separate: bool, order: Tensor | None
+    suffix: str,
+    grads: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    separate: bool,
+    order: Tensor | None,
 ) -> LayerGradients:
     """Gradients of the parameters of one direction.
 
@@ -212,17 +292,19 @@ def _gradients(
     for side, grad, x in zip(("ih", "hh", "hr"), grads, inputs, strict=False):
         if grad is None:
             continue
-        g, a = grad.transpose(0, 1), x.transpose(0, 1).to(grad.dtype)
+        g = grad.transpose(0, 1)
+        a = x.transpose(0, 1).to(grad.dtype)
         if order is not None:
-            g, a = g[order], a[order]
+            g = g[order]
+            a = a[order]
         result[f"weight_{side}{suffix}"] = OuterProductGradients(g, a)
-        summed = _summed(g)
+        bias = _time_sum(g)
         if side == "ih":
-            result[f"bias_ih{suffix}"] = summed
+            result[f"bias_ih{suffix}"] = bias
         if side == ("hh" if separate else "ih"):
-            result[f"bias_hh{suffix}"] = summed
+            result[f"bias_hh{suffix}"] = bias
     return result
 
 
-def _summed(g: Tensor) -> ParameterGradients:
+def _time_sum(g: Tensor) -> ParameterGradients:
     return InstantiatedGradients(lambda: g.sum(1))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients.interception import LayerGradients
+from dpbench.privacy.gradients.interception import Arguments, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 
 _REGISTRY = "opacus.grad_sample"
@@ -29,44 +28,52 @@ class Sampled:
     def __init__(self, sampler: Callable[..., dict[nn.Parameter, Tensor]]) -> None:
         self._sampler = sampler
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor) -> LayerGradients:
+    def __call__(self, layer: nn.Module, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
         rows = cache(lambda: self._sampler(layer, list(inputs), grad_output))
 
-        def of(name: str, parameter: nn.Parameter) -> Tensor:
-            got = rows().get(parameter)
+        def compute(name: str, parameter: nn.Parameter) -> Tensor:
+            gradient = rows().get(parameter)
             shape = (len(grad_output), *parameter.shape)
-            if got is None or got.shape != shape:
+            if gradient is None or gradient.shape != shape:
+                received = "nothing" if gradient is None else tuple(gradient.shape)
                 raise UnsupportedModuleError(
                     f"the gradient sampler registered for {type(layer).__name__} gives "
-                    f"{'nothing' if got is None else tuple(got.shape)} for {name}, and should give {shape}."
+                    f"{received} for {name}, and should give {shape}."
                 )
-            return got.to(grad_output.dtype)
+            return gradient.to(grad_output.dtype)
 
-        return {
-            name: InstantiatedGradients(lambda name=name, p=p: of(name, p))  # type: ignore[misc]
-            for name, p in layer.named_parameters(recurse=False)
-            if p.requires_grad
-        }
+        gradients: LayerGradients = {}
+        for name, parameter in layer.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                gradients[name] = InstantiatedGradients(partial(compute, name, parameter))
+        return gradients
 
 
 def sampler_of(layer: nn.Module) -> Sampled | None:
     """Rule for a layer whose exact type has a sampler in Opacus' registry; None: it has none."""
     kind = type(layer)
-    if kind in _WRONG_IN_OPACUS or (_REGISTRY not in sys.modules and kind not in _IN_OPACUS):
-        return None  # who has registered a sampler has imported Opacus
+    if kind in _WRONG_IN_OPACUS:
+        return None
+    if _REGISTRY not in sys.modules and kind not in _IN_OPACUS:
+        return None  # whoever registers a sampler has imported Opacus
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         registry = import_module(_REGISTRY).GradSampleModule.GRAD_SAMPLERS
     sampler = registry.get(kind)
-    return None if sampler is None else Sampled(sampler)
+    if sampler is None:
+        return None
+    return Sampled(sampler)
 
 
 def of_opacus(layer: nn.Module, name: str) -> bool:
     """Whether a layer is Opacus' own of this name; does not import it."""
-    return type(layer).__module__.startswith("opacus.layers.") and any(t.__name__ == name for t in type(layer).__mro__)
+    kind = type(layer)
+    if not kind.__module__.startswith("opacus.layers."):
+        return False
+    return any(base.__name__ == name for base in kind.__mro__)
 
 
-def refuse_packed(layer: nn.Module, args: tuple[Any, ...]) -> None:
+def refuse_packed(layer: nn.Module, args: Arguments) -> None:
     """Raise UnsupportedModuleError for packed sequences in Opacus' recurrent layers, which reorder the records."""
     if any(isinstance(x, PackedSequence) for x in args):
         raise UnsupportedModuleError(

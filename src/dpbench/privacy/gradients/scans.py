@@ -1,7 +1,8 @@
 """The recurrences of LSTM, GRU and Elman cells over time, forwards and backwards, for a whole lot.
 
 Derivatives are elementwise in the gates, so all that does not depend on the gradient is computed for all time steps at
-once; what is left in the loop over time is one matrix product and a few products of (R, H). Everything is time-major.
+once; what is left in the loop over time is one matrix product and a few products of (R, H). Everything is time-major:
+T steps of R records, hidden states of width H, G gate values a record.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import torch
 from torch import Tensor
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """Results of a scan over time.
 
     Attributes:
         outputs: Hidden state after each step, (T, R, H); a view.
-        previous: Hidden state before each step; a view.
-        last: After the last step, (R, H); a view.
-        gates: Activated, (T, R, G).
-        extra: Of the cell's own.
+        previous: Hidden state before each step, (T, R, H); a view.
+        last: Hidden state after the last step, (R, H); a view.
+        gates: Activated gates, (T, R, G).
+        extra: What else the cell's `backward` reads: tanh of the LSTM's cell states, W_hn h + b_hn of the GRU.
         cells: Cell state before each step (T, R, n), LSTM only.
-        last_cell: After the last step, LSTM only.
+        last_cell: Cell state after the last step (R, n), LSTM only.
         unprojected: Hidden state before a projection (T, R, n), where there is one.
     """
 
@@ -38,8 +39,30 @@ class Scanned(NamedTuple):
     unprojected: Tensor | None = None
 
 
-Backward = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
-"""Gradients of the gates' inputs, of W_hh h + b_hh, of the projection's output, and of the first states."""
+class ScanGradients(NamedTuple):
+    """Gradients with respect to what a scan takes.
+
+    Attributes:
+        gates: Of W_ih x + b, (T, R, G).
+        hidden: Of W_hh h + b_hh, (T, R, G).
+        projected: Of the projection's output (T, R, H), where there is one.
+        h0: Of the first hidden state, (R, H).
+        c0: Of the first cell state (R, n), LSTM only.
+    """
+
+    gates: Tensor
+    hidden: Tensor
+    projected: Tensor | None
+    h0: Tensor
+    c0: Tensor | None
+
+
+class _States(NamedTuple):
+    """Three views of the states at all times: before each step, after each step (T, R, n), after the last (R, n)."""
+
+    before: Tensor
+    after: Tensor
+    last: Tensor
 
 
 class Cell(ABC):
@@ -50,140 +73,231 @@ class Cell(ABC):
         bias: b_hh, where it is not a part of the gates.
         projection: W_hr, LSTM only.
         reverse: From the last step to the first.
-        mask: False where a sequence has ended, (T, R, 1); None: all are as long.
+        mask: False where a sequence has ended, (T, R, 1); None: all sequences are T steps long.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, projection: Tensor | None, reverse: bool, mask: Tensor | None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        reverse: bool,
+        mask: Tensor | None,
     ) -> None:
-        self.weight, self.bias, self.projection = weight, bias, projection
-        self.reverse, self.mask = reverse, mask
+        self.weight = weight
+        self.bias = bias
+        self.projection = projection
+        self.reverse = reverse
+        self.mask = mask
 
     @abstractmethod
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> Scanned:
-        """Scan; `gates` is W_ih x + b, (T, R, G)."""
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+        """Scan over time.
+
+        Args:
+            gates: W_ih x + b, (T, R, G).
+            h0: First hidden state, (R, H).
+            c0: First cell state (R, n), LSTM only.
+        """
 
     @abstractmethod
-    def backward(self, s: Scanned, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> Backward:
-        """Scan back, given the gradients of hidden states, last hidden and last cell state."""
+    def backward(
+        self,
+        scan: ScanResult,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None,
+    ) -> ScanGradients:
+        """Scan back.
+
+        Args:
+            scan: What `forward` returned.
+            outputs: Gradients of the hidden states, (T, R, H).
+            last: Gradient of the last hidden state, (R, H).
+            last_cell: Gradient of the last cell state (R, n), LSTM only.
+        """
 
     def steps(self, length: int) -> range:
         """Time steps in the order of the scan."""
-        return range(length - 1, -1, -1) if self.reverse else range(length)
+        if self.reverse:
+            return range(length - 1, -1, -1)
+        return range(length)
 
-    def states(self, length: int, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Room for states: all (T + 1, ...), those before each step, after each step, and after the last."""
-        room = first.new_empty(length + 1, *first.shape)
-        room[length if self.reverse else 0] = first
-        early, late = room[:length], room[1:]
-        return room, late if self.reverse else early, early if self.reverse else late, room[0 if self.reverse else -1]
+    def allocate(self, length: int, first: Tensor) -> _States:
+        """Memory for the states at all T + 1 times in one piece, with the first one written."""
+        states = first.new_empty(length + 1, *first.shape)
+        if self.reverse:
+            states[length] = first
+            return _States(before=states[1:], after=states[:length], last=states[0])
+        states[0] = first
+        return _States(before=states[:length], after=states[1:], last=states[length])
 
-    def stay(self, t: int, after: Tensor, before: Tensor) -> None:
+    def hold(self, t: int, states: _States) -> None:
         """Leave states as they were where a sequence has ended."""
         if self.mask is not None:
-            torch.where(self.mask[t], after[t], before[t], out=after[t])
+            after = states.after[t]
+            torch.where(self.mask[t], after, states.before[t], out=after)
+
+    def hidden_gradient(self, t: int, dh: Tensor, gates: Tensor) -> Tensor:
+        """Gradient of the hidden state before step t: through W_hh, and unchanged where a sequence has ended.
+
+        Args:
+            t: The step.
+            dh: Gradient of the hidden state after it, (R, H).
+            gates: Gradient of its gates, (R, G).
+        """
+        if self.mask is None:
+            return gates @ self.weight
+        return torch.addmm(dh * ~self.mask[t], gates, self.weight)
 
 
 class LSTMCell(Cell):
     """i, f, g, o = gates + W_hh h; c = f c + i g; h = o tanh(c), projected where W_hr is given."""
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> Scanned:
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
         assert c0 is not None
-        length, width = len(gates), c0.shape[1]
-        _, before, after, last = self.states(length, h0)
-        _, cells, later, last_cell = self.states(length, c0)
+        length = len(gates)
+        width = c0.shape[1]
+        hidden = self.allocate(length, h0)
+        cells = self.allocate(length, c0)
         activated = gates.new_empty(gates.shape)
         tanh = gates.new_empty(length, *c0.shape)
-        unprojected = None if self.projection is None else torch.empty_like(tanh)
-        turned = self.weight.t()
+        unprojected = hidden.after if self.projection is None else torch.empty_like(tanh)
+        transposed = self.weight.t()
         for t in self.steps(length):
-            gate = torch.addmm(gates[t], before[t], turned, out=activated[t])
+            gate = torch.addmm(gates[t], hidden.before[t], transposed, out=activated[t])
             i, f, g, o = torch.split(gate, width, 1)
             gate[:, : 2 * width].sigmoid_()
             o.sigmoid_()
-            torch.mul(f, cells[t], out=later[t]).addcmul_(i, g.tanh_())
-            self.stay(t, later, cells)
-            torch.tanh(later[t], out=tanh[t])
-            if self.projection is None or unprojected is None:
-                torch.mul(o, tanh[t], out=after[t])
-            else:
-                torch.mm(torch.mul(o, tanh[t], out=unprojected[t]), self.projection.t(), out=after[t])
-            self.stay(t, after, before)
-        return Scanned(after, before, last, activated, tanh, cells, last_cell, unprojected)
+            cell = torch.mul(f, cells.before[t], out=cells.after[t])
+            cell.addcmul_(i, g.tanh_())
+            self.hold(t, cells)
+            torch.tanh(cell, out=tanh[t])
+            output = torch.mul(o, tanh[t], out=unprojected[t])
+            if self.projection is not None:
+                torch.mm(output, self.projection.t(), out=hidden.after[t])
+            self.hold(t, hidden)
+        return ScanResult(
+            outputs=hidden.after,
+            previous=hidden.before,
+            last=hidden.last,
+            gates=activated,
+            extra=tanh,
+            cells=cells.before,
+            last_cell=cells.last,
+            unprojected=None if self.projection is None else unprojected,
+        )
 
-    def backward(self, s: Scanned, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> Backward:
-        assert s.cells is not None and s.extra is not None and last_cell is not None
-        length, records, width = s.cells.shape
-        i, f, g, o = torch.split(s.gates, width, 2)
-        factors = s.gates.new_empty(length, records, 4, width)  # of dc and, for the output gate, of dm
-        torch.mul(g * i, 1 - i, out=factors[:, :, 0])
-        torch.mul(s.cells * f, 1 - f, out=factors[:, :, 1])
-        torch.mul(i, 1 - g.square(), out=factors[:, :, 2])
-        torch.mul(s.extra * o, 1 - o, out=factors[:, :, 3])
-        through = o * (1 - s.extra.square())  # from dm to dc
+    def backward(
+        self,
+        scan: ScanResult,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None,
+    ) -> ScanGradients:
+        cells = scan.cells
+        tanh = scan.extra
+        assert cells is not None and tanh is not None and last_cell is not None
+        length, records, width = cells.shape
+        i, f, g, o = torch.split(scan.gates, width, 2)
+
+        # Derivatives of c by the inputs of i, f and g, and of m = o tanh(c) by that of o. They do not depend on the
+        # gradient, which the loop multiplies in.
+        gates = scan.gates.new_empty(length, records, 4, width)
+        torch.mul(g * i, 1 - i, out=gates[:, :, 0])
+        torch.mul(cells * f, 1 - f, out=gates[:, :, 1])
+        torch.mul(i, 1 - g.square(), out=gates[:, :, 2])
+        torch.mul(tanh * o, 1 - o, out=gates[:, :, 3])
+        m_by_c = o * (1 - tanh.square())
         if self.mask is not None:
-            factors *= self.mask[:, :, None]
-            through *= self.mask
+            gates *= self.mask[:, :, None]
+            m_by_c *= self.mask
             f = torch.where(self.mask, f, 1.0)
+
         projected = None if self.projection is None else torch.empty_like(outputs)
-        flat = factors.flatten(2)
-        dh, dc = last, last_cell
+        flat = gates.flatten(2)
+        dh = last
+        dc = last_cell
         for t in reversed(self.steps(length)):
             dh = dh + outputs[t]
             dm = dh
             if self.projection is not None and projected is not None:
                 projected[t] = dh if self.mask is None else dh * self.mask[t]
                 dm = dh @ self.projection
-            dc = torch.addcmul(dc, dm, through[t])
-            factors[t, :, :3] *= dc[:, None]
-            factors[t, :, 3] *= dm
+            dc = torch.addcmul(dc, dm, m_by_c[t])
+            gates[t, :, :3] *= dc[:, None]
+            gates[t, :, 3] *= dm
             dc = dc * f[t]
-            ended = None if self.mask is None else dh * ~self.mask[t]
-            dh = flat[t] @ self.weight if ended is None else torch.addmm(ended, flat[t], self.weight)
-        return flat, flat, projected, dh, dc
+            dh = self.hidden_gradient(t, dh, flat[t])
+        return ScanGradients(gates=flat, hidden=flat, projected=projected, h0=dh, c0=dc)
 
 
 class GRUCell(Cell):
     """r, z = σ(gates + W_hh h + b_hh); n = tanh(gate + r (W_hn h + b_hn)); h = (1 - z) n + z h."""
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> Scanned:
-        length, width = len(gates), h0.shape[1]
-        _, before, after, last = self.states(length, h0)
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+        length = len(gates)
+        width = h0.shape[1]
+        rz_width = 2 * width
+        hidden = self.allocate(length, h0)
         activated = gates.new_empty(gates.shape)
-        reset = gates.new_empty(length, *h0.shape)  # W_hn h + b_hn
-        turned = self.weight.t()
+        hidden_n = gates.new_empty(length, *h0.shape)  # W_hn h + b_hn
+        transposed = self.weight.t()
         for t in self.steps(length):
-            side = before[t] @ turned if self.bias is None else torch.addmm(self.bias, before[t], turned)
-            gate, both = activated[t], 2 * width
-            torch.add(gates[t, :, :both], side[:, :both], out=gate[:, :both]).sigmoid_()
+            if self.bias is None:
+                product = hidden.before[t] @ transposed
+            else:
+                product = torch.addmm(self.bias, hidden.before[t], transposed)
+            product_n = product[:, rz_width:]
+            hidden_n[t] = product_n
+            gate = activated[t]
+            rz = gate[:, :rz_width]
+            torch.add(gates[t, :, :rz_width], product[:, :rz_width], out=rz)
+            rz.sigmoid_()
             r, z, n = torch.split(gate, width, 1)
-            reset[t] = side[:, both:]
-            torch.addcmul(gates[t, :, both:], r, side[:, both:], out=n).tanh_()
-            torch.lerp(n, before[t], z, out=after[t])
-            self.stay(t, after, before)
-        return Scanned(after, before, last, activated, reset)
+            torch.addcmul(gates[t, :, rz_width:], r, product_n, out=n)
+            n.tanh_()
+            torch.lerp(n, hidden.before[t], z, out=hidden.after[t])
+            self.hold(t, hidden)
+        return ScanResult(
+            outputs=hidden.after,
+            previous=hidden.before,
+            last=hidden.last,
+            gates=activated,
+            extra=hidden_n,
+        )
 
-    def backward(self, s: Scanned, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> Backward:
-        assert s.extra is not None
-        length, records, width = s.previous.shape
-        r, z, n = torch.split(s.gates, width, 2)
-        factors = s.gates.new_empty(length, records, 3, width)  # of dh
-        new = torch.mul(1 - z, 1 - n.square(), out=factors[:, :, 2])
-        torch.mul((s.previous - n) * z, 1 - z, out=factors[:, :, 1])
-        torch.mul(new * s.extra * r, 1 - r, out=factors[:, :, 0])
+    def backward(
+        self,
+        scan: ScanResult,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None,
+    ) -> ScanGradients:
+        hidden_n = scan.extra
+        assert hidden_n is not None
+        length, records, width = scan.previous.shape
+        r, z, n = torch.split(scan.gates, width, 2)
+
+        # Derivatives of h by the inputs of r, z and n; the loop multiplies the gradient in.
+        gates = scan.gates.new_empty(length, records, 3, width)
+        h_by_n = torch.mul(1 - z, 1 - n.square(), out=gates[:, :, 2])
+        torch.mul((scan.previous - n) * z, 1 - z, out=gates[:, :, 1])
+        torch.mul(h_by_n * hidden_n * r, 1 - r, out=gates[:, :, 0])
         if self.mask is not None:
-            factors *= self.mask[:, :, None]
+            gates *= self.mask[:, :, None]
             z = torch.where(self.mask, z, 1.0)
-        hidden = factors.clone()
-        hidden[:, :, 2] *= r
+        hidden = gates.clone()
+        hidden[:, :, 2] *= r  # n sees W_hn h + b_hn through r
+
         flat = hidden.flatten(2)
         dh = last
         for t in reversed(self.steps(length)):
             dh = dh + outputs[t]
-            factors[t] *= dh[:, None]
+            gates[t] *= dh[:, None]
             hidden[t] *= dh[:, None]
             dh = torch.addmm(dh * z[t], flat[t], self.weight)
-        return factors.flatten(2), flat, None, dh, None
+        return ScanGradients(gates=gates.flatten(2), hidden=flat, projected=None, h0=dh, c0=None)
 
 
 class ElmanCell(Cell):
@@ -191,26 +305,41 @@ class ElmanCell(Cell):
 
     positive = False
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> Scanned:
-        length, turned = len(gates), self.weight.t()
-        _, before, after, last = self.states(length, h0)
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+        length = len(gates)
+        hidden = self.allocate(length, h0)
+        transposed = self.weight.t()
         for t in self.steps(length):
-            h = torch.addmm(gates[t], before[t], turned, out=after[t])
-            _ = h.relu_() if self.positive else h.tanh_()
-            self.stay(t, after, before)
-        return Scanned(after, before, last, after)
+            h = torch.addmm(gates[t], hidden.before[t], transposed, out=hidden.after[t])
+            if self.positive:
+                h.relu_()
+            else:
+                h.tanh_()
+            self.hold(t, hidden)
+        return ScanResult(
+            outputs=hidden.after,
+            previous=hidden.before,
+            last=hidden.last,
+            gates=hidden.after,
+        )
 
-    def backward(self, s: Scanned, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> Backward:
-        factors = (s.outputs > 0).to(outputs.dtype) if self.positive else 1 - s.outputs.square()
+    def backward(
+        self,
+        scan: ScanResult,
+        outputs: Tensor,
+        last: Tensor,
+        last_cell: Tensor | None,
+    ) -> ScanGradients:
+        h = scan.outputs
+        gates = (h > 0).to(outputs.dtype) if self.positive else 1 - h.square()
         if self.mask is not None:
-            factors *= self.mask
+            gates *= self.mask
         dh = last
-        for t in reversed(self.steps(len(factors))):
+        for t in reversed(self.steps(len(gates))):
             dh = dh + outputs[t]
-            factors[t] *= dh
-            ended = None if self.mask is None else dh * ~self.mask[t]
-            dh = factors[t] @ self.weight if ended is None else torch.addmm(ended, factors[t], self.weight)
-        return factors, factors, None, dh, None
+            gates[t] *= dh
+            dh = self.hidden_gradient(t, dh, gates[t])
+        return ScanGradients(gates=gates, hidden=gates, projected=None, h0=dh, c0=None)
 
 
 class ReLUCell(ElmanCell):

@@ -11,15 +11,15 @@ import torch
 _EXACT = "ieee"
 
 
-def _places() -> list[Any]:
-    """What PyTorch has a precision for."""
+def _settings() -> list[Any]:
+    """PyTorch's objects that carry a precision of float32 products."""
     backends: Any = torch.backends
     return [backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]
 
 
 def is_allowed(device: str) -> bool:
     """Whether products of float32 may be made in TF32 on a type of device."""
-    return device == "cuda" and any(place.fp32_precision == "tf32" for place in _places())
+    return device == "cuda" and any(setting.fp32_precision == "tf32" for setting in _settings())
 
 
 @contextmanager
@@ -28,11 +28,11 @@ def refused(device: str) -> Iterator[None]:
     if not is_allowed(device):
         yield
         return
-    before = [place.fp32_precision for place in _places()]
+    previous = [setting.fp32_precision for setting in _settings()]
     try:
-        for place in _places():
-            place.fp32_precision = _EXACT
+        for setting in _settings():
+            setting.fp32_precision = _EXACT
         yield
     finally:
-        for place, precision in zip(_places(), before, strict=True):
-            place.fp32_precision = precision
+        for setting, precision in zip(_settings(), previous, strict=True):
+            setting.fp32_precision = precision

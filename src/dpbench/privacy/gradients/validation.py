@@ -28,10 +28,11 @@ def refuse_unsupported(model: nn.Module) -> None:
     for name, module in model.named_modules():
         problem = _problem(module)
         if problem is not None:
-            problems.setdefault(problem, []).append(f"{name or 'the model'} ({type(module).__name__})")
+            layer = f"{name or 'the model'} ({type(module).__name__})"
+            problems.setdefault(problem, []).append(layer)
     if problems:
-        reasons = "; ".join(f"{_few(names)} {problem}" for problem, names in problems.items())
-        raise UnsupportedModuleError(f"this model cannot be trained privately: {reasons}.")
+        reasons = [f"{_few(layers)} {problem}" for problem, layers in problems.items()]
+        raise UnsupportedModuleError(f"this model cannot be trained privately: {'; '.join(reasons)}.")
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
@@ -43,20 +44,32 @@ def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list
     """
 
     def refuse(layer: nn.Module, args: object) -> None:
-        problem = _problem(layer) if layer.training and recording() else None
+        if not layer.training or not recording():
+            return
+        problem = _problem(layer)
         if problem is not None:
             raise UnsupportedModuleError(f"a {type(layer).__name__} was put into training mode: it {problem}.")
 
-    return [module.register_forward_pre_hook(refuse) for module in model.modules() if isinstance(module, _STATISTICS)]
+    layers = [module for module in model.modules() if isinstance(module, _STATISTICS)]
+    return [layer.register_forward_pre_hook(refuse) for layer in layers]
 
 
 def _few(names: list[str]) -> str:
-    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    first = ", ".join(names[:_SHOWN])
+    if len(names) <= _SHOWN:
+        return first
+    return f"{first}, ... ({len(names)} in all)"
 
 
 def _problem(module: nn.Module) -> str | None:
-    trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+    """Why a module cannot be trained, as the end of a sentence about it; None: it can.
+
+    Whoever has no trainable parameters of its own may still mix records, or compute the weights of others.
+    """
+    return _record_problem(module) or _weight_problem(module) or _trainable_problem(module)
+
+
+def _record_problem(module: nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled by TorchScript, which lets no hooks in; take the module that it was made from"
     if any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
@@ -68,13 +81,29 @@ def _problem(module: nn.Module) -> str | None:
         )
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
+    return None
+
+
+def _weight_problem(module: nn.Module) -> str | None:
+    hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
+    if any(
+        isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in module.parameters(recurse=False)
+    ):
         return "is not initialized yet; run one forward pass on random data before training"
-    if _has_spectral_norm(module):
+    if "SpectralNorm" in hooks or type(module).__name__ == "_SpectralNorm":
         return "has spectral normalization, whose power iteration couples all weights; remove it or clip the weights"
-    if any(type(hook).__name__ == "WeightNorm" for hook in module._forward_pre_hooks.values()):
+    if "WeightNorm" in hooks:
         return "computes its weight from other parameters; remove it (torch.nn.utils.remove_weight_norm)"
-    if not trainable:
+    return None
+
+
+def has_trainable(module: nn.Module, recurse: bool) -> bool:
+    """Whether a module has trainable parameters of its own, or (with `recurse`) of its children."""
+    return any(parameter.requires_grad for parameter in module.parameters(recurse))
+
+
+def _trainable_problem(module: nn.Module) -> str | None:
+    if not has_trainable(module, recurse=False):
         return None
     for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
         if isinstance(module, known) and type(module) is not known:
@@ -86,11 +115,6 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
         return "computes a weight from other parameters; remove the parametrization (torch.nn.utils.parametrize)"
     return None
-
-
-def _has_spectral_norm(module: nn.Module) -> bool:
-    hooks = module._forward_pre_hooks.values()
-    return any(type(hook).__name__ == "SpectralNorm" for hook in hooks) or type(module).__name__ == "_SpectralNorm"
 
 
 def check_sums(
@@ -115,22 +139,27 @@ def check_sums(
     Raises:
         UnsupportedModuleError: They differ: a parameter is used where no hook sees it, or its layer mixes records.
     """
-    total = sum(float(e.double().square().sum()) for e in expected if e is not None) ** 0.5
-    if not total < float("inf"):
+    squares = [float(grad.double().square().sum()) for grad in expected if grad is not None]
+    total_norm = sum(squares) ** 0.5
+    if not total_norm < float("inf"):
         return False
     for (name, parameter), gradients, grad in zip(parameters.items(), computed, expected, strict=True):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         weights = torch.ones(records, dtype=dtype, device=parameter.device)
-        ours = gradients.weighted_sum(weights)
+        ours = gradients.weighted_sum(weights).double()
         theirs = torch.zeros_like(parameter) if grad is None else grad
-        gap = float((ours.double() - theirs.double()).norm())
-        low = parameter.dtype.itemsize < 4 or tolerance >= _LOW
-        allowed = (_LOW if low else tolerance) * max(float(theirs.double().norm()), 1e-2 * total)
-        if low:  # some processors add records up in bfloat16: then what cancels leaves its rounding behind
-            allowed = max(allowed, _ROUNDING * float(gradients.squared_norms().double().sqrt().sum()))
-        if gap > allowed:
+        theirs = theirs.double()
+        difference = float((ours - theirs).norm())
+        scale = max(float(theirs.norm()), 1e-2 * total_norm)
+        if parameter.dtype.itemsize < 4 or tolerance >= _LOW:
+            # Some processors add records up in bfloat16: then what cancels leaves its rounding behind.
+            norms = gradients.squared_norms().double().sqrt()
+            allowed = max(_LOW * scale, _ROUNDING * float(norms.sum()))
+        else:
+            allowed = tolerance * scale
+        if difference > allowed:
             raise UnsupportedModuleError(
-                f"per-record gradients of {name} do not add up to its gradient (off by {gap:.2g}): it is used "
+                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): it is used "
                 "outside of its module's forward (call the module itself; a penalty on weights belongs into the "
                 "optimizer's weight_decay), or its layer mixes records."
             )

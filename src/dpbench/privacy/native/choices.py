@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest here: timed once for each machine and shape, then kept.
+"""Which of several ways to compute the same is the fastest here: timed once for each machine and shape.
 
 Ways differ in rounding, and a resumed run has to repeat the interrupted one to the bit. So a choice is a file that is
 written once and never changed; where no file can be written, nothing is timed.
@@ -31,13 +31,16 @@ def fastest(key: tuple[object, ...], ways: Ways) -> str:
         ways: Name → computes the result.
     """
     if key not in _chosen:
-        known = _read(key)
-        _chosen[key] = known if known is not None and known in ways else _settle(key, ways)
+        name = _read(key)
+        if name is None or name not in ways:
+            name = _settle(key, ways)
+        _chosen[key] = name
     return _chosen[key]
 
 
 def _path(key: tuple[object, ...]) -> str:
-    return os.path.join(native.cache_folder(), "choice-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16])
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    return os.path.join(native.cache_folder(), f"choice-{digest[:16]}")
 
 
 def _read(key: tuple[object, ...]) -> str | None:
@@ -45,12 +48,15 @@ def _read(key: tuple[object, ...]) -> str | None:
         return None
     try:
         with open(_path(key), encoding="utf-8") as file:
-            return file.readline().strip() if mistrust(os.fstat(file.fileno())) is None else None
+            if mistrust(os.fstat(file.fileno())) is not None:
+                return None
+            return file.readline().strip()
     except OSError:
         return None
 
 
 def _settle(key: tuple[object, ...], ways: Ways) -> str:
+    """Time the ways and write the fastest one's name; the name that holds, which another process may have written."""
     if not _writable():
         return next(iter(ways))
     times = dict.fromkeys(ways, float("inf"))
@@ -60,7 +66,8 @@ def _settle(key: tuple[object, ...], ways: Ways) -> str:
                 continue
             start = time.perf_counter()
             way()
-            times[name] = min(times[name], time.perf_counter() - start)
+            elapsed = time.perf_counter() - start
+            times[name] = min(times[name], elapsed)
     best = min(times, key=times.__getitem__)
     try:
         with NamedTemporaryFile("w", dir=native.cache_folder(), encoding="utf-8") as file:

@@ -23,10 +23,6 @@ def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def _threads() -> ctypes.c_int64:
-    return ctypes.c_int64(torch.get_num_threads())
-
-
 def _kernel(name: str) -> Any:
     library = native.library()
     assert library is not None
@@ -34,8 +30,11 @@ def _kernel(name: str) -> Any:
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the kernels can be had and know this device and precision."""
-    return all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors) and native.library() is not None
+    """Whether there are kernels, and they know this device and precision."""
+    for x in tensors:
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return False
+    return native.library() is not None
 
 
 def insisted() -> bool:
@@ -50,7 +49,9 @@ def _rows(image: Tensor) -> Tensor:
 
 def _dense(image: Tensor) -> Tensor:
     """(R, C, H, W) without gaps, channels first or last."""
-    return image if image.is_contiguous(memory_format=torch.channels_last) else image.contiguous()
+    if image.is_contiguous(memory_format=torch.channels_last):
+        return image
+    return image.contiguous()
 
 
 class Convolved(NamedTuple):
@@ -88,18 +89,42 @@ def convolution(
         threshold: τ of the discretization, or None.
     """
     order, starts = members
-    a, g, records = _dense(a), _dense(g), len(starts) - 1
-    (_, inputs, *size), (_, outputs, *out_size) = a.shape, g.shape
-    shape = (*size, inputs, *out_size, outputs, *layer.kernel_size, *layer.stride, *padding, *layer.dilation)
-    first = a.is_contiguous(), g.is_contiguous()
-    geometry = (ctypes.c_int64 * 18)(records, *shape, *first, torch.get_num_threads())
+    a = _dense(a)
+    g = _dense(g)
+    records = len(starts) - 1
+    _, inputs, height, width = a.shape
+    _, outputs, out_height, out_width = g.shape
+    geometry = (ctypes.c_int64 * 18)(
+        records,
+        height,
+        width,
+        inputs,
+        out_height,
+        out_width,
+        outputs,
+        *layer.kernel_size,
+        *layer.stride,
+        *padding,
+        *layer.dilation,
+        a.is_contiguous(),  # channels first
+        g.is_contiguous(),
+        torch.get_num_threads(),
+    )
     dtype = torch.float32 if threshold is None else torch.int8
     weights = _new(records, *layer.kernel_size, inputs, outputs, dtype=dtype)
-    norms, bias = _new(records), _new(records, outputs)
-    scalars = ctypes.c_float(factor), ctypes.c_float(-1 if threshold is None else threshold)
-    rows = _at(order, torch.int64), _at(starts, torch.int64)
+    norms = _new(records)
+    bias = _new(records, outputs)
     _kernel("dpbench_convolution")(
-        geometry, _at(a), _at(g), *rows, *scalars, _at(weights, dtype), _at(norms), _at(bias)
+        geometry,
+        _at(a),
+        _at(g),
+        _at(order, torch.int64),
+        _at(starts, torch.int64),
+        factor,
+        -1 if threshold is None else threshold,
+        _at(weights, dtype),
+        _at(norms),
+        _at(bias),
     )
     return Convolved(weights, norms, bias)
 
@@ -107,20 +132,36 @@ def convolution(
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """Sum over records of `weights` (R,) times `rows`, numbers or signs of shape (R, ...)."""
     name = "dpbench_weighted_sum" if rows.dtype == torch.float32 else "dpbench_weighted_signs"
-    weights, total = weights.contiguous(), _new(*rows.shape[1:])
-    sizes = ctypes.c_int64(len(rows)), ctypes.c_int64(total.numel())
-    _kernel(name)(_at(rows, rows.dtype), _at(weights), _at(total), *sizes, _threads())
+    weights = weights.contiguous()
+    total = _new(*rows.shape[1:])
+    _kernel(name)(
+        _at(rows, rows.dtype),
+        _at(weights),
+        _at(total),
+        len(rows),
+        total.numel(),
+        torch.get_num_threads(),
+    )
     return total
 
 
 def group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Per-row gradients of scale and shift, (R, C) each; x and g (R, C, H, W)."""
-    x, g = _rows(x), _rows(g)
+    x = _rows(x)
+    g = _rows(g)
     records, height, width, channels = x.shape
     scale, shift = _new(2, records, channels).unbind()
-    sizes = (ctypes.c_int64(n) for n in (records, height * width, channels, layer.num_groups))
     _kernel("dpbench_group_norm")(
-        _at(x), _at(g), _at(scale), _at(shift), *sizes, ctypes.c_double(layer.eps), _threads()
+        _at(x),
+        _at(g),
+        _at(scale),
+        _at(shift),
+        records,
+        height * width,
+        channels,
+        layer.num_groups,
+        layer.eps,
+        torch.get_num_threads(),
     )
     return scale, shift
 
@@ -139,16 +180,27 @@ def sum_outer(g: Tensor, a: Tensor, weights: Tensor, threshold: float) -> Tensor
     return total
 
 
-def _outer(name: str, g: Tensor, a: Tensor, threshold: float, *more: Tensor) -> None:
-    tensors = [x.contiguous() for x in (g, a, *more)]
-    sizes = (ctypes.c_int64(n) for n in (*g.shape, a.shape[1]))
-    _kernel(name)(*map(_at, tensors), *sizes, ctypes.c_float(threshold), _threads())
+def _outer(name: str, g: Tensor, a: Tensor, threshold: float, *others: Tensor) -> None:
+    # Named, so that the copies outlive the call: a kernel gets only their addresses.
+    tensors = [x.contiguous() for x in (g, a, *others)]
+    _kernel(name)(
+        *map(_at, tensors),
+        *g.shape,
+        a.shape[1],
+        threshold,
+        torch.get_num_threads(),
+    )
 
 
 def float64_sum(x: Tensor) -> float:
     """Sum in float64 of flat numbers without gaps, in the same order for every number of threads."""
     total = torch.empty((), dtype=torch.float64, device="cpu")
-    _kernel("dpbench_sum")(_at(x), ctypes.c_int64(x.numel()), _at(total, torch.float64), _threads())
+    _kernel("dpbench_sum")(
+        _at(x),
+        x.numel(),
+        _at(total, torch.float64),
+        torch.get_num_threads(),
+    )
     return total.item()
 
 
@@ -163,6 +215,12 @@ def add_noise(total: Tensor, start: int, std: float, spacing: float, key: bytes)
         key: 32 bytes of ChaCha20, which yields the stream.
     """
     words = (ctypes.c_uint32 * 8).from_buffer_copy(key)
-    sizes = ctypes.c_int64(start), ctypes.c_int64(total.numel())
-    scale = ctypes.c_float(std / spacing), ctypes.c_double(spacing)
-    _kernel("dpbench_add_noise")(_at(total), *sizes, *scale, words, _threads())
+    _kernel("dpbench_add_noise")(
+        _at(total),
+        start,
+        total.numel(),
+        std / spacing,
+        spacing,
+        words,
+        torch.get_num_threads(),
+    )

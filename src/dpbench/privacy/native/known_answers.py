@@ -23,7 +23,11 @@ def wrong_answers(library: ctypes.CDLL) -> str | None:
     Args:
         library: With the types of its arguments.
     """
-    checks = {"noise": _noise, "sums": _sums, "gradients of a convolution": _convolution}
+    checks = {
+        "noise": _noise,
+        "sums": _sums,
+        "gradients of a convolution": _convolution,
+    }
     wrong = [name for name, is_right in checks.items() if not is_right(library)]
     return " and ".join(wrong) or None
 
@@ -41,36 +45,69 @@ def _noise(library: ctypes.CDLL) -> bool:
 
 def digest_of_numbers(numbers: NDArray[Any]) -> str:
     """Hash of numbers on the grid."""
-    return hashlib.sha256(np.rint(numbers / SPACING).astype("<i2").tobytes()).hexdigest()
+    units = np.rint(numbers / SPACING).astype("<i2")
+    return hashlib.sha256(units.tobytes()).hexdigest()
+
+
+def _whole_numbers(shape: tuple[int, ...], modulus: int) -> NDArray[np.float32]:
+    """Small whole numbers around zero in a shape: their sums and products are exact in every order."""
+    numbers = np.arange(np.prod(shape), dtype=np.float32) % modulus - modulus // 2
+    return numbers.reshape(shape)
 
 
 def _sums(library: ctypes.CDLL) -> bool:
-    rows = (np.arange(3 * 600, dtype=np.float32) % 17 - 8).reshape(3, 600)  # exact in every order
+    rows = _whole_numbers((3, 600), 17)
     weights = np.array([2, -3, 5], np.float32)
-    total = np.zeros(600, np.float32)
-    library.dpbench_weighted_sum(_at(rows), _at(weights), _at(total), 3, 600, 1)
-    whole = np.zeros(1)
-    library.dpbench_sum(_at(rows), rows.size, _at(whole), 1)
-    return bool((total == weights @ rows).all()) and whole[0] == rows.sum()
+    weighted = np.zeros(600, np.float32)
+    library.dpbench_weighted_sum(_at(rows), _at(weights), _at(weighted), 3, 600, 1)
+    total = np.zeros(1)
+    library.dpbench_sum(_at(rows), rows.size, _at(total), 1)
+    return bool((weighted == weights @ rows).all()) and total[0] == rows.sum()
 
 
 def _convolution(library: ctypes.CDLL) -> bool:
-    records, size, inputs, outputs, kernel = 2, 4, 3, 5, 3
-    a = (np.arange(records * size * size * inputs, dtype=np.float32) % 7 - 3).reshape(records, size, size, inputs)
-    g = (np.arange(records * size * size * outputs, dtype=np.float32) % 5 - 2).reshape(records, size, size, outputs)
+    records = 2
+    size = 4
+    inputs = 3
+    outputs = 5
+    kernel = 3
+    a = _whole_numbers((records, size, size, inputs), 7)
+    g = _whole_numbers((records, size, size, outputs), 5)
     weights = np.zeros((records, kernel, kernel, inputs, outputs), np.float32)
-    norms, bias = np.zeros(records, np.float32), np.zeros((records, outputs), np.float32)
-    order, starts = np.arange(records, dtype=np.int64), np.arange(records + 1, dtype=np.int64)
-    shape = (size, size, inputs, size, size, outputs, kernel, kernel, 1, 1, 1, 1, 1, 1)
-    geometry = (ctypes.c_int64 * 18)(records, *shape, 0, 0, 1)
+    norms = np.zeros(records, np.float32)
+    bias = np.zeros((records, outputs), np.float32)
+    order = np.arange(records, dtype=np.int64)
+    starts = np.arange(records + 1, dtype=np.int64)
+    geometry = (ctypes.c_int64 * 18)(
+        records,
+        *(size, size, inputs),
+        *(size, size, outputs),
+        *(kernel, kernel),
+        *(1, 1),  # stride
+        *(1, 1),  # padding
+        *(1, 1),  # dilation
+        *(0, 0),  # channels last
+        1,  # thread
+    )
     library.dpbench_convolution(
-        geometry, _at(a), _at(g), _at(order), _at(starts), 1.0, -1.0, _at(weights), _at(norms), _at(bias)
+        geometry,
+        _at(a),
+        _at(g),
+        _at(order),
+        _at(starts),
+        1.0,
+        -1.0,
+        _at(weights),
+        _at(norms),
+        _at(bias),
     )
     padded = np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0)))
     for y in range(kernel):
         for x in range(kernel):
-            wanted = np.einsum("rhwi,rhwo->rio", padded[:, y : y + size, x : x + size], g)
-            if not (weights[:, y, x] == wanted).all():
+            window = padded[:, y : y + size, x : x + size]
+            expected = np.einsum("rhwi,rhwo->rio", window, g)
+            if not (weights[:, y, x] == expected).all():
                 return False
-    right_norms = np.allclose(norms, np.square(weights).sum((1, 2, 3, 4)), rtol=1e-5)
-    return right_norms and bool((bias == g.sum((1, 2))).all())
+    squared_norms = np.square(weights).sum((1, 2, 3, 4))
+    right_bias = bool((bias == g.sum((1, 2))).all())
+    return right_bias and np.allclose(norms, squared_norms, rtol=1e-5)

@@ -100,7 +100,8 @@ def signature() -> str:
 def _name() -> str:
     """Name made of source, flags and processor: a library made for one processor must not run on another."""
     text = repr((_SOURCE.read_text(encoding="utf-8"), _FLAGS, _processor()))
-    return "native-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"native-{digest[:12]}"
 
 
 def _processor() -> str:
@@ -108,9 +109,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.node()}"
-    return " ".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+    keys = ("model name", "flags", "Features", "CPU part")
+    described = {line for line in lines if line.startswith(keys)}
+    return " ".join(sorted(described))
 
 
 @cache
@@ -121,11 +122,14 @@ def _build() -> ctypes.CDLL | str:
     try:
         library = _from_cache()
     except subprocess.CalledProcessError as error:
-        return f"{error.cmd[0]}: {(error.stderr.strip() or 'failed').splitlines()[0]}"
+        message = error.stderr.strip() or "failed"
+        return f"{error.cmd[0]}: {message.splitlines()[0]}"
     except (OSError, RuntimeError) as error:
         return brief(error)
     wrong = wrong_answers(library)
-    return library if wrong is None else f"those of {cache_folder()} compute wrongly ({wrong}): delete this folder"
+    if wrong is not None:
+        return f"those of {cache_folder()} compute wrongly ({wrong}): delete this folder"
+    return library
 
 
 def _from_cache() -> ctypes.CDLL:
@@ -216,11 +220,13 @@ def cache_folder() -> Path:
 
     Without links, so that what is checked is what is used.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "dpbench" / _name()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches.resolve() / "dpbench" / _name()
 
 
 def _compiler() -> str:
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+    installed = filter(shutil.which, ("g++", "clang++", "c++"))
+    compiler = os.environ.get("CXX") or next(installed, None)
     if compiler is None:
         raise OSError("no C++ compiler was found (g++, clang++, c++, or what the variable CXX names)")
     return compiler
@@ -234,8 +240,8 @@ def _compile(file: Path) -> None:
     """
     compiler = _compiler()
     with TemporaryDirectory(dir=file.parent) as folder:
-        made = Path(folder) / file.name
-        command = [*compiler.split(), *_FLAGS, "-shared", "-fPIC", "-o", str(made), str(_SOURCE)]
+        target = Path(folder) / file.name
+        command = [*compiler.split(), *_FLAGS, "-shared", "-fPIC", "-o", str(target), str(_SOURCE)]
         subprocess.run(command, check=True, capture_output=True, text=True)
-        made.chmod(0o700)  # whatever the umask is
-        made.replace(file)
+        target.chmod(0o700)  # whatever the umask is
+        target.replace(file)

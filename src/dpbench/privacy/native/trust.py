@@ -19,18 +19,23 @@ def mistrust(status: os.stat_result, sticky_suffices: bool = False) -> str | Non
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to another user (number {status.st_uid})"
     by_group = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
-    if not (by_group or status.st_mode & stat.S_IWOTH):
+    by_others = status.st_mode & stat.S_IWOTH
+    if not by_group and not by_others:
         return None
-    return None if sticky_suffices and status.st_mode & stat.S_ISVTX else "may be written by other users"
+    if sticky_suffices and status.st_mode & stat.S_ISVTX:
+        return None
+    return "may be written by other users"
 
 
 def _is_private_group(number: int) -> bool:
     """Whether a group has the user's name and no other member: many systems let it write to what the user makes."""
     try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(number)
     except KeyError:
         return False
-    return number == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    has_name = number == user.pw_gid and group.gr_name == user.pw_name
+    return has_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def mistrusted_folder(folder: Path, own: int) -> str | None:
@@ -43,15 +48,15 @@ def mistrusted_folder(folder: Path, own: int) -> str | None:
     Raises:
         OSError: There is no such folder.
     """
-    for height, one in enumerate((folder, *folder.parents)):
-        doubt = mistrust(os.lstat(one), sticky_suffices=height >= own)
+    for height, path in enumerate((folder, *folder.parents)):
+        doubt = mistrust(os.lstat(path), sticky_suffices=height >= own)
         if doubt is not None:
-            return f"{one} {doubt}"
+            return f"{path} {doubt}"
     return None
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder and those above that are missing, which nobody else may read or write, whatever the umask is."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)

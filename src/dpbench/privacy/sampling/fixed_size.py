@@ -43,7 +43,8 @@ class FixedSizeSampling(Sampling):
 
     @classmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        return cls(population, max(1, round(rate * population)), unit=unit)
+        batch_size = max(1, round(rate * population))
+        return cls(population, batch_size, unit=unit)
 
     @property
     def expected_batch_size(self) -> float:
@@ -60,7 +61,8 @@ class FixedSizeSampling(Sampling):
     def dp_event(self, noise_multiplier: float) -> DpEvent:
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 
-        return SampledWithoutReplacementDpEvent(self.population, self.batch_size, GaussianDpEvent(noise_multiplier))
+        gaussian = GaussianDpEvent(noise_multiplier)
+        return SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian)
 
     def squared_mu(self, noise_multiplier: float) -> float:
         """2q²(e^{1/z²}Φ(3/(2z)) + 3Φ(−1/(2z)) − 2) (Dong, Roth & Su 2022, corollary 5.4); 1/z² without sampling."""
@@ -72,5 +74,6 @@ class FixedSizeSampling(Sampling):
         if inverse < 1e-4:  # the terms below cancel to x²/2 + O(x³)
             return (self.rate * inverse) ** 2
         with np.errstate(over="ignore"):
-            tails = special.ndtr(1.5 * inverse) * np.exp(inverse**2) + 3 * special.ndtr(-0.5 * inverse) - 2
+            upper = special.ndtr(1.5 * inverse) * np.exp(inverse**2)
+            tails = upper + 3 * special.ndtr(-0.5 * inverse) - 2
         return 2 * self.rate**2 * float(tails)

@@ -54,8 +54,9 @@ class PoissonSampling(Sampling):
     @property
     def lot_size_cumulants(self) -> tuple[float, float]:
         """Those of a binomial number."""
-        variance = self.sample_rate * (1 - self.sample_rate)
-        return self.population * variance, self.population * variance * (1 - 6 * variance)
+        variance = self.sample_rate * (1 - self.sample_rate)  # of one record's draw
+        lot_variance = self.population * variance
+        return lot_variance, lot_variance * (1 - 6 * variance)
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         # A binomial size and a uniform subset of that size is Poisson sampling, without a draw for each record.
@@ -66,12 +67,17 @@ class PoissonSampling(Sampling):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
         gaussian = GaussianDpEvent(noise_multiplier)
-        return PoissonSampledDpEvent(self.sample_rate, gaussian) if self.sample_rate < 1 else gaussian
+        if self.sample_rate == 1:
+            return gaussian
+        return PoissonSampledDpEvent(self.sample_rate, gaussian)
 
     def second_order_divergence(self, noise_multiplier: float) -> float:
         """Exact: log(1 + q²(e^{1/z²} − 1))."""
-        rate, exponent = self.sample_rate, noise_multiplier**-2
-        return math.log1p(rate**2 * math.expm1(exponent)) if exponent < 500 else 2 * math.log(rate) + exponent
+        rate = self.sample_rate
+        exponent = noise_multiplier**-2
+        if exponent < 500:
+            return math.log1p(rate**2 * math.expm1(exponent))
+        return 2 * math.log(rate) + exponent  # the exponential would overflow
 
     def squared_mu(self, noise_multiplier: float) -> float:
         """q²(e^{1/z²} − 1) (Bu, Dong, Long & Su 2020, theorem 5); exact without sampling, where it is 1/z²."""
@@ -114,7 +120,8 @@ class TruncatedPoissonSampling(Sampling):
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
         """Make a scheme of lots of at most six standard deviations above the mean, which costs next to nothing."""
         mean = population * rate
-        return cls(population, rate, math.ceil(mean + 6 * math.sqrt(mean * (1 - rate))), unit=unit)
+        deviation = math.sqrt(mean * (1 - rate))
+        return cls(population, rate, math.ceil(mean + 6 * deviation), unit=unit)
 
     def among(self, population: int) -> Self:
         """The same largest lot, and the same number of records that are drawn before a lot is cut."""
@@ -124,18 +131,26 @@ class TruncatedPoissonSampling(Sampling):
     @property
     def expected_batch_size(self) -> float:
         """E min(X, m) = nq·P(X' < m) + m·P(X > m), X and X' binomial of n and n − 1."""
-        n, q, m = self.population, self.sample_rate, self.max_batch_size
+        n = self.population
+        q = self.sample_rate
+        m = self.max_batch_size
         return n * q * (1 - _more(m - 1, n - 1, q)) + m * _more(m, n, q)
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        size = min(int(rng.binomial(self.population, self.sample_rate)), self.max_batch_size)
+        drawn = int(rng.binomial(self.population, self.sample_rate))
+        size = min(drawn, self.max_batch_size)
         return (rng.choice(self.population, size, replace=False, shuffle=False),)
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
         from dp_accounting import TruncatedSubsampledGaussianDpEvent
 
         over_bound = self.record_changes * noise_multiplier
-        return TruncatedSubsampledGaussianDpEvent(self.population, self.sample_rate, self.max_batch_size, over_bound)
+        return TruncatedSubsampledGaussianDpEvent(
+            self.population,
+            self.sample_rate,
+            self.max_batch_size,
+            over_bound,
+        )
 
     def mixture(self, noise_multiplier: float) -> Sequence[Part]:
         """Whether the others fill the lot does not depend on the record.
@@ -144,14 +159,18 @@ class TruncatedPoissonSampling(Sampling):
         lot is a uniform subset of m, in which it takes the place of one, by two bounds, with the probability r that it
         is drawn and kept: r = P(X > m)·m/n / P(X' ≥ m).
         """
-        n, q, m = self.population, self.sample_rate, self.max_batch_size
-        full = _more(m - 1, n - 1, q)
-        whole = Part(1 - full, PoissonSampling(n, q), self.record_changes * noise_multiplier)
+        n = self.population
+        q = self.sample_rate
+        m = self.max_batch_size
+        full = _more(m - 1, n - 1, q)  # probability that the others fill the lot
+        uncut_lot = Part(1 - full, PoissonSampling(n, q), self.record_changes * noise_multiplier)
         if not full:
-            return (whole,)
-        kept = min(q, _more(m, n, q) * m / n / full) or q  # at most q, also where a probability rounds to zero
-        cut = Part(full, PoissonSampling(n, kept), noise_multiplier)
-        return (whole, cut) if full < 1 else (cut,)
+            return (uncut_lot,)
+        r = min(q, _more(m, n, q) * m / n / full) or q  # at most q, also where a probability rounds to zero
+        cut_lot = Part(full, PoissonSampling(n, r), noise_multiplier)
+        if full < 1:
+            return (uncut_lot, cut_lot)
+        return (cut_lot,)
 
 
 def _more(number: int, population: int, rate: float) -> float:

@@ -78,9 +78,10 @@ class Sampling(ABC):
         if Sampling not in cls.__bases__ or "kind" not in vars(cls):
             raise TypeError(f"{cls.__name__} must subclass Sampling itself and state its own kind.")
         _check_statements(cls)
-        known = _SCHEMES.setdefault(cls.kind, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"{cls.__name__} and {known.__name__} are both of kind {cls.kind!r}.")
+        registered = _SCHEMES.setdefault(cls.kind, cls)
+        # `dataclass(slots=True)` makes a class twice, and a module may be loaded again: these replace themselves.
+        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{cls.__name__} and {registered.__name__} are both of kind {cls.kind!r}.")
         _SCHEMES[cls.kind] = cls
         cls.words = cls.words or (cls.kind,)
 
@@ -106,13 +107,14 @@ class Sampling(ABC):
         Raises:
             ConfigurationError: `at_rate` does not know all parameters, so that other lots would be drawn.
         """
-        again = type(self).at_rate(self.population, self.rate, self.unit)
-        if not _alike(self, again):
+        rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
+        if not _alike(self, rebuilt):
             raise ConfigurationError(
                 f"{self.kind!r} lots have parameters that their rate does not determine, so nobody knows how they are "
                 f"drawn among more records, such as the canaries of an audit: state it, {type(self).__name__}.among()."
             )
-        return type(self).at_rate(population, self.expected_batch_size / population, self.unit)
+        rate = self.expected_batch_size / population
+        return type(self).at_rate(population, rate, self.unit)
 
     def resized(self, factor: float) -> Self:
         """The same scheme with lots of another expected size, in whole numbers where lots are whole.
@@ -127,8 +129,8 @@ class Sampling(ABC):
         if factor == 1:
             return self
         rate = self.rate * factor
-        again = type(self).at_rate(self.population, self.rate, self.unit)
-        if self.everybody or self.lots_per_draw > 1 or not _alike(self, again):
+        rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
+        if self.everybody or self.lots_per_draw > 1 or not _alike(self, rebuilt):
             raise ConfigurationError(f"{self.kind!r} lots have one size: leave expected_batch_size_schedule out.")
         if not 1 <= rate * self.population <= self.population:
             raise ConfigurationError(
@@ -234,12 +236,12 @@ class Sampling(ABC):
         return {"kind": self.kind, **asdict(self)}
 
 
-def _alike(one: Sampling, other: Sampling) -> bool:
+def _alike(first: Sampling, second: Sampling) -> bool:
     """Whether two samplings have the same parameters, but for the rounding of a rate."""
-    for name, value in asdict(one).items():
-        again = getattr(other, name)
-        close = isinstance(value, float) and math.isclose(value, again, rel_tol=1e-9)
-        if not close and value != again:
+    for name, value in asdict(first).items():
+        counterpart = getattr(second, name)
+        close = isinstance(value, float) and math.isclose(value, counterpart, rel_tol=1e-9)
+        if not close and value != counterpart:
             return False
     return True
 
@@ -248,9 +250,18 @@ def _check_statements(scheme: type[Sampling]) -> None:
     """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
     if "neighbouring_relation" in vars(scheme):
         raise TypeError(f"{scheme.__name__} states its neighbouring_relation: the name is neighboring_relation now.")
-    least = {"none": 0, "add_or_remove_one": 1, "replace_one": 2}
-    relation, changes = scheme.neighboring_relation, scheme.record_changes
-    if relation not in least or changes < least[relation] or (relation == "none") != (changes == 0):
+    fewest_changes = {
+        "none": 0,
+        "add_or_remove_one": 1,
+        "replace_one": 2,
+    }
+    relation = scheme.neighboring_relation
+    changes = scheme.record_changes
+    if relation == "none":
+        consistent = changes == 0
+    else:
+        consistent = relation in fewest_changes and changes >= fewest_changes[relation]
+    if not consistent:
         raise TypeError(f"{scheme.__name__}: a sum cannot move by {changes} bounds between {relation} neighbors.")
     if changes and scheme.dp_event is Sampling.dp_event:
         raise TypeError(f"{scheme.__name__} has neighbors, but no dp_event to account for them.")

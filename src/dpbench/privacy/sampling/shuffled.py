@@ -31,7 +31,8 @@ class ShuffledEpochs(Sampling):
 
     @classmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        return cls(population, max(1, round(rate * population)), unit=unit)
+        batch_size = max(1, round(rate * population))
+        return cls(population, batch_size, unit=unit)
 
     @property
     def expected_batch_size(self) -> float:
@@ -46,5 +47,6 @@ class ShuffledEpochs(Sampling):
         return self.steps_per_epoch
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        order, size = rng.permutation(self.population), self.batch_size
+        order = rng.permutation(self.population)
+        size = self.batch_size
         return tuple(order[lot * size : (lot + 1) * size] for lot in range(self.steps_per_epoch))
