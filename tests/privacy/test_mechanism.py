@@ -24,6 +24,7 @@ from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, normalizing
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
@@ -203,15 +204,15 @@ def counts_over_the_realized_size(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_of_the_norm_query_left_out(patch: pytest.MonkeyPatch) -> None:
-    privatize = ReleasePlan.privatize
+    add_noise = Noise.add_
 
-    def partly(self: ReleasePlan, total: Tensor, generator: torch.Generator) -> Tensor:
-        tail = total[sum(self.sizes) :].clone()
-        privatize(self, total, generator)
-        total[sum(self.sizes) :] = tail
+    def partly(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
+        tail = total[sum(plan.sizes) :].clone()
+        add_noise(self, total, plan, *others)
+        total[sum(plan.sizes) :] = tail
         return total
 
-    patch.setattr(ReleasePlan, "privatize", partly)
+    patch.setattr(Noise, "add_", partly)
 
 
 def noise_of_the_norm_query_after_the_division(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ NAMES = ["a.weight", "b.weight"]
 def released(clipping: str, release: int = 0, seed: int = 0) -> tuple[np.ndarray, float]:
     groups = {"flat": flat_groups, "per_layer": per_layer_groups}[clipping](NAMES, SIZES, 0.5)
     plan = ReleasePlan(PoissonSampling(1000, 0.05), groups, 3.0, SIZES)
-    total = plan.privatize(torch.zeros(sum(SIZES)), (seed, 2, 0, release))
+    total = add_gaussian_noise(torch.zeros(sum(SIZES)), plan.segments, (seed, 2, 0, release))
     return total.numpy().copy(), 3.0 * 0.5
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.runs.folder import RunFolder
 from dpbench.training.label_scores import label_scores, margins
 
@@ -105,13 +105,13 @@ def test_half_the_noise_is_found_and_correct_code_is_not(
     words = [*words.split(" "), "model.hidden=[256]", "strategy.noise_multiplier=1.7"]
     for seed in range(2):
         assert main(["audit", str(train(tmp_path / f"correct{seed}", 625, *words, f"seed={seed}"))]) == 0
-    privatize = ReleasePlan.privatize
+    add_noise = Noise.add_
 
-    def half(self: ReleasePlan, total: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def half(self: Noise, total: torch.Tensor, *others: Any) -> torch.Tensor:
         clean = total.clone()
-        return total.copy_(clean + 0.5 * (privatize(self, total, generator) - clean))
+        return total.copy_(clean + 0.5 * (add_noise(self, total, *others) - clean))
 
-    monkeypatch.setattr(ReleasePlan, "privatize", half)
+    monkeypatch.setattr(Noise, "add_", half)
     capsys.readouterr()
     assert main(["audit", str(train(tmp_path / "broken", 625, *words))]) == 3
     assert "VIOLATED (labels, family" in capsys.readouterr().out

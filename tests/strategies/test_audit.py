@@ -25,7 +25,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.canaries.scores import Scores, ScoreSums
-from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.sampling import TruncatedPoissonSampling
 from dpbench.records import LocalTraining, Users
 from dpbench.runs.record import is_audited
@@ -253,13 +253,13 @@ def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("factor", [0.0, 2 / 3, 1.5])
 def test_wrong_noise_is_not_as_declared(factor: float, seen: Seen, tmp_path: Path, monkeypatch: Any) -> None:
     """The check above is one that fails: with scaled noise, as a broken mechanism would have it."""
-    privatize = ReleasePlan.privatize
+    add_noise = Noise.add_
 
-    def scaled(self: ReleasePlan, total: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def scaled(self: Noise, total: torch.Tensor, *others: Any) -> torch.Tensor:
         clean = total.clone()
-        return total.copy_(clean + factor * (privatize(self, total, generator) - clean))
+        return total.copy_(clean + factor * (add_noise(self, total, *others) - clean))
 
-    monkeypatch.setattr(ReleasePlan, "privatize", scaled)
+    monkeypatch.setattr(Noise, "add_", scaled)
     strategy, _ = train(strategies.DPSGD, tmp_path)
     with pytest.raises(AssertionError):
         check(seen, strategy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dpbench.privacy import releases
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_weights
+from dpbench.privacy.mechanism.noise_process import Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import keyed_generator
 from dpbench.strategies import DPSGD
@@ -30,7 +31,7 @@ def test_the_real_mechanism_passes(tmp_path: Path) -> None:
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReleasePlan, "privatize", lambda self, total, key: total)
+    patch.setattr(Noise, "add_", lambda self, total, *others: total)
 
 
 def divided_twice(patch: pytest.MonkeyPatch) -> None:
@@ -39,11 +40,11 @@ def divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
-    def privatize(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
-        noise = torch.randn(total.shape, generator=keyed_generator(key)) * self.noise_stds[0]
-        return total.add_(noise / self.sampling.expected_batch_size)
+    def add_(self: Noise, total: Tensor, plan: ReleasePlan, step: int, keys: Keys, state: Any) -> Tensor:
+        noise = torch.randn(total.shape, generator=keyed_generator(keys(step))) * plan.noise_stds[0]
+        return total.add_(noise / plan.sampling.expected_batch_size)
 
-    patch.setattr(ReleasePlan, "privatize", privatize)
+    patch.setattr(Noise, "add_", add_)
 
 
 def clips_the_mean(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from dpbench.data.lots import Lots
 from dpbench.privacy import releases
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.releases import Releases
 from dpbench.records.users import Users
@@ -24,17 +25,17 @@ from tools.audits.record_mutants import RECORD_MUTANTS
 
 Mutant = Callable[[], Any]
 
-_privatize, _lot, _train = ReleasePlan.privatize, Lots._lot, Users._train
+_add_noise, _lot, _train = Noise.add_, Lots._lot, Users._train
 
 
 def _scaled(factor: float) -> Mutant:
     @contextmanager
     def broken() -> Iterator[None]:
-        def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
+        def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
             clean = total.clone()
-            return total.copy_(clean + factor * (_privatize(self, total, key) - clean))
+            return total.copy_(clean + factor * (_add_noise(self, total, plan, *others) - clean))
 
-        with mock.patch.object(ReleasePlan, "privatize", wrong):
+        with mock.patch.object(Noise, "add_", wrong):
             yield
 
     return broken
@@ -44,11 +45,11 @@ def _scaled(factor: float) -> Mutant:
 def noise_of_the_mean() -> Iterator[None]:
     """The noise is that of the mean, added to the sum."""
 
-    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
+    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
         clean = total.clone()
-        return total.copy_(clean + (_privatize(self, total, key) - clean) / self.denominator)
+        return total.copy_(clean + (_add_noise(self, total, plan, *others) - clean) / plan.denominator)
 
-    with mock.patch.object(ReleasePlan, "privatize", wrong):
+    with mock.patch.object(Noise, "add_", wrong):
         yield
 
 
@@ -126,13 +127,13 @@ def wrong_divisor() -> Iterator[None]:
 def counts_without_noise() -> Iterator[None]:
     """The count of clipped records, by which an adaptive bound moves, is released as it is."""
 
-    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
-        statistics = total[sum(self.sizes) :].clone()
-        noised = _privatize(self, total, key)
-        noised[sum(self.sizes) :] = statistics
+    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
+        statistics = total[sum(plan.sizes) :].clone()
+        noised = _add_noise(self, total, plan, *others)
+        noised[sum(plan.sizes) :] = statistics
         return noised
 
-    with mock.patch.object(ReleasePlan, "privatize", wrong):
+    with mock.patch.object(Noise, "add_", wrong):
         yield
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from dpbench.privacy import releases
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import digest_of, noise_key
 
 Noises = list[Tensor]
 """Right noise of all releases so far, the present one last."""
 
-_privatize = ReleasePlan.privatize
+_add_noise = Noise.add_
 
 
 @contextmanager
@@ -26,12 +28,12 @@ def _with_noise(noise_of: Callable[[Noises], Tensor]) -> Iterator[None]:
     """Release other noise: a function of the right one."""
     right: Noises = []
 
-    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
+    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
         clean = total.clone()
-        right.append(_privatize(self, total, key) - clean)
+        right.append(_add_noise(self, total, plan, *others) - clean)
         return total.copy_(clean + noise_of(right))
 
-    with mock.patch.object(ReleasePlan, "privatize", wrong):
+    with mock.patch.object(Noise, "add_", wrong):
         yield
 
 
@@ -111,14 +113,14 @@ def ten_bits() -> Iterator[None]:
 def half_for_statistics() -> Iterator[None]:
     """The statistics beside the gradients get half of their noise."""
 
-    def wrong(self: ReleasePlan, total: Tensor, key: Sequence[int]) -> Tensor:
-        first = sum(self.sizes)
+    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
+        first = sum(plan.sizes)
         clean = total[first:].clone()
-        noised = _privatize(self, total, key)
+        noised = _add_noise(self, total, plan, *others)
         noised[first:] = (noised[first:] + clean) / 2
         return noised
 
-    with mock.patch.object(ReleasePlan, "privatize", wrong):
+    with mock.patch.object(Noise, "add_", wrong):
         yield
 
 

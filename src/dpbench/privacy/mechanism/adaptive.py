@@ -27,7 +27,10 @@ class Adaptation(ABC):
 
     @abstractmethod
     def statistics(
-        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+        self,
+        groups: Sequence[VectorGroup],
+        expected_records: float,
+        noise_multiplier: float,
     ) -> tuple[Statistic, ...]:
         """Statistics that are summed beside the gradients, with bound and noise, for z = `noise_multiplier`."""
 
@@ -55,10 +58,11 @@ class Adaptation(ABC):
 
 def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> tuple[VectorGroup, ...]:
     """Replace the bounds of groups, kept within what float32 can clip and noise (a dead layer has norms of 0)."""
-    return tuple(
-        replace(group, max_grad_norm=min(max(bound, SMALLEST), LARGEST))
-        for group, bound in zip(groups, bounds, strict=True)
-    )
+    replaced = []
+    for group, bound in zip(groups, bounds, strict=True):
+        clamped = min(max(bound, SMALLEST), LARGEST)
+        replaced.append(replace(group, max_grad_norm=clamped))
+    return tuple(replaced)
 
 
 @dataclass(frozen=True)
@@ -98,24 +102,45 @@ class QuantileBounds(Adaptation):
             raise ConfigurationError(f"count_noise_std must be a positive number, not {self.count_noise_std}.")
 
     def statistics(
-        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+        self,
+        groups: Sequence[VectorGroup],
+        expected_records: float,
+        noise_multiplier: float,
     ) -> tuple[Statistic, ...]:
-        std = expected_records / 20 if self.count_noise_std is None else self.count_noise_std
-        return tuple(Statistic(f"count/{group.name}", 1, 0.5, std, expected_records) for group in groups)
+        std = self.count_noise_std
+        if std is None:
+            std = expected_records / 20
+        statistics = []
+        for group in groups:
+            count = Statistic(
+                name=f"count/{group.name}",
+                size=1,
+                bound=0.5,
+                noise_std=std,
+                denominator=expected_records,
+            )
+            statistics.append(count)
+        return tuple(statistics)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
         bounds = squared_norms.new_tensor([group.max_grad_norm for group in groups])
-        return (squared_norms.sqrt() <= bounds[:, None]).to(squared_norms.dtype).sub_(0.5).sum(1)
+        is_below = squared_norms.sqrt() <= bounds[:, None]
+        centered = is_below.to(squared_norms.dtype).sub_(0.5)
+        return centered.sum(1)
 
     def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
-        return tuple(
-            self._next(group.max_grad_norm, centered + 0.5 - self.quantile)
-            for group, centered in zip(groups, released, strict=True)
-        )
+        bounds = []
+        for group, centered in zip(groups, released, strict=True):
+            excess = centered + 0.5 - self.quantile
+            bounds.append(self._next(group.max_grad_norm, excess))
+        return tuple(bounds)
 
     def _next(self, bound: float, excess: float) -> float:
+        """Move a bound against the excess of the share of records below it over the quantile."""
         if self.update == "geometric":
-            return bound * math.exp(max(min(-self.learning_rate * excess, 5.0), -5.0))
+            # Noise alone could move the exponent beyond what `exp` can hold.
+            exponent = max(min(-self.learning_rate * excess, 5.0), -5.0)
+            return bound * math.exp(exponent)
         return max(bound - self.learning_rate * excess, bound / 2)
 
 
@@ -156,22 +181,35 @@ class MeanNormBounds(Adaptation):
             )
 
     def statistics(
-        self, groups: Sequence[VectorGroup], expected_records: float, noise_multiplier: float
+        self,
+        groups: Sequence[VectorGroup],
+        expected_records: float,
+        noise_multiplier: float,
     ) -> tuple[Statistic, ...]:
-        z = self.norm_noise_multiplier
-        z = _PAPERS_RATIO * noise_multiplier * math.sqrt(len(groups)) if z is None else z
-        bounds = [self.beta * group.max_grad_norm for group in groups]
-        return tuple(
-            Statistic(f"norm/{group.name}", 1, bound, z * bound, expected_records)
-            for group, bound in zip(groups, bounds, strict=True)
-        )
+        multiplier = self.norm_noise_multiplier
+        if multiplier is None:
+            multiplier = _PAPERS_RATIO * noise_multiplier * math.sqrt(len(groups))
+        statistics = []
+        for group in groups:
+            bound = self.beta * group.max_grad_norm
+            norm = Statistic(
+                name=f"norm/{group.name}",
+                size=1,
+                bound=bound,
+                noise_std=multiplier * bound,
+                denominator=expected_records,
+            )
+            statistics.append(norm)
+        return tuple(statistics)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
         limits = squared_norms.new_tensor([self.beta * group.max_grad_norm for group in groups])
-        return torch.minimum(squared_norms.sqrt(), limits[:, None]).sum(1)
+        bounded = torch.minimum(squared_norms.sqrt(), limits[:, None])
+        return bounded.sum(1)
 
     def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
-        return tuple(
-            max(self.alpha * mean, group.max_grad_norm / self.beta)
-            for group, mean in zip(groups, released, strict=True)
-        )
+        bounds = []
+        for group, mean in zip(groups, released, strict=True):
+            smallest = group.max_grad_norm / self.beta
+            bounds.append(max(self.alpha * mean, smallest))
+        return tuple(bounds)

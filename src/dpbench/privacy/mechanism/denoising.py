@@ -64,12 +64,8 @@ class ErrorCorrection:
         check_threshold(self.threshold, "correction_threshold")
         if not self.threshold:
             raise ConfigurationError("correction_threshold must be positive (null for no error correction).")
-        for name, value, known in (
-            ("correction_hypotheses", self.hypotheses, get_args(Hypotheses)),
-            ("correction_scale", self.scale, get_args(Scale)),
-        ):
-            if value not in known:
-                raise ConfigurationError(f"unknown {name} {value!r}; known are {', '.join(known)}.")
+        _check_choice("correction_hypotheses", self.hypotheses, get_args(Hypotheses))
+        _check_choice("correction_scale", self.scale, get_args(Scale))
         check_priors(self.priors)
 
     def check(self, bound: float, expected_records: float) -> None:
@@ -79,7 +75,9 @@ class ErrorCorrection:
             bound: Smallest bound of a coordinate of one record.
             expected_records: Expected number of records in a lot.
         """
-        largest = bound * (expected_records if self.scale == "sum" else 1.0)
+        largest = bound
+        if self.scale == "sum":
+            largest = bound * expected_records
         if self.hypotheses == "uniform" and largest <= self.threshold:
             raise ConfigurationError(
                 f"correction_threshold={self.threshold} is not below {largest:.4g}, the most that the gradient can be "
@@ -99,37 +97,70 @@ class ErrorCorrection:
             −ν, 0 or +ν for each coordinate, in the shape of `total`.
         """
         divisor = expected_records if self.scale == "mean" else 1.0
-        down, stop, up = self._scores(total / divisor, noise_std / divisor, bound * expected_records / divisor)
+        down, stop, up = self._scores(
+            total / divisor,
+            std=noise_std / divisor,
+            largest=bound * expected_records / divisor,
+        )
+        # Where two hypotheses are equally probable, the coordinate becomes 0.
         is_up = (up > down) & (up > stop)
         is_down = (down > up) & (down > stop)
-        corrected: Tensor = (is_up.to(total.dtype) - is_down.to(total.dtype)).mul_(self.threshold)
-        return corrected
+        corrected: Tensor = is_up.to(total.dtype) - is_down.to(total.dtype)
+        return corrected.mul_(self.threshold)
 
     def _scores(self, y: Tensor, std: float, largest: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Log of prior times likelihood of each hypothesis, up to a common constant."""
+        """Log of prior times likelihood of (D, S, U), up to a common constant, each in the shape of `y`.
+
+        Args:
+            y: Noisy sum or mean, as ν is compared with.
+            std: σ of the noise on it.
+            largest: B, on the scale of `y`.
+        """
         nu = self.threshold
-        down, stop, up = (math.log(p) if p else -math.inf for p in (self.priors or _EQUAL))
+        log_down, log_stop, log_up = [_log(prior) for prior in self.priors or _EQUAL]
         if self.hypotheses == "points":
             shift = nu * y / std**2
             half = nu**2 / (2 * std**2)
-            return down - shift - half, torch.full_like(y, stop), up + shift - half
+            return (
+                log_down - shift - half,
+                torch.full_like(y, log_stop),
+                log_up + shift - half,
+            )
+        edge = math.inf
         if self.hypotheses == "uniform":
-            if largest <= nu:  # an adaptive bound fell below ν: nothing can be above
-                return torch.full_like(y, -math.inf), torch.zeros_like(y), torch.full_like(y, -math.inf)
-            down, stop, up = down - math.log(largest - nu), stop - math.log(2 * nu), up - math.log(largest - nu)
-        edge = largest if self.hypotheses == "uniform" else math.inf
+            if largest <= nu:
+                # An adaptive bound fell below ν: no coordinate can be above it.
+                impossible = torch.full_like(y, -math.inf)
+                return impossible, torch.zeros_like(y), impossible
+            edge = largest
+            log_down -= math.log(largest - nu)
+            log_stop -= math.log(2 * nu)
+            log_up -= math.log(largest - nu)
         below = _log_mass((-edge - y) / std, (-nu - y) / std)
         inside = _log_mass((-nu - y) / std, (nu - y) / std)
         above = _log_mass((y - edge) / std, (y - nu) / std)
-        return down + below, stop + inside, up + above
+        return log_down + below, log_stop + inside, log_up + above
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"unknown {option} {value!r}; known are {', '.join(choices)}.")
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability else -math.inf
 
 
 def _log_mass(low: Tensor, high: Tensor) -> Tensor:
     """log(Φ(high) − Φ(low)), low < high; accurate in both tails."""
-    flip = low > 0  # Φ(h) − Φ(l) = Φ(−l) − Φ(−h)
-    low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
-    larger, smaller = log_ndtr(high), log_ndtr(low)
-    mass: Tensor = larger + torch.log1p(-torch.exp((smaller - larger).clamp(max=0)))
+    # In the upper tail both Φ round to 1; there Φ(h) − Φ(l) = Φ(−l) − Φ(−h).
+    flip = low > 0
+    lower = torch.where(flip, -high, low)
+    upper = torch.where(flip, -low, high)
+    log_upper = log_ndtr(upper)
+    log_lower = log_ndtr(lower)
+    log_ratio = (log_lower - log_upper).clamp(max=0)
+    mass: Tensor = log_upper + torch.log1p(-torch.exp(log_ratio))
     return mass
 
 
@@ -137,7 +168,8 @@ def check_priors(priors: Sequence[float] | None) -> None:
     """Raise ConfigurationError unless None or three probabilities that sum to 1."""
     if priors is None:
         return
-    if len(priors) != 3 or not all(0 <= p <= 1 for p in priors) or not math.isclose(sum(priors), 1, abs_tol=1e-6):
+    are_probabilities = len(priors) == 3 and all(0 <= prior <= 1 for prior in priors)
+    if not are_probabilities or not math.isclose(sum(priors), 1, abs_tol=1e-6):
         raise ConfigurationError(
             f"priors must be three probabilities [p_down, p_stop, p_up] that sum to 1, not {list(priors)}."
         )
@@ -160,8 +192,12 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
     """
     if not gradients.numel() or not bool(gradients.isfinite().all()):
         raise ConfigurationError("priors need finite gradients of public data.")
-    counts = [int((gradients < -threshold).sum()), 0, int((gradients > threshold).sum())]
-    counts[1] = gradients.numel() - counts[0] - counts[2]
+    count_down = int((gradients < -threshold).sum())
+    count_up = int((gradients > threshold).sum())
+    count_stop = gradients.numel() - count_down - count_up
     total = gradients.numel() + 1.5
-    down, stop, up = ((count + 0.5) / total for count in counts)
-    return down, stop, up
+    return (
+        (count_down + 0.5) / total,
+        (count_stop + 0.5) / total,
+        (count_up + 0.5) / total,
+    )

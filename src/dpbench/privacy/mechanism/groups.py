@@ -21,7 +21,8 @@ def by_layer(names: Sequence[str]) -> Partition:
     """One group for each module that owns parameters; a weight and its bias together."""
     layers: dict[str, list[int]] = {}
     for position, name in enumerate(names):
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(position)
+        module, _, _ = name.rpartition(".")
+        layers.setdefault(module or name, []).append(position)
     return {layer: tuple(positions) for layer, positions in layers.items()}
 
 
@@ -36,55 +37,81 @@ def by_pattern(names: Sequence[str], patterns: Mapping[str, Sequence[str] | str]
         ConfigurationError: A parameter is in two groups or in none, or a pattern matches nothing; all are named.
     """
     _check_patterns(patterns)
-    partition: dict[str, list[int]] = {group: [] for group in patterns}
-    owners: list[list[str]] = [[] for _ in names]
-    for group, value in patterns.items():
-        for pattern in [value] if isinstance(value, str) else value:
-            matched = [position for position, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
-            if not matched:
+    partition: Partition = {}
+    groups_of: list[list[str]] = [[] for _ in names]
+    for group, pattern_or_list in patterns.items():
+        positions: set[int] = set()
+        for pattern in _as_list(pattern_or_list):
+            matches = _matches(names, pattern)
+            if not matches:
                 raise ConfigurationError(
                     f"pattern {pattern!r} of group {group!r} matches no trainable parameter: {', '.join(names)}."
                 )
-            for position in matched:
-                if group not in owners[position]:
-                    owners[position].append(group)
-                    partition[group].append(position)
-    twice = [f"{name} ({' and '.join(own)})" for name, own in zip(names, owners, strict=True) if len(own) > 1]
-    missed = [name for name, own in zip(names, owners, strict=True) if not own]
-    if twice:
-        raise ConfigurationError(f"groups overlap: {', '.join(twice)}; each parameter belongs to exactly one group.")
-    if missed:
-        raise ConfigurationError(f"no group takes {', '.join(missed)}; add a group with a pattern for it.")
-    return {group: tuple(sorted(positions)) for group, positions in partition.items()}
+            positions.update(matches)
+        partition[group] = tuple(sorted(positions))
+        for position in positions:
+            groups_of[position].append(group)
+    _refuse_overlaps(names, groups_of)
+    return partition
+
+
+def _as_list(pattern_or_list: Sequence[str] | str) -> Sequence[str]:
+    return [pattern_or_list] if isinstance(pattern_or_list, str) else pattern_or_list
+
+
+def _matches(names: Sequence[str], pattern: str) -> list[int]:
+    """Positions of the parameters whose names match a pattern."""
+    return [position for position, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _refuse_overlaps(names: Sequence[str], groups_of: Sequence[Sequence[str]]) -> None:
+    """Raise ConfigurationError unless each parameter is in exactly one group."""
+    repeated = []
+    missing = []
+    for name, groups in zip(names, groups_of, strict=True):
+        if len(groups) > 1:
+            repeated.append(f"{name} ({' and '.join(groups)})")
+        elif not groups:
+            missing.append(name)
+    if repeated:
+        raise ConfigurationError(f"groups overlap: {', '.join(repeated)}; each parameter belongs to exactly one group.")
+    if missing:
+        raise ConfigurationError(f"no group takes {', '.join(missing)}; add a group with a pattern for it.")
 
 
 def _check_patterns(patterns: Mapping[str, Sequence[str] | str]) -> None:
+    """Raise ConfigurationError unless each group has a pattern or a list of patterns."""
     if not isinstance(patterns, Mapping) or not patterns:
         raise ConfigurationError(
             'groups must be names with patterns, such as {conv: "*conv*", dense: ["*fc1*", "*fc2*"]}, not '
             f"{patterns!r}; leave it out (null) for one group for each layer."
         )
     for group, value in patterns.items():
-        if not (isinstance(value, str) or (isinstance(value, list | tuple) and value)) or not all(
-            isinstance(pattern, str) for pattern in value
-        ):
+        if isinstance(value, str):
+            continue
+        is_list = isinstance(value, list | tuple) and len(value) > 0
+        if not is_list or not all(isinstance(pattern, str) for pattern in value):
             raise ConfigurationError(f"group {group!r} must be a pattern or a list of patterns, not {value!r}.")
 
 
 def equal_split(partition: Partition, max_grad_norm: float) -> tuple[VectorGroup, ...]:
     """S_g = S* / √m for each of m groups."""
-    bound = max_grad_norm / math.sqrt(len(partition)) if partition else max_grad_norm
+    count = max(len(partition), 1)
+    bound = max_grad_norm / math.sqrt(count)
     return tuple(VectorGroup(name, positions, bound) for name, positions in partition.items())
 
 
 def dimension_split(partition: Partition, sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
     """S_g = S* · √(d_g / D): the bound of a group grows with its number of coordinates."""
-    dimensions = {name: sum(sizes[position] for position in members) for name, members in partition.items()}
+    dimensions = {}
+    for name, positions in partition.items():
+        dimensions[name] = sum(sizes[position] for position in positions)
     total = sum(dimensions.values())
-    return tuple(
-        VectorGroup(name, members, max_grad_norm * math.sqrt(dimensions[name] / total))
-        for name, members in partition.items()
-    )
+    groups = []
+    for name, positions in partition.items():
+        bound = max_grad_norm * math.sqrt(dimensions[name] / total)
+        groups.append(VectorGroup(name, positions, bound))
+    return tuple(groups)
 
 
 def joint_group(partition: Partition, scales: Mapping[str, float], total: float | None) -> tuple[VectorGroup, ...]:
@@ -100,15 +127,21 @@ def joint_group(partition: Partition, scales: Mapping[str, float], total: float 
     """
     _same_names("scales", scales, partition)
     largest = math.sqrt(len(partition))
-    total = largest if total is None else total
+    if total is None:
+        total = largest
+    # A √k that was computed elsewhere may be off by its rounding.
     if not 1 <= total <= largest * (1 + 1e-12):
         raise ConfigurationError(
             f"the total bound S of joint clipping must lie in [1, √k] = [1, {largest:.4g}] for k={len(partition)} "
             f"vectors, not {total}: the scales say how large each vector may be."
         )
-    members = [(position, float(scales[name])) for name, positions in partition.items() for position in positions]
-    positions, alphas = zip(*sorted(members), strict=True)
-    return (VectorGroup("joint", positions, total, alphas),)
+    scale_of = {}
+    for name, positions in partition.items():
+        for position in positions:
+            scale_of[position] = float(scales[name])
+    members = tuple(sorted(scale_of))
+    alphas = tuple(scale_of[position] for position in members)
+    return (VectorGroup("joint", members, total, alphas),)
 
 
 def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> tuple[VectorGroup, ...]:
@@ -118,24 +151,26 @@ def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> tuple[V
         ConfigurationError: A bound is missing or superfluous.
     """
     _same_names("max_grad_norms", bounds, partition)
-    return tuple(VectorGroup(name, members, float(bounds[name])) for name, members in partition.items())
+    return tuple(VectorGroup(name, positions, float(bounds[name])) for name, positions in partition.items())
 
 
-def _same_names(option: str, given: Mapping[str, float], partition: Partition) -> None:
-    numbers = isinstance(given, Mapping) and all(isinstance(value, int | float) for value in given.values())
-    if not numbers:
+def _same_names(option: str, values: Mapping[str, float], partition: Partition) -> None:
+    """Raise ConfigurationError unless an option has a number for each group, and for no other."""
+    is_mapping = isinstance(values, Mapping)
+    if not is_mapping or not all(isinstance(value, int | float) for value in values.values()):
         raise ConfigurationError(
-            f"{option} must be a number for each group, such as {{conv: 1, dense: 2}}, not {given!r}."
+            f"{option} must be a number for each group, such as {{conv: 1, dense: 2}}, not {values!r}."
         )
-    if given.keys() != partition.keys():
+    if values.keys() != partition.keys():
         raise ConfigurationError(
-            f"{option} must name the groups {', '.join(partition)}; it names {', '.join(given) or 'none'}."
+            f"{option} must name the groups {', '.join(partition)}; it names {', '.join(values) or 'none'}."
         )
 
 
 def flat_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
     """One group of all parameters (Abadi et al. 2016, algorithm 1)."""
-    return (VectorGroup("all", tuple(range(len(names))), max_grad_norm),)
+    positions = tuple(range(len(names)))
+    return (VectorGroup("all", positions, max_grad_norm),)
 
 
 def per_layer_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
@@ -145,7 +180,8 @@ def per_layer_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: 
 
 def per_parameter_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
     """One group for each of m parameters, weights and biases apart, each clipped at `max_grad_norm` / √m."""
-    return equal_split({name: (position,) for position, name in enumerate(names)}, max_grad_norm)
+    partition: Partition = {name: (position,) for position, name in enumerate(names)}
+    return equal_split(partition, max_grad_norm)
 
 
 def by_dimension_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:

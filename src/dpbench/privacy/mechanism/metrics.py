@@ -50,7 +50,11 @@ class PrivateMetrics:
         check_share(self.share)
 
     def statistics(
-        self, sizes: Mapping[str, int], noise_multiplier: float, sampling: Sampling, summands: Summands
+        self,
+        sizes: Mapping[str, int],
+        noise_multiplier: float,
+        sampling: Sampling,
+        summands: Summands,
     ) -> tuple[Statistic, ...]:
         """Statistics that are summed beside the gradients, with bound and noise.
 
@@ -70,13 +74,21 @@ class PrivateMetrics:
                 f"the module offers no metric {', '.join(unknown)}; it offers {', '.join(sizes) or 'none'} "
                 "(`record_metrics`: name → number of values)."
             )
-        z = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
-        own = sampling.record_changes / summands.changes(sampling)
-        size = sampling.expected_batch_size
-        return tuple(
-            Statistic(METRIC + name, sizes[name], bound, z * own * bound, size, of_units=True)
-            for name, bound in self.bounds.items()
-        )
+        multiplier = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
+        # z is in units of the bounds by which a sum of gradients moves; a sum over units may move by fewer.
+        relative_changes = sampling.record_changes / summands.changes(sampling)
+        statistics = []
+        for name, bound in self.bounds.items():
+            statistic = Statistic(
+                name=METRIC + name,
+                size=sizes[name],
+                bound=bound,
+                noise_std=multiplier * relative_changes * bound,
+                denominator=sampling.expected_batch_size,
+                of_units=True,
+            )
+            statistics.append(statistic)
+        return tuple(statistics)
 
     def measure(
         self,
@@ -100,46 +112,79 @@ class PrivateMetrics:
         Raises:
             ConfigurationError: Values are missing or have another shape.
         """
-        parts = []
+        sums = []
         for name, bound in self.bounds.items():
+            size = sizes[name]
             if not records:
-                parts.append(torch.zeros(sizes[name], dtype=torch.float32))
+                sums.append(torch.zeros(size, dtype=torch.float32))
                 continue
-            value = values.get(name)
-            given = value() if callable(value) else value
-            if given is None or not given.dim() or len(given) != records or given.numel() != records * sizes[name]:
-                raise ConfigurationError(
-                    f'training_step must return "record_metrics" with {name!r}, {sizes[name]} number(s) per record.'
-                )
-            rows = given.detach().float().reshape(-1, sizes[name])
+            rows = _rows(name, _evaluate(values.get(name)), records, size)
             if merge is not None:
-                total = rows.new_zeros(merge[1], sizes[name]).index_add_(0, merge[0].to(rows.device), rows)
-                rows = total * merge[2].to(rows)[:, None]
-            rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
-            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            weights = (bound / norms).clamp(max=1.0)
-            parts.append(torch.where(norms.isfinite(), rows * weights, torch.zeros_like(rows)).sum(0))
-        return torch.cat(parts)
+                rows = _mean_rows(rows, merge)
+            sums.append(_bounded_sum(rows, bound))
+        return torch.cat(sums)
 
     def of_rows(self, values: Mapping[str, Value], rows: int) -> Tensor:
         """Values of each row over their bounds, shape (R, number of values), before they are bounded.
 
-        Those that are not as `measure` wants them are left out.
+        Values that `measure` would refuse are left out.
         """
         columns = [torch.zeros(rows, 0)]
         for name, bound in self.bounds.items():
-            value = values.get(name)
-            value = value() if callable(value) else value
+            value = _evaluate(values.get(name))
             if isinstance(value, Tensor) and value.dim() and len(value) == rows:
-                columns.append(value.detach().double().reshape(rows, -1).nan_to_num(0.0, 0.0, 0.0) / bound)
-        return torch.cat([column.to(columns[-1].device) for column in columns], 1)
+                column = value.detach().double().reshape(rows, -1)
+                columns.append(column.nan_to_num(0.0, 0.0, 0.0) / bound)
+        device = columns[-1].device
+        return torch.cat([column.to(device) for column in columns], 1)
 
     def named(self, released: list[float], sizes: Mapping[str, int]) -> dict[str, float]:
         """Released means by name: `private/<metric>`, with a number behind it where a metric has several values."""
-        names = [
-            f"private/{name}" + (f"/{i}" if sizes[name] > 1 else "") for name in self.bounds for i in range(sizes[name])
-        ]
+        names = []
+        for name in self.bounds:
+            if sizes[name] == 1:
+                names.append(f"private/{name}")
+            else:
+                names.extend(f"private/{name}/{index}" for index in range(sizes[name]))
         return dict(zip(names, released, strict=True))
+
+
+def _evaluate(value: Value | None) -> Tensor | None:
+    return value() if callable(value) else value
+
+
+def _rows(name: str, value: Tensor | None, records: int, size: int) -> Tensor:
+    """Values of a metric as one row for each example, shape (R, size), float32.
+
+    Raises:
+        ConfigurationError: They are missing or have another shape.
+    """
+    if value is None or not value.dim() or len(value) != records or value.numel() != records * size:
+        raise ConfigurationError(
+            f'training_step must return "record_metrics" with {name!r}, {size} number(s) per record.'
+        )
+    return value.detach().float().reshape(-1, size)
+
+
+def _mean_rows(rows: Tensor, merge: tuple[Tensor, int, Any]) -> Tensor:
+    """Means over the rows of each record, shape (records, size)."""
+    record_of, records, factor = merge
+    totals = rows.new_zeros(records, rows.shape[1])
+    totals.index_add_(0, record_of.to(rows.device), rows)
+    means: Tensor = totals * factor.to(rows)[:, None]
+    return means
+
+
+def _bounded_sum(rows: Tensor, bound: float) -> Tensor:
+    """Sum of rows that are scaled down to an l2 norm of `bound`, shape (size,); rows that are not finite count as 0."""
+    zeros = torch.zeros_like(rows)
+    is_finite = rows.isfinite().all(1, keepdim=True)
+    rows = torch.where(is_finite, rows, zeros)
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    weights = (bound / norms).clamp(max=1.0)
+    # The norm of finite numbers may overflow, too.
+    bounded = torch.where(norms.isfinite(), rows * weights, zeros)
+    return bounded.sum(0)
 
 
 def check_share(share: float) -> None:

@@ -32,12 +32,12 @@ Segments = Sequence[tuple[int, float]]
 _BITS = 8
 """Binary digits of a standard deviation that the grid keeps."""
 Draw = Callable[[int], Tensor]
-"""So many words of 64 random bits, int64."""
-_BEYOND = 2**-12
+"""size → that many words of 64 random bits, int64, shape (size,)."""
+_TAIL = 2**-12
 """Parts of (0, 1) below give radii beyond √(24 log 2) = 4.08."""
-_AT_ONCE = {"cpu": 1 << 17}
-"""Numbers that are drawn together: on the CPU few enough for its caches."""
-_AT_ONCE_ELSEWHERE = 1 << 24
+_CPU_CHUNK = 1 << 17
+"""Numbers that are drawn together on the CPU: few enough for its caches."""
+_DEVICE_CHUNK = 1 << 24
 
 
 def grid_spacing(std: float) -> float:
@@ -51,7 +51,8 @@ def grid_spacing(std: float) -> float:
     """
     if not (math.isfinite(std) and std > 0):
         raise ValueError(f"noise needs a positive standard deviation, not {std}")
-    return math.ldexp(0.5, math.frexp(std)[1] - _BITS)
+    _, exponent = math.frexp(std)
+    return math.ldexp(0.5, exponent - _BITS)
 
 
 def add_gaussian_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> Tensor:
@@ -75,21 +76,44 @@ def add_gaussian_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) 
     if covered != total.numel():
         raise ValueError(f"noise segments cover {covered} of {total.numel()} coordinates")
     if kernels.suits(total) and total.is_contiguous():
-        cipher_key, start = digest_of(key), 0
-        for length, std in noise_stds:
-            kernels.add_noise(total[start : start + length], start, std, grid_spacing(std), cipher_key)
-            start += length
-        return total
-    draw = _source(key, total.device)
-    together = _AT_ONCE.get(total.device.type, _AT_ONCE_ELSEWHERE)
-    for start in range(0, total.numel(), together):
-        piece = total[start : start + together]
-        inside = _within(noise_stds, start, start + len(piece))
-        spacing = _along([(length, grid_spacing(std)) for length, std in inside], total.device)
-        noise = normal_numbers(len(piece), draw).mul_(_along(inside, total.device))
-        noise.add_(piece).mul_(1 / spacing).round_().mul_(spacing)
-        piece.copy_(noise)
+        _add_native_noise(total, noise_stds, key)
+    else:
+        _add_torch_noise(total, noise_stds, key)
     return total
+
+
+def _add_native_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> None:
+    """Add noise from the native kernels, in place: a function of the key and of the position of each coordinate."""
+    cipher_key = digest_of(key)
+    start = 0
+    for length, std in noise_stds:
+        segment = total[start : start + length]
+        kernels.add_noise(
+            segment,
+            start,
+            std,
+            grid_spacing(std),
+            cipher_key,
+        )
+        start += length
+
+
+def _add_torch_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> None:
+    """Add noise in pure PyTorch, in place, chunk by chunk, so that its float64 copies stay small."""
+    draw = _random_words(key, total.device)
+    chunk_size = _CPU_CHUNK if total.device.type == "cpu" else _DEVICE_CHUNK
+    for start in range(0, total.numel(), chunk_size):
+        chunk = total[start : start + chunk_size]
+        segments = _overlapping(noise_stds, start, start + len(chunk))
+        spacings = [(length, grid_spacing(std)) for length, std in segments]
+        std = _per_coordinate(segments, total.device)
+        spacing = _per_coordinate(spacings, total.device)
+        noisy = normal_numbers(len(chunk), draw)
+        noisy.mul_(std).add_(chunk)
+        # The sum of both is rounded, in float64: see "Low bits" above. A spacing is a power of two, so that its inverse
+        # is exact.
+        noisy.mul_(1 / spacing).round_().mul_(spacing)
+        chunk.copy_(noisy)
 
 
 def normal_numbers(size: int, draw: Draw) -> Tensor:
@@ -103,49 +127,70 @@ def normal_numbers(size: int, draw: Draw) -> Tensor:
         Shape (size,), float64: products of a radius and a direction in float32, with all of their digits.
     """
     words = draw((size + 1) // 2)
-    first, second = words.view(torch.int32).view(-1, 2).unbind(1)
-    part = first.double().add_(2**31 + 0.5).mul_(2**-32)  # the middle of one of 2^32 parts of (0, 1)
-    beyond = (part < _BEYOND).nonzero().flatten()
-    if len(beyond):  # their parts are divided by 63 bits more
-        more = draw(len(beyond)).bitwise_and_(2**63 - 1).double().add_(0.5).mul_(2**-63)
-        part[beyond] = more.add_(first[beyond]).add_(2**31).mul_(2**-32)
-    radius = part.log_().mul_(-2).float().sqrt_().double()
-    angle = second.float().mul_(math.tau / 2**32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
+    halves = words.view(torch.int32).view(-1, 2)
+    radius_bits, angle_bits = halves.unbind(1)
+    # The middle of one of 2^32 parts of (0, 1).
+    uniform = radius_bits.double().add_(2**31 + 0.5).mul_(2**-32)
+    tail = (uniform < _TAIL).nonzero().flatten()
+    if len(tail):
+        # Far out 32 bits are too coarse: each part is divided by 63 bits more.
+        fraction = draw(len(tail)).bitwise_and_(2**63 - 1).double()
+        fraction.add_(0.5).mul_(2**-63)
+        uniform[tail] = fraction.add_(radius_bits[tail]).add_(2**31).mul_(2**-32)
+    radius = uniform.log_().mul_(-2).float().sqrt_().double()
+    angle = angle_bits.float().mul_(math.tau / 2**32)
+    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return numbers[:size]
 
 
-def _source(key: Sequence[int], device: torch.device) -> Draw:
-    """Random bits that are a function of `key`: on the CPU numpy's, three times as fast as PyTorch's."""
+def _random_words(key: Sequence[int], device: torch.device) -> Draw:
+    """Source of random bits that is a function of `key`: on the CPU numpy's, three times as fast as PyTorch's."""
     if device.type == "cpu":
         rng = np.random.default_rng(keyed_sequence(key))
-        return lambda size: torch.from_numpy(rng.integers(-(2**63), 2**63, size, dtype=np.int64))
+
+        def draw_on_cpu(size: int) -> Tensor:
+            words = rng.integers(-(2**63), 2**63, size, dtype=np.int64)
+            return torch.from_numpy(words)
+
+        return draw_on_cpu
     generator = keyed_generator(key, device)
-    words = torch.int64
-    return lambda size: torch.empty(size, dtype=words, device=device).random_(-(2**63), None, generator=generator)
+
+    def draw_on_device(size: int) -> Tensor:
+        words = torch.empty(size, dtype=torch.int64, device=device)
+        return words.random_(-(2**63), None, generator=generator)
+
+    return draw_on_device
 
 
-def _within(segments: Segments, start: int, end: int) -> list[tuple[int, float]]:
-    """What lies between two coordinates of consecutive parts."""
-    inside, begin = list[tuple[int, float]](), 0
+def _overlapping(segments: Segments, start: int, end: int) -> list[tuple[int, float]]:
+    """Cut consecutive segments to the coordinates from `start` to before `end`."""
+    overlapping: list[tuple[int, float]] = []
+    segment_start = 0
     for length, std in segments:
-        overlap = min(begin + length, end) - max(begin, start)
+        segment_end = segment_start + length
+        overlap = min(segment_end, end) - max(segment_start, start)
         if overlap > 0:
-            inside.append((overlap, std))
-        begin += length
-    return inside
+            overlapping.append((overlap, std))
+        segment_start = segment_end
+    return overlapping
 
 
-def _along(parts: Segments, device: torch.device) -> Tensor | float:
-    """The number of each coordinate; one for all where there is one part."""
-    if len(parts) == 1:
-        return parts[0][1]
-    lengths, numbers = zip(*parts, strict=True)
-    each = torch.tensor(numbers, dtype=torch.float64, device=device)
-    return each.repeat_interleave(torch.tensor(lengths, device=device), output_size=sum(lengths))
+def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
+    """Repeat the number of each segment along its coordinates, shape (sum of lengths,); a float for one segment."""
+    if len(segments) == 1:
+        _, number = segments[0]
+        return number
+    lengths = [length for length, _ in segments]
+    numbers = [number for _, number in segments]
+    per_segment = torch.tensor(numbers, dtype=torch.float64, device=device)
+    return per_segment.repeat_interleave(
+        torch.tensor(lengths, device=device),
+        output_size=sum(lengths),
+    )
 
 
 def checksum(total: Tensor) -> float:
-    """Sum of a flat tensor in float64, by which it is known again; not finite where one of them is not."""
+    """Sum of a flat tensor in float64, by which a replay is recognized; not finite where a coordinate is not."""
     if kernels.suits(total) and total.is_contiguous():
         return kernels.float64_sum(total)
     return float(total.sum(dtype=torch.float64))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpbench.canonical import name_of
 from dpbench.privacy.events import SumQuery
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
 
@@ -40,19 +41,22 @@ class Noise(ABC):
         """Add the noise of a step to a flat sum, in place: independent of that of all others unless stated otherwise.
 
         Args:
-            total: Flat sum over all records, shape (D,).
-            plan: Of the release: standard deviations along the sum.
+            total: Flat sum over all records (parameters, then statistics), shape (D,).
+            plan: Plan of the release; its `segments` are the standard deviations along the sum.
             step: Number of the release.
-            keys: Of random numbers.
-            state: Of `init`.
+            keys: Keys of the random numbers; each step uses its own once.
+            state: What `init` returned.
+
+        Returns:
+            `total`.
         """
-        return plan.privatize(total, keys(step))
+        return add_gaussian_noise(total, plan.segments, keys(step))
 
     def cost(self, queries: tuple[SumQuery, ...], step: int) -> tuple[SumQuery, ...]:
-        """What the ledger states of the release of a step.
+        """Queries that the ledger records for a step; another process may state a higher cost than each step alone.
 
         Args:
-            queries: Sensitivities, and the noise on each coordinate.
+            queries: Sensitivities and noise of the release, as its plan has them.
             step: Number of the release.
         """
         return queries
@@ -65,8 +69,8 @@ class Noise(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data for the header of a ledger.
 
-        A process of one's own is stated by its qualified name: whoever reads the ledger takes the cost of each release
-        from its line, and cannot compare it with the plan.
+        A class outside this module is stated by its qualified name: whoever reads the ledger takes the cost of each
+        release from its line, and cannot compare it with the plan.
         """
         return {"process": name_of(type(self)), "described": False}
 
@@ -86,7 +90,10 @@ class Gaussian(Noise):
         return self.noise_multiplier
 
     def to_dict(self) -> dict[str, Any]:
-        """The multiplier; a subclass may do something else, and is stated as a process of its own."""
+        """The multiplier.
+
+        A subclass may add other noise, and is stated by its qualified name.
+        """
         if type(self) is not Gaussian:
             return super().to_dict()
         return {"process": "gaussian", "noise_multiplier": float(self.noise_multiplier)}
@@ -112,11 +119,11 @@ class Scheduled(Noise):
 
     @property
     def constant(self) -> bool:
-        """Whether the factors are one."""
+        """Whether there are no factors."""
         return not self.factors
 
     def to_dict(self) -> dict[str, Any]:
-        """The multiplier and its factors; as for `Gaussian`."""
+        """The multiplier and its factors; a subclass is stated by its name, as for `Gaussian`."""
         if type(self) is not Scheduled:
             return super().to_dict()
         return {
@@ -128,4 +135,6 @@ class Scheduled(Noise):
 
 def noise_of(noise_multiplier: float, factors: Factors) -> Noise:
     """Independent noise, scheduled where there are factors."""
-    return Scheduled(noise_multiplier, factors) if factors else Gaussian(noise_multiplier)
+    if factors:
+        return Scheduled(noise_multiplier, factors)
+    return Gaussian(noise_multiplier)

@@ -6,7 +6,7 @@ So what is accounted for cannot drift from what is done (jax_privacy's `DPExecut
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -16,7 +16,6 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS, Summands, SumQuery
 from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.sampling import Sampling
 
 NoiseAllocation = Literal["equal", "proportional", "dimension"]
@@ -44,9 +43,12 @@ class Statistic:
     of_units: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("bound", self.bound), ("noise", self.noise_std)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(f"the {name} of {self.name} must be a positive number, not {value}.")
+        self._check_positive("bound", self.bound)
+        self._check_positive("noise", self.noise_std)
+
+    def _check_positive(self, name: str, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigurationError(f"the {name} of {self.name} must be a positive number, not {value}.")
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,17 @@ class ReleasePlan:
                 f"noise_multiplier must be a positive number, not {self.noise_multiplier}; "
                 "use strategy=none for training without privacy."
             )
-        covered = sorted(position for group in self.groups for position in group.parameters)
-        if covered != list(range(len(self.sizes))):
+        positions: list[int] = []
+        for group in self.groups:
+            positions.extend(group.parameters)
+        if sorted(positions) != list(range(len(self.sizes))):
             raise ConfigurationError("every trainable parameter must belong to exactly one group.")
         if self.allocation not in get_args(NoiseAllocation):
             raise ConfigurationError(
                 f"unknown allocation {self.allocation!r}; known are {', '.join(get_args(NoiseAllocation))}."
             )
-        _ = self.gradient_multiplier  # refuses what has no solution
+        # Computed here already, because it refuses statistics that cost more than the whole release may.
+        _ = self.gradient_multiplier
 
     @property
     def denominator(self) -> float:
@@ -101,7 +106,9 @@ class ReleasePlan:
 
     def _changes(self, statistic: Statistic) -> int:
         """Number of bounds by which a statistic's sum moves between neighbors."""
-        return self.sampling.record_changes if statistic.of_units else self.summands.changes(self.sampling)
+        if statistic.of_units:
+            return self.sampling.record_changes
+        return self.summands.changes(self.sampling)
 
     @cached_property
     def gradient_multiplier(self) -> float:
@@ -109,36 +116,46 @@ class ReleasePlan:
 
         (adaptive_quantile_clipping_2021, Theorem 1, for any number of statistics.)
         """
-        changes = max(1, self.summands.changes(self.sampling))  # z is meant for one changed summand
-        spent = sum((self._changes(s) / changes * s.bound / s.noise_std) ** 2 for s in self.statistics)
-        left = self.noise_multiplier**-2 - spent
-        if not left > 0:
+        # z is stated for one changed summand: sensitivities are counted in the changes of the gradients' sums.
+        changes = max(1, self.summands.changes(self.sampling))
+        costs = []
+        for statistic in self.statistics:
+            relative_changes = self._changes(statistic) / changes
+            costs.append((relative_changes * statistic.bound / statistic.noise_std) ** 2)
+        spent = sum(costs)
+        remaining = self.noise_multiplier**-2 - spent
+        if not remaining > 0:
             raise ConfigurationError(
                 f"the statistics beside the gradient ({_names(self.statistics)}) alone cost more "
                 f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
                 f"more noise (their own multiplier is {1 / math.sqrt(spent):.4g}), or lower noise_multiplier."
             )
-        return 1 / math.sqrt(left)
+        return 1 / math.sqrt(remaining)
 
     @cached_property
     def noise_stds(self) -> tuple[float, ...]:
         """σ_g of each group, in units of the scaled gradient."""
-        z, bounds = self.gradient_multiplier, [group.max_grad_norm for group in self.groups]
+        z = self.gradient_multiplier
+        bounds = [group.max_grad_norm for group in self.groups]
+        if self.allocation == "equal":
+            std = z * math.sqrt(sum(bound**2 for bound in bounds))
+            return (std,) * len(bounds)
         if self.allocation == "proportional":
-            return tuple(z * math.sqrt(len(bounds)) * bound for bound in bounds)
-        if self.allocation == "dimension":
-            dimensions = [sum(self.sizes[position] for position in group.parameters) for group in self.groups]
-            return tuple(
-                z * math.sqrt(sum(self.sizes) / own) * bound for own, bound in zip(dimensions, bounds, strict=True)
-            )
-        return (z * math.sqrt(sum(bound**2 for bound in bounds)),) * len(bounds)
+            factor = z * math.sqrt(len(bounds))
+            return tuple(factor * bound for bound in bounds)
+        total = sum(self.sizes)
+        stds = []
+        for group in self.groups:
+            dimension = sum(self.sizes[position] for position in group.parameters)
+            stds.append(z * math.sqrt(total / dimension) * group.max_grad_norm)
+        return tuple(stds)
 
     @cached_property
     def parameter_stds(self) -> tuple[float, ...]:
         """Noise on each coordinate of the summed gradient, for each parameter."""
         stds = [0.0] * len(self.sizes)
         for group, std in zip(self.groups, self.noise_stds, strict=True):
-            for position, scale in zip(group.parameters, group.scales or (1.0,) * len(group.parameters), strict=True):
+            for position, scale in _scales(group):
                 stds[position] = std * scale
         return tuple(stds)
 
@@ -147,40 +164,43 @@ class ReleasePlan:
         """Most that one record adds to a coordinate of the summed gradient, for each parameter."""
         bounds = [0.0] * len(self.sizes)
         for group in self.groups:
-            for position, scale in zip(group.parameters, group.scales or (1.0,) * len(group.parameters), strict=True):
+            for position, scale in _scales(group):
                 bounds[position] = group.max_grad_norm * scale
         return tuple(bounds)
 
     @cached_property
     def segments(self) -> tuple[tuple[int, float], ...]:
         """(length, noise standard deviation) along the flat sum: parameters, then statistics."""
-        pieces = [*zip(self.sizes, self.parameter_stds, strict=True)]
-        pieces += [(statistic.size, statistic.noise_std) for statistic in self.statistics]
+        segments = list(zip(self.sizes, self.parameter_stds, strict=True))
+        for statistic in self.statistics:
+            segments.append((statistic.size, statistic.noise_std))
         merged: list[tuple[int, float]] = []
-        for size, std in pieces:
+        for size, std in segments:
+            # Neighbors with equal noise are one segment: noise is drawn segment by segment.
             if merged and merged[-1][1] == std:
-                merged[-1] = (merged[-1][0] + size, std)
+                length, _ = merged[-1]
+                merged[-1] = (length + size, std)
             else:
                 merged.append((size, std))
         return tuple(merged)
 
     @cached_property
     def queries(self) -> tuple[SumQuery, ...]:
-        """The release as the ledger records it."""
-        changes, unit = self.summands.changes(self.sampling), self.summands.unit
-        gradients = [
-            SumQuery(group.name, changes * group.max_grad_norm, std, unit)
-            for group, std in zip(self.groups, self.noise_stds, strict=True)
-        ]
-        others = [
-            SumQuery(s.name, self._changes(s) * s.bound, s.noise_std, "" if s.of_units else unit)
-            for s in self.statistics
-        ]
-        return (*gradients, *others)
-
-    def privatize(self, total: Tensor, key: Sequence[int]) -> Tensor:
-        """Add noise to the flat sums over all records of a lot (parameters, then statistics), once, in place."""
-        return add_gaussian_noise(total, self.segments, key)
+        """The release as the ledger records it: one query for each group, then one for each statistic."""
+        changes = self.summands.changes(self.sampling)
+        unit = self.summands.unit
+        queries = []
+        for group, std in zip(self.groups, self.noise_stds, strict=True):
+            queries.append(SumQuery(group.name, changes * group.max_grad_norm, std, unit))
+        for statistic in self.statistics:
+            query = SumQuery(
+                name=statistic.name,
+                sensitivity=self._changes(statistic) * statistic.bound,
+                noise_std=statistic.noise_std,
+                unit="" if statistic.of_units else unit,
+            )
+            queries.append(query)
+        return tuple(queries)
 
     def divide_statistics_(self, released: Tensor) -> Tensor:
         """Divide the noised statistics by their denominators, in place."""
@@ -191,6 +211,14 @@ class ReleasePlan:
         return released
 
 
+def _scales(group: VectorGroup) -> Iterator[tuple[int, float]]:
+    """(position, α) of each parameter of a group."""
+    scales = group.scales or (1.0,) * len(group.parameters)
+    return zip(group.parameters, scales, strict=True)
+
+
 def _names(statistics: Sequence[Statistic]) -> str:
     names = [statistic.name for statistic in statistics]
-    return ", ".join(names if len(names) <= 4 else [*names[:3], f"... {len(names)} in all"])
+    if len(names) > 4:
+        names = [*names[:3], f"... {len(names)} in all"]
+    return ", ".join(names)

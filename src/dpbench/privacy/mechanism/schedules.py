@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from dpbench.errors import ConfigurationError
@@ -23,11 +24,6 @@ MOST_STAIRS = 20
 """Values that a named schedule or a function takes: each is a cost of its own, whose curve takes accountants a tenth of
 a second."""
 _LARGEST = 1e6
-_KINDS: dict[str, Callable[[float, float], float]] = {
-    "linear": lambda end, progress: 1 + (end - 1) * progress,
-    "exponential": lambda end, progress: end**progress,
-    "cosine": lambda end, progress: end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2,
-}
 _FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
 
 
@@ -46,7 +42,10 @@ class Factors:
 
     def at(self, step: int) -> float:
         """The factor of a step, counted from 0."""
-        return self.values[min(step, len(self.values) - 1)] if self.values else 1.0
+        if not self.values:
+            return 1.0
+        last = len(self.values) - 1
+        return self.values[min(step, last)]
 
     def to_list(self) -> list[list[float]]:
         """Plain JSON data: each factor with the number of steps in a row that have it.
@@ -54,7 +53,10 @@ class Factors:
         >>> Factors((1.0, 1.0, 0.5)).to_list()
         [[1.0, 2], [0.5, 1]]
         """
-        return [[factor, len(list(steps))] for factor, steps in groupby(self.values)]
+        stairs = []
+        for factor, steps in groupby(self.values):
+            stairs.append([factor, len(list(steps))])
+        return stairs
 
 
 CONSTANT = Factors()
@@ -81,7 +83,7 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
 
     Args:
         name: Of the option, for messages.
-        schedule: What was asked for; None: nothing.
+        schedule: The schedule; None: the value stays.
         steps: Planned number of steps.
 
     Raises:
@@ -118,7 +120,8 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
 
 def check_schedule(name: str, schedule: Schedule | None) -> None:
     """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
-    has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)  # or is a word
+    # A str is a sequence, too: `_named` checks it below.
+    has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)
     if schedule is not None and not has_factors and not callable(schedule):
         raise ConfigurationError(
             f"{name} must be {_FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
@@ -128,41 +131,79 @@ def check_schedule(name: str, schedule: Schedule | None) -> None:
 
 
 def _by_progress(name: str, function: Callable[[float], float], steps: int) -> list[float]:
-    """Values in at most `MOST_STAIRS` stairs."""
+    """Values of a function of the share of steps that are over, one for each step, in at most `MOST_STAIRS` stairs."""
     stairs = min(steps, MOST_STAIRS)
+    last = max(stairs - 1, 1)
     try:
-        values = [float(function(stair / max(stairs - 1, 1))) for stair in range(stairs)]
+        values = [float(function(stair / last)) for stair in range(stairs)]
     except Exception as error:
         raise ConfigurationError(f"{name} cannot be evaluated: {type(error).__name__}: {error}.") from error
     return [values[step * stairs // steps] for step in range(steps)]
 
 
 def _named(name: str, schedule: str) -> Callable[[float], float]:
-    kind, _, rest = schedule.partition(":")
+    """The function of a schedule such as "linear:0.5".
+
+    Raises:
+        ConfigurationError: There is no such schedule, or its numbers are out of range.
+    """
+    kind, _, parameters = schedule.partition(":")
     try:
-        if kind in _KINDS:
-            end = float(rest)
-            if not 0 < end < math.inf:
-                raise ValueError
-            return lambda progress: _KINDS[kind](end, progress)
+        if kind in _CURVES:
+            end = float(parameters)
+            if 0 < end < math.inf:
+                return partial(_CURVES[kind], end)
         if kind == "step":
-            return _stairs(rest)
+            return partial(_stair_at, _stairs(parameters))
     except ValueError:
+        # A number cannot be read: the message below shows the forms.
         pass
     raise ConfigurationError(f"{name} must be {_FORMS}, not {schedule!r}.")
 
 
-def _stairs(text: str) -> Callable[[float], float]:
-    """Factors from shares of the steps on.
+def _linear(end: float, progress: float) -> float:
+    return 1 + (end - 1) * progress
+
+
+def _exponential(end: float, progress: float) -> float:
+    factor: float = end**progress
+    return factor
+
+
+def _cosine(end: float, progress: float) -> float:
+    return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+_CURVES = {
+    "linear": _linear,
+    "exponential": _exponential,
+    "cosine": _cosine,
+}
+"""(last factor, share of the steps that are over) → factor; from 1 on."""
+
+
+def _stairs(text: str) -> list[tuple[float, float]]:
+    """Read "FACTOR@SHARE/FACTOR@SHARE" as (share of the steps, factor from there on), in ascending order.
 
     Raises:
         ValueError: They are no positive numbers, or the shares do not ascend from above 0 to below 1.
     """
-    pairs = []
+    stairs = []
     for stair in text.split("/"):
         factor, _, share = stair.partition("@")
-        pairs.append((float(share), float(factor)))
-    shares = [share for share, _ in pairs]
-    if shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1 or min(factor for _, factor in pairs) <= 0:
+        stairs.append((float(share), float(factor)))
+    shares = [share for share, _ in stairs]
+    factors = [factor for _, factor in stairs]
+    ascends = shares == sorted(set(shares)) and 0 < shares[0] <= shares[-1] < 1
+    if not ascends or min(factors) <= 0:
         raise ValueError
-    return lambda progress: next((factor for share, factor in reversed(pairs) if progress >= share), 1.0)
+    return stairs
+
+
+def _stair_at(stairs: Sequence[tuple[float, float]], progress: float) -> float:
+    """The factor of the last stair that has begun; 1 before the first one."""
+    current = 1.0
+    for share, factor in stairs:
+        if progress >= share:
+            current = factor
+    return current
