@@ -285,7 +285,12 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
         _refuse_contradiction(name, ledger)
 
 
-def _refuse_other_records(name: str, header: Header, first_name: str, first: Header) -> None:
+def _refuse_other_records(
+    name: str,
+    header: Header,
+    first_name: str,
+    first: Header,
+) -> None:
     """Raise LedgerError where two headers do not speak of the same neighbors."""
     for field_name in ("unit", "neighboring_relation", "population"):
         mine = getattr(header, field_name)

@@ -135,7 +135,13 @@ class LedgerWriter:
         except OSError as error:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
-    def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> Header:
+    def _begin(
+        self,
+        header: Header,
+        start: int,
+        resume: bool,
+        known: Seal | None,
+    ) -> Header:
         size = os.fstat(self._file.fileno()).st_size
         if size and (start or not _without_release(self.path)):
             if not resume:

@@ -84,7 +84,13 @@ class ErrorCorrection:
                 "in any coordinate: choose a smaller one."
             )
 
-    def correct(self, total: Tensor, noise_std: float, expected_records: float, bound: float) -> Tensor:
+    def correct(
+        self,
+        total: Tensor,
+        noise_std: float,
+        expected_records: float,
+        bound: float,
+    ) -> Tensor:
         """The corrected gradient.
 
         Args:
@@ -108,7 +114,12 @@ class ErrorCorrection:
         corrected: Tensor = is_up.to(total.dtype) - is_down.to(total.dtype)
         return corrected.mul_(self.threshold)
 
-    def _scores(self, y: Tensor, std: float, largest: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _scores(
+        self,
+        y: Tensor,
+        std: float,
+        largest: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Log of prior times likelihood of (D, S, U), up to a common constant, each in the shape of `y`.
 
         Args:

@@ -74,11 +74,12 @@ class Mechanism:
         self.step = step
         self.metrics: dict[str, float] = {}
         self._metrics = [dict(values) for values in remembered.get("metrics", ())]
-        # Of the next lot where they have adapted, before any schedule; None: the first ones.
+        # Bounds of the next lot where they have adapted, before any schedule; None: the first ones.
         self._bounds = present_bounds
         if self.recipe.denoiser is not None:
             self.recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
-        self._layout = _flat_layout(parameters, sum(statistic.size for statistic in self.plan.statistics))
+        statistics_size = sum(statistic.size for statistic in self.plan.statistics)
+        self._layout = _flat_layout(parameters, statistics_size)
         self._noise_state = plan.noise.init(self._layout.size)
         self.clear()
 
@@ -125,7 +126,7 @@ class Mechanism:
 
         Args:
             gradients: Per-record gradients of each parameter.
-            rows: Of the piece.
+            rows: Number of rows of the piece.
             merge: How rows become records.
             values: Private metrics of each row.
 
@@ -134,7 +135,7 @@ class Mechanism:
             (groups, R'): private, for diagnostics.
         """
         recipe = self.recipe
-        exact, prepared = before_clipping(
+        per_record, prepared = before_clipping(
             gradients,
             rows,
             merge,
@@ -168,7 +169,7 @@ class Mechanism:
         if statistics:
             flat = torch.cat([statistic.to(self.total) for statistic in statistics])
             self._statistics.add_(flat)
-        return exact, norms
+        return per_record, norms
 
     def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
         """What records would add to the sums, which stay as they are; private metrics count as zero.
@@ -213,19 +214,21 @@ class Mechanism:
         if denoiser is None:
             self.total[: self._layout.parameters].div_(plan.denominator)
         else:
-            for view, std, bound in zip(
+            views = zip(
                 self.gradients,
                 plan.parameter_stds,
                 plan.parameter_bounds,
                 strict=True,
-            ):
+            )
+            for view, std, bound in views:
                 corrected = denoiser.correct(view, std, plan.denominator, bound)
                 view.copy_(corrected)
-        if plan.statistics or self.recipe.adaptation is not None:
+        adapts = self.recipe.adaptation is not None
+        if plan.statistics or adapts:
             released = plan.divide_statistics_(self._statistics)
             self._adapt(released.tolist())
         self.step += 1
-        if not self.training_plan.constant or self.recipe.adaptation is not None:
+        if adapts or not self.training_plan.constant:
             self.plan = self.training_plan.release(self.step, self._bounds)
         return self.gradients
 
@@ -238,7 +241,10 @@ class Mechanism:
         recipe = self.recipe
         groups = self.plan.groups
         if recipe.adaptation is not None:
-            count = sum(statistic.size for statistic in self.plan.statistics if not statistic.of_units)
+            count = 0
+            for statistic in self.plan.statistics:
+                if not statistic.of_units:
+                    count += statistic.size
             bounds = recipe.adaptation.next_bounds(groups, released[:count])
             self._bounds = _bounds_of(with_bounds(groups, bounds))
             released = released[count:]
@@ -270,10 +276,13 @@ def before_clipping(
     if merge is not None:
         record_of, records, factor = merge
         if isinstance(factor, Tensor):
-            gradients = [ScaledGradients(one.merge(record_of, records, 1.0), factor) for one in gradients]
+            merged = [parameter.merge(record_of, records, 1.0) for parameter in gradients]
+            gradients = [ScaledGradients(parameter, factor) for parameter in merged]
         else:
-            gradients = [one.merge(record_of, records, factor) for one in gradients]
-    return gradients, gradients if transform is None else transform(gradients, records, sizes)
+            gradients = [parameter.merge(record_of, records, factor) for parameter in gradients]
+    if transform is None:
+        return gradients, gradients
+    return gradients, transform(gradients, records, sizes)
 
 
 def mean_norms(
@@ -287,7 +296,8 @@ def mean_norms(
     """Mean over records of the norms that clipping would see, one for each group."""
     _, prepared = before_clipping(gradients, rows, merge, transform, sizes)
     norms = torch.stack([parameter.squared_norms() for parameter in prepared])
-    means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()
+    squared_norms = group_norms(norms, groups)
+    means: list[float] = squared_norms.sqrt().mean(1).tolist()
     return means
 
 
@@ -316,23 +326,25 @@ class _Layout(NamedTuple):
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
     """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
-    double = any(parameter.dtype == torch.float64 for parameter in parameters)
+    is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
     views = []
     start = 0
     for parameter in parameters:
-        views.append((parameter.shape, _dense_strides(parameter), start))
+        strides = _dense_strides(parameter)
+        views.append((parameter.shape, strides, start))
         start += parameter.numel()
     return _Layout(
         views=views,
         parameters=start,
         size=start + tail,
-        dtype=torch.float64 if double else torch.float32,
+        dtype=torch.float64 if is_double else torch.float32,
         device=parameters[0].device,
     )
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
     """Strides of a parameter where its numbers lie without gaps; else those of a new tensor of its shape."""
+    # Offset of the last number in memory.
     last = 0
     for size, stride in zip(parameter.shape, parameter.stride(), strict=True):
         last += (size - 1) * stride

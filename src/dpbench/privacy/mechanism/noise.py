@@ -55,7 +55,11 @@ def grid_spacing(std: float) -> float:
     return math.ldexp(0.5, exponent - _BITS)
 
 
-def add_gaussian_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> Tensor:
+def add_gaussian_noise(
+    total: Tensor,
+    noise_stds: Segments,
+    key: Sequence[int],
+) -> Tensor:
     """Add independent Gaussian noise to a flat sum and round it to a grid, in place.
 
     On the CPU the native kernels, where they can be had, draw the numbers from ChaCha20 on all threads, several times

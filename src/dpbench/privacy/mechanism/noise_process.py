@@ -37,7 +37,14 @@ class Noise(ABC):
         """
         return None
 
-    def add_(self, total: Tensor, plan: ReleasePlan, step: int, keys: Keys, state: Any) -> Tensor:
+    def add_(
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        step: int,
+        keys: Keys,
+        state: Any,
+    ) -> Tensor:
         """Add the noise of a step to a flat sum, in place: independent of that of all others unless stated otherwise.
 
         Args:

@@ -130,7 +130,11 @@ def check_schedule(name: str, schedule: Schedule | None) -> None:
         _named(name, schedule)
 
 
-def _by_progress(name: str, function: Callable[[float], float], steps: int) -> list[float]:
+def _by_progress(
+    name: str,
+    function: Callable[[float], float],
+    steps: int,
+) -> list[float]:
     """Values of a function of the share of steps that are over, one for each step, in at most `MOST_STAIRS` stairs."""
     stairs = min(steps, MOST_STAIRS)
     last = max(stairs - 1, 1)
