@@ -117,9 +117,9 @@ class Header:
             "microbatch_size": plan.per_summand,
         }
         for name, value in stated.items():
-            own = getattr(self, name)
-            if own != value:
-                raise LedgerError(f"the header has {name} {own!r}, its plan {value!r}")
+            in_header = getattr(self, name)
+            if in_header != value:
+                raise LedgerError(f"the header has {name} {in_header!r}, its plan {value!r}")
 
 
 @dataclass(frozen=True)
@@ -260,14 +260,15 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
-    if not ledger.headers and other_schema:
+    if ledger.headers:
+        return ledger
+    if other_schema:
         raise LedgerError(
             f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schemas up to "
             f"{SCHEMA}: use the version that wrote it."
         )
-    if not ledger.headers:
-        raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
-    return ledger
+    reason = ledger.damage or "it is empty"
+    raise LedgerError(f"{path} is no dpbench ledger: {reason}.")
 
 
 def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
@@ -334,18 +335,18 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
         for phase, mine in _checksums_by_phase(ledger).items():
             header = ledger.headers[phase]
             sources = {"noise": header.noise_source, "lots": header.lot_source}
-            for what, source in sources.items():
+            for kind, source in sources.items():
                 if source is None:
                     continue
-                others = drawn.setdefault((what, phase, source), [])
-                for other, theirs in others:
+                earlier = drawn.setdefault((kind, phase, source), [])
+                for other, theirs in earlier:
                     if _differ(mine, theirs):
                         raise LedgerError(
-                            f"{name} and {other} drew their {what} from one seed, for different releases: together "
+                            f"{name} and {other} drew their {kind} from one seed, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
-                            f"or train one again with another seed (seed=...; in Python {_SEEDED[what]})."
+                            f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]})."
                         )
-                others.append((name, mine))
+                earlier.append((name, mine))
 
 
 _Checksums = dict[int, str | None]
@@ -469,10 +470,10 @@ class _Reader:
 
     def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
         """Sampling and queries of a release's line; lines that say the same share them."""
-        where = line.find(b'"sampling"')
+        start = line.find(b'"sampling"')
         # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
-        ends_equally = 0 <= where < line.find(b'"queries"')
-        key = line[where:] if ends_equally else line
+        ends_equally = 0 <= start < line.find(b'"queries"')
+        key = line[start:] if ends_equally else line
         if key not in self._events:
             queries = tuple(SumQuery(**query) for query in data["queries"])
             _check_queries(queries)

@@ -28,30 +28,36 @@ def _dump(data: dict[str, Any]) -> str:
 
 
 def _header_line(header: Header) -> str:
-    facts = {field.name: getattr(header, field.name) for field in fields(header)}
-    plan = facts.pop("plan")
-    if plan is not None:
-        facts["plan"] = plan.to_dict()
-    if header.schema == WITHOUT_PLANS:
-        facts = {_SPELLING_OF_SCHEMA_1.get(name, name): value for name, value in facts.items()}
-    return _dump({"record": "header", "schema": header.schema, **facts})
+    data: dict[str, Any] = {"record": "header", "schema": header.schema}
+    for field in fields(header):
+        name = field.name
+        if header.schema == WITHOUT_PLANS:
+            name = _SPELLING_OF_SCHEMA_1.get(name, name)
+        if name != "plan":
+            data[name] = getattr(header, field.name)
+    if header.plan is not None:
+        data["plan"] = header.plan.to_dict()
+    return _dump(data)
 
 
 def _head(release: Release, awaits_checksum: bool) -> str:
+    """The beginning of a release's line, without the comma: what differs from release to release."""
     head: dict[str, Any] = {"record": "release", "number": release.number}
     if not awaits_checksum:
         head["checksum"] = release.checksum
     return _dump(head)[: -len(_END)]
 
 
-def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
-    data = []
+def _tail(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
+    """The end of a release's line: the same for all releases of equal sampling and queries."""
+    entries = []
     for query in queries:
-        fields_of_query = query._asdict()
+        entry = query._asdict()
         if not query.unit:
-            del fields_of_query["unit"]
-        data.append(fields_of_query)
-    return _dump({"sampling": sampling.to_dict(), "queries": data})[1:]
+            del entry["unit"]
+        entries.append(entry)
+    text = _dump({"sampling": sampling.to_dict(), "queries": entries})
+    return text[1:]
 
 
 class LedgerWriter:
@@ -101,8 +107,10 @@ class LedgerWriter:
         self._recorded: dict[int, tuple[Release, bytes]] = {}
         self._pending_header = ""
         self._pending_checksum = ""
-        self._awaiting: int | None = None  # number of the last release, if its line lacks the checksum
-        self._facts: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")  # of the last release
+        # Number of the last release, if its line lacks the checksum.
+        self._awaiting: int | None = None
+        # Sampling and queries of the last release, and how they are written: mostly those of the next one, too.
+        self._last_tail: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
@@ -116,8 +124,9 @@ class LedgerWriter:
             if self.lot_phase < self.phase:
                 self._join(read_ledger(self.path).releases)
         except BaseException as error:
-            if not os.fstat(self._file.fileno()).st_size:
-                self.path.unlink(missing_ok=True)  # nothing was recorded: leave no empty ledger behind
+            if not self._size():
+                # Nothing was recorded: leave no empty ledger behind.
+                self.path.unlink(missing_ok=True)
             self._file.close()
             if isinstance(error, OSError):
                 raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
@@ -135,6 +144,9 @@ class LedgerWriter:
         except OSError as error:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
     def _begin(
         self,
         header: Header,
@@ -142,8 +154,7 @@ class LedgerWriter:
         resume: bool,
         known: Seal | None,
     ) -> Header:
-        size = os.fstat(self._file.fileno()).st_size
-        if size and (start or not _without_release(self.path)):
+        if self._size() and (start or not _is_without_release(self.path)):
             if not resume:
                 raise LedgerError(
                     f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
@@ -157,56 +168,61 @@ class LedgerWriter:
                 "takes a new folder for each trainer, and the ledger lies in that of the first. Give its path to the "
                 "strategy (ledger=.../ledger.jsonl), or put it there."
             )
-        os.ftruncate(self._file.fileno(), 0)  # of a run that failed before its first release, and cost nothing
+        # What is there is of a run that failed before its first release, and cost nothing.
+        os.ftruncate(self._file.fileno(), 0)
         self._write(_header_line(header))
         return header
 
     def _continue(self, header: Header, start: int, known: Seal | None) -> Header:
         ledger = read_ledger(self.path)
-        whole = self.path.read_bytes()
+        data = self.path.read_bytes()
         if ledger.damage is not None:
             if not ledger.damage.endswith("cut off"):
                 raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
             # The process died while writing, before the release was used: the piece of a line may go.
-            whole = whole[: whole.rindex(b"\n") + 1]
-            os.truncate(self.path, len(whole))
+            end = data.rindex(b"\n") + 1
+            data = data[:end]
+            os.truncate(self.path, end)
         if known is not None:
-            wrong = difference(self.path, known, "the checkpoint")
-            if wrong is not None:
-                raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
+            mismatch = difference(self.path, known, "the checkpoint")
+            if mismatch is not None:
+                raise LedgerError(f"cannot continue {self.path}: it has {mismatch}. Restore the ledger of this run.")
         self.events.update(ledger.events)
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
         header = replace(header, phase=last.phase)
-        mine: dict[int, Release] = {}
-        made = set()
+        numbers = set()
+        last_phase: dict[int, Release] = {}
         for phase, release in ledger.releases:
-            made.add(release.number)
+            numbers.add(release.number)
             if phase == len(ledger.headers) - 1:
-                mine[release.number] = release
-        if start and start - 1 not in made:
+                last_phase[release.number] = release
+        if start and start - 1 not in numbers:
             raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
-        ahead = [release for number, release in mine.items() if number >= start]
+        ahead = [release for number, release in last_phase.items() if number >= start]
         # Else the releases before `start` were made in another phase.
-        here = min(mine, default=0) <= start <= max(mine, default=-1) + 1
+        in_last_phase = min(last_phase, default=0) <= start <= max(last_phase, default=-1) + 1
         # Noise may be repeated on a sum that can be compared only: the difference of two sums with one noise is exact.
         comparable = all(release.checksum is not None for release in ahead)
-        if header == last and header.replay is not None and here and comparable:
-            self._repeat(ahead, whole.splitlines(keepends=True))
+        if header == last and header.replay is not None and in_last_phase and comparable:
+            self._repeat(ahead, data.splitlines(keepends=True))
             return header
-        self._seal.update(whole)
-        if header != last or ahead or not here:
+        self._seal.update(data)
+        if header != last or ahead or not in_last_phase:
             header = replace(header, phase=last.phase + 1)
-            self._pending_header = _header_line(header)  # until there is a release: its budget may allow none
+            # It is written with the first release: the budget may allow none.
+            self._pending_header = _header_line(header)
         return header
 
     def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
         """Note what was released on the lots of this run in earlier phases."""
         for phase, release in releases:
-            if self.lot_phase <= phase < self.phase:
-                answered = self.joint.get(release.number, ())
-                earlier = [query._replace(name=EARLIER + query.name) for query in release.queries]
-                self.joint[release.number] = (*answered, *earlier)
+            if not self.lot_phase <= phase < self.phase:
+                continue
+            queries = [*self.joint.get(release.number, ())]
+            for query in release.queries:
+                queries.append(query._replace(name=EARLIER + query.name))
+            self.joint[release.number] = tuple(queries)
 
     def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
         """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
@@ -229,23 +245,26 @@ class LedgerWriter:
 
     def differs(self, release: Release) -> bool:
         """Whether a release is recorded with another sum or other parameters."""
-        recorded = self._recorded.get(release.number)
-        return recorded is not None and recorded[0] != release
+        if release.number not in self._recorded:
+            return False
+        recorded, _ = self._recorded[release.number]
+        return recorded != release
 
     def leave_replay(self) -> None:
         """Go on in a new phase, with noise of its own: what was recorded and will not be repeated counts as it is.
 
         The lots stay those of the phase before, and so does what `joint` says of them.
         """
-        left = [release for release, _ in self._recorded.values()]
-        for _, line in self._recorded.values():
-            self._seal.update(line)
+        abandoned = []
+        for release, lines in self._recorded.values():
+            self._seal.update(lines)
+            abandoned.append((self.phase, release))
         self._recorded.clear()
         self.repeated.clear()
         self.phase += 1
         self._header = replace(self._header, phase=self.phase)
         self._pending_header = _header_line(self._header)
-        self._join((self.phase - 1, release) for release in left)
+        self._join(abandoned)
 
     def append(self, release: Release) -> None:
         """Record a release; must return before the release is used.
@@ -265,8 +284,8 @@ class LedgerWriter:
                 f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
                 "it would reveal the difference."
             )
-        recorded, lines = self._recorded.pop(release.number, (None, b""))
-        if recorded is not None:
+        if release.number in self._recorded:
+            _, lines = self._recorded.pop(release.number)
             self._seal.update(lines)
             self.repeated[counted_event(release)] -= 1
             return
@@ -301,7 +320,8 @@ class LedgerWriter:
                 "Tell it between that release and the next."
             )
         self._awaiting = None
-        self._pending_checksum = _dump({"record": "checksum", "number": number, "checksum": checksum})
+        data = {"record": "checksum", "number": number, "checksum": checksum}
+        self._pending_checksum = _dump(data)
 
     def _awaits_checksum(self, release: Release) -> bool:
         return self._header.plan is not None and release.checksum is None
@@ -311,20 +331,21 @@ class LedgerWriter:
         plan = self._header.plan
         if plan is None:
             return
-        wrong = plan.contradiction(release)
-        if wrong is not None:
+        contradiction = plan.contradiction(release)
+        if contradiction is not None:
             raise LedgerError(
-                f"{wrong}: the ledger {self.path} would contradict itself, and the release was not made. Noise or "
-                "sampling of this run are not those that it was begun with; that is a mistake of the program."
+                f"{contradiction}: the ledger {self.path} would contradict itself, and the release was not made. Noise "
+                "or sampling of this run are not those that it was begun with; that is a mistake of the program."
             )
 
     def _line(self, release: Release) -> str:
-        sampling, queries, text = self._facts
-        # Equal ones may be written otherwise.
+        sampling, queries, tail = self._last_tail
+        # By identity: equal ones may be written otherwise (1 and 1.0).
         if sampling is not release.sampling or queries is not release.queries:
-            text = _facts(release.sampling, release.queries)
-            self._facts = (release.sampling, release.queries, text)
-        return f"{_head(release, self._awaits_checksum(release))},{text}"
+            tail = _tail(release.sampling, release.queries)
+            self._last_tail = (release.sampling, release.queries, tail)
+        head = _head(release, self._awaits_checksum(release))
+        return f"{head},{tail}"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -351,7 +372,7 @@ class LedgerWriter:
             self._file.close()
 
 
-def _without_release(path: Path) -> bool:
+def _is_without_release(path: Path) -> bool:
     try:
         ledger = read_ledger(path)
     except LedgerError:  # it is something else
@@ -361,8 +382,10 @@ def _without_release(path: Path) -> bool:
 
 def _refuse_another_training_set(path: Path, header: Header, last: Header) -> None:
     for name in ("unit", "neighboring_relation", "population", "microbatch_size"):
-        if getattr(header, name) != getattr(last, name):
+        value = getattr(header, name)
+        recorded = getattr(last, name)
+        if value != recorded:
             raise LedgerError(
-                f"{path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
+                f"{path} has {name} {recorded!r}, this run {value!r}: "
                 "one ledger describes one training set. Start a new run."
             )
