@@ -12,7 +12,7 @@ from dpbench.privacy.accounting.composition import check_delta, epsilon, find_ac
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.events import Event, SumQuery, equivalent_queries
+from dpbench.privacy.events import Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
@@ -74,7 +74,7 @@ class Budget:
         self.accountant = accountant
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
-        self.joint: dict[int, tuple[SumQuery, ...]] = {}
+        self.joint: dict[int, Queries] = {}
         self.lot_phase = 0
         self.remaining: int | None = None
         self.path: Path | None = None
@@ -83,6 +83,12 @@ class Budget:
         self._processes = ALONE
         self._plan: TrainingPlan | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
+
+    @property
+    def _target(self) -> tuple[float, float, str]:
+        """(ε, δ, accountant) of a budget that has a limit."""
+        assert self.target_epsilon is not None
+        return self.target_epsilon, self.delta, self.accountant
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything spent so far."""
@@ -134,8 +140,7 @@ class Budget:
                 events[Event(sampling, (query,))] += count
             return events
 
-        assert self.target_epsilon is not None
-        z = calibrate_scale(with_noise, self.target_epsilon, self.delta, self.accountant)
+        z = calibrate_scale(with_noise, *self._target)
         # Costs are counted to ten digits, rounded to the costly side: a margin, so that the last planned step fits.
         return z * (1 + 1e-8)
 
@@ -232,10 +237,9 @@ class Budget:
             number: Of the first.
             most: Where to stop counting.
         """
-        assert self.target_epsilon is not None
         assert self._plan is not None
         plan = self._plan
-        target = (self.target_epsilon, self.delta, self.accountant)
+        target = self._target
         events = []
         for step in sorted(self.joint):
             if step >= number:
@@ -276,7 +280,7 @@ class Budget:
             # A checkpoint may hold releases of an earlier trainer, which are no part of this one's horizon.
             past = min(start, horizon.made)
             most = max(int(horizon.planned) - past - replays, 1)
-        target = (self.target_epsilon, self.delta, self.accountant)
+        target = self._target
         if plan.constant:
             affordable = remaining_releases(self.spent, plan.event(start), *target, most)
         else:

@@ -96,6 +96,10 @@ class SumQuery(NamedTuple):
     unit: str = ""
 
 
+Queries = tuple[SumQuery, ...]
+"""Queries of one release, which all read the same lot."""
+
+
 class Event(NamedTuple):
     """A release as accountants see it: two of equal events cost the same.
 
@@ -105,7 +109,7 @@ class Event(NamedTuple):
     """
 
     sampling: Sampling
-    queries: tuple[SumQuery, ...]
+    queries: Queries
 
 
 def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
@@ -118,7 +122,7 @@ def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
     return 1 / math.sqrt(sum(costs))
 
 
-def equivalent_queries(queries: Sequence[SumQuery]) -> tuple[SumQuery, ...]:
+def equivalent_queries(queries: Sequence[SumQuery]) -> Queries:
     """One query of sensitivity 1 that costs as much (to ten digits, rounded to the costly side).
 
     Releases whose bounds adapt differ in every query and cost the same: so they can be counted together.

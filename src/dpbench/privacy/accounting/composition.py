@@ -21,6 +21,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Accountant, Arra
 from dpbench.privacy.accounting.ledger import Ledger, with_units
 from dpbench.privacy.events import (
     Event,
+    Queries,
     SumQuery,
     effective_noise_multiplier,
     equivalent_queries,
@@ -128,8 +129,9 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
         ConfigurationError: The accountant does not cover the sampling, or the neighboring relations differ.
     """
     counts = {event: count for event, count in events.items() if count}
-    _require_coverage(counts, accountant)
+    # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
     relations = {sampling.relation for sampling, _ in counts}
+    _require_coverage(counts, accountant)
     if len(relations) > 1:
         raise ConfigurationError(
             "releases from Poisson lots (add or remove one) and from lots of a fixed size (replace one) do not "
@@ -202,7 +204,7 @@ def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") ->
 @lru_cache(maxsize=1024)
 def _microbatch_event(
     sampling: Sampling,
-    queries: tuple[SumQuery, ...],
+    queries: Queries,
     size: int,
 ) -> Event:
     """A release's cost for a fixed microbatch of `size` examples that joins, leaves or is replaced as a whole."""

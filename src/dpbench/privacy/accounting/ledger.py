@@ -22,7 +22,7 @@ from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.events import METRIC, MICROBATCH, Event, SumQuery, equivalent_queries
+from dpbench.privacy.events import METRIC, MICROBATCH, Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
@@ -92,9 +92,7 @@ class Header:
         self._require_word_or_none("replay")
         self._require_word_or_none("noise_source")
         self._require_word_or_none("lot_source")
-        end = self.noise_end
-        if end is not None and (type(end) not in (int, float) or not end > 0):
-            raise LedgerError(f"noise_end must be a positive number or null, not {end!r}")
+        self._require_positive_or_none("noise_end")
         if self.plan is not None:
             self._compare_with(self.plan)
 
@@ -102,6 +100,14 @@ class Header:
         value = getattr(self, name)
         if type(value) is not int or value < 1:
             raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
+
+    def _require_positive_or_none(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        # A bool is an int to Python, and NaN is not above 0.
+        if type(value) not in (int, float) or not value > 0:
+            raise LedgerError(f"{name} must be a positive number or null, not {value!r}")
 
     def _require_word_or_none(self, name: str) -> None:
         value = getattr(self, name)
@@ -136,11 +142,11 @@ class Release:
 
     number: int
     sampling: Sampling
-    queries: tuple[SumQuery, ...]
+    queries: Queries
     checksum: str | None = None
 
 
-def with_units(queries: tuple[SumQuery, ...], microbatch_size: int) -> tuple[SumQuery, ...]:
+def with_units(queries: Queries, microbatch_size: int) -> Queries:
     """Queries with the unit that each sums, also where an older ledger does not tell.
 
     With microbatches every release sums over some; where no query says so, the ledger is older than the field, and then
@@ -162,7 +168,7 @@ def _with_unit(query: SumQuery) -> SumQuery:
 
 
 @lru_cache(maxsize=1024)
-def _equivalent(queries: tuple[SumQuery, ...]) -> tuple[SumQuery, ...]:
+def _equivalent(queries: Queries) -> Queries:
     return equivalent_queries(queries)
 
 
@@ -386,7 +392,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._events: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+        self._events: dict[bytes, tuple[Sampling, Queries]] = {}
         # Number of the release in the line before, if its checksum may follow.
         self._awaiting: int | None = None
         self._largest_number = -1
@@ -468,7 +474,7 @@ class _Reader:
         if contradiction is not None:
             raise LedgerError(contradiction)
 
-    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
+    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, Queries]:
         """Sampling and queries of a release's line; lines that say the same share them."""
         start = line.find(b'"sampling"')
         # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
@@ -502,7 +508,7 @@ class _Reader:
         self.ledger.releases[-1] = (phase, replace(release, checksum=checksum))
 
 
-def _check_queries(queries: tuple[SumQuery, ...]) -> None:
+def _check_queries(queries: Queries) -> None:
     """Raise LedgerError unless they are queries that a release can have."""
     if not queries:
         raise LedgerError(_NO_QUERY)

@@ -20,6 +20,7 @@ from dpbench.errors import LedgerError
 from dpbench.privacy.events import (
     EARLIER,
     Event,
+    Queries,
     SumQuery,
     effective_noise_multiplier,
     equivalent_queries,
@@ -58,7 +59,7 @@ class Numbered(Protocol):
         """How its lot was drawn."""
 
     @property
-    def queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> Queries:
         """What was summed."""
 
 

@@ -16,7 +16,7 @@ from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
-from dpbench.privacy.events import EARLIER, Event, SumQuery
+from dpbench.privacy.events import EARLIER, Event, Queries
 from dpbench.privacy.sampling import Sampling
 
 _END = "}\n"
@@ -48,7 +48,7 @@ def _head(release: Release, awaits_checksum: bool) -> str:
     return _dump(head)[: -len(_END)]
 
 
-def _tail(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
+def _tail(sampling: Sampling, queries: Queries) -> str:
     """The end of a release's line: the same for all releases of equal sampling and queries."""
     entries = []
     for query in queries:
@@ -103,14 +103,14 @@ class LedgerWriter:
         place: tuple[int, int] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.joint: dict[int, tuple[SumQuery, ...]] = {}
+        self.joint: dict[int, Queries] = {}
         self._recorded: dict[int, tuple[Release, bytes]] = {}
         self._pending_header = ""
         self._pending_checksum = ""
         # Number of the last release, if its line lacks the checksum.
         self._awaiting: int | None = None
         # Sampling and queries of the last release, and how they are written: mostly those of the next one, too.
-        self._last_tail: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")
+        self._last_tail: tuple[Sampling | None, Queries, str] = (None, (), "")
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()

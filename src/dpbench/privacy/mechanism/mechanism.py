@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpbench.privacy.events import SumQuery
+from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_norms
@@ -76,8 +76,10 @@ class Mechanism:
         self._metrics = [dict(values) for values in remembered.get("metrics", ())]
         # Bounds of the next lot where they have adapted, before any schedule; None: the first ones.
         self._bounds = present_bounds
-        if self.recipe.denoiser is not None:
-            self.recipe.denoiser.check(min(self.plan.parameter_bounds), self.plan.denominator)
+        denoiser = self.recipe.denoiser
+        if denoiser is not None:
+            smallest_bound = min(self.plan.parameter_bounds)
+            denoiser.check(smallest_bound, self.plan.denominator)
         statistics_size = sum(statistic.size for statistic in self.plan.statistics)
         self._layout = _flat_layout(parameters, statistics_size)
         self._noise_state = plan.noise.init(self._layout.size)
@@ -184,7 +186,9 @@ class Mechanism:
         total = self.total
         views = self.gradients
         statistics = self._statistics
-        values = {name: torch.zeros(records, size) for name, size in self.metric_sizes.items()}
+        values = {}
+        for name, size in self.metric_sizes.items():
+            values[name] = torch.zeros(records, size)
         try:
             self.clear()
             self.accumulate(gradients, records, None, values)
@@ -196,10 +200,16 @@ class Mechanism:
 
     def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
-        self.training_plan.noise.add_(self.total, self.plan, self.step, keys, self._noise_state)
+        self.training_plan.noise.add_(
+            self.total,
+            self.plan,
+            self.step,
+            keys,
+            self._noise_state,
+        )
 
     @property
-    def queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> Queries:
         """The release as the ledger records it."""
         return self.training_plan.noise.cost(self.plan.queries, self.step)
 
@@ -301,12 +311,17 @@ def mean_norms(
     return means
 
 
-def _remembered_bounds(plan: TrainingPlan, memory: Mapping[str, Any]) -> tuple[Bounds | None, Bounds | None]:
+def _remembered_bounds(
+    plan: TrainingPlan,
+    memory: Mapping[str, Any],
+) -> tuple[Bounds | None, Bounds | None]:
     """First and present bounds of a run that is resumed; None where it has none, or of other groups."""
     bounds: tuple[Bounds, Bounds] | None = memory.get("bounds")
-    if plan.recipe.adaptation is None or not bounds or len(bounds[0]) != len(plan.groups):
+    if plan.recipe.adaptation is None or not bounds:
         return None, None
     first, present = bounds
+    if len(first) != len(plan.groups):
+        return None, None
     return first, present
 
 
@@ -314,10 +329,26 @@ def _bounds_of(groups: Sequence[VectorGroup]) -> Bounds:
     return tuple(group.max_grad_norm for group in groups)
 
 
-class _Layout(NamedTuple):
-    """Where the sums of each parameter lie in one flat tensor: (shape, strides, start), as the parameter has them."""
+class _View(NamedTuple):
+    """Where the sum of a parameter lies in the flat tensor: the arguments of `torch.as_strided`."""
 
-    views: list[tuple[torch.Size, tuple[int, ...], int]]
+    shape: torch.Size
+    strides: tuple[int, ...]
+    start: int
+
+
+class _Layout(NamedTuple):
+    """How one flat tensor holds the sums: those of the parameters, as these have them in memory, then statistics.
+
+    Attributes:
+        views: Of the parameters, one after the other.
+        parameters: Number of their coordinates.
+        size: Number of all coordinates.
+        dtype: Of the tensor.
+        device: Of the tensor.
+    """
+
+    views: list[_View]
     parameters: int
     size: int
     dtype: torch.dtype
@@ -331,7 +362,7 @@ def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout
     start = 0
     for parameter in parameters:
         strides = _dense_strides(parameter)
-        views.append((parameter.shape, strides, start))
+        views.append(_View(parameter.shape, strides, start))
         start += parameter.numel()
     return _Layout(
         views=views,

@@ -85,6 +85,7 @@ class Recipe:
         """
         norms = bound * torch.logspace(-2, -12, 11, dtype=torch.float64)
         is_small = self.contributions(norms, bound) <= 0.51 * bound
-        largest = norms[is_small].max() if is_small.any() else norms[-1]
-        negligible = float(largest)
+        negligible = float(norms[-1])
+        if is_small.any():
+            negligible = float(norms[is_small].max())
         return min(negligible, getattr(self.transform, "negligible_norm", negligible))
