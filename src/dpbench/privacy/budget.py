@@ -12,13 +12,14 @@ from dpbench.privacy.accounting.composition import check_delta, epsilon, find_ac
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event
 from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.events import Event, SumQuery, equivalent_queries
+from dpbench.privacy.events import Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
 
-_MOST = 1e12  # beyond, squares of these numbers leave what floating-point numbers hold
-_LEAST = 1e-12  # noise multiplier and ε below are taken for zero
+# Noise multipliers and targets: below, they are taken for zero; above, their squares leave the floating-point numbers.
+_SMALLEST = 1e-12
+_LARGEST = 1e12
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
@@ -57,7 +58,12 @@ class Budget:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(self, target_epsilon: float | None, delta: float, accountant: str) -> None:
+    def __init__(
+        self,
+        target_epsilon: float | None,
+        delta: float,
+        accountant: str,
+    ) -> None:
         check_delta(delta)
         if not find_accountant(accountant).guarantee:
             raise ConfigurationError(
@@ -68,7 +74,7 @@ class Budget:
         self.accountant = accountant
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
-        self.joint: dict[int, tuple[SumQuery, ...]] = {}
+        self.joint: dict[int, Queries] = {}
         self.lot_phase = 0
         self.remaining: int | None = None
         self.path: Path | None = None
@@ -77,6 +83,12 @@ class Budget:
         self._processes = ALONE
         self._plan: TrainingPlan | None = None
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
+
+    @property
+    def _target(self) -> tuple[float, float, str]:
+        """(ε, δ, accountant) of a budget that has a limit."""
+        assert self.target_epsilon is not None
+        return self.target_epsilon, self.delta, self.accountant
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything spent so far."""
@@ -118,18 +130,19 @@ class Budget:
         if plan.constant:
             counts[plan.sampling_of(0), plan.noise.multiplier(0)] = steps
         else:
-            counts.update((plan.sampling_of(step), plan.noise.multiplier(step)) for step in range(steps))
+            for step in range(steps):
+                counts[plan.sampling_of(step), plan.noise.multiplier(step)] += 1
 
         def with_noise(noise_multiplier: float) -> Counter[Event]:
-            releases = Counter[Event]()
-            for (lots, factor), count in counts.items():
+            events: Counter[Event] = Counter()
+            for (sampling, factor), count in counts.items():
                 query = SumQuery("all", changes, factor * noise_multiplier)
-                releases[Event(lots, (query,))] += count
-            return releases
+                events[Event(sampling, (query,))] += count
+            return events
 
-        assert self.target_epsilon is not None
-        z = calibrate_scale(with_noise, self.target_epsilon, self.delta, self.accountant)
-        return z * (1 + 1e-8)  # costs are counted to ten digits
+        z = calibrate_scale(with_noise, *self._target)
+        # Costs are counted to ten digits, rounded to the costly side: a margin, so that the last planned step fits.
+        return z * (1 + 1e-8)
 
     def open(
         self,
@@ -193,9 +206,7 @@ class Budget:
 
     def differs(self, release: Release) -> bool:
         """Whether a replay came out otherwise than it is recorded; the same on all processes."""
-        differs = False
-        if self._writer is not None:
-            differs = self._writer.differs(release)
+        differs = self._writer is not None and self._writer.differs(release)
         return bool(self._processes.broadcast(differs))
 
     def leave_replay(self, number: int) -> int:
@@ -226,20 +237,21 @@ class Budget:
             number: Of the first.
             most: Where to stop counting.
         """
-        assert self.target_epsilon is not None
         assert self._plan is not None
         plan = self._plan
-        target = (self.target_epsilon, self.delta, self.accountant)
-        joint = [one for one in sorted(self.joint) if one >= number]
-        ahead = [self._joint_event(plan, one) for one in joint]
+        target = self._target
+        events = []
+        for step in sorted(self.joint):
+            if step >= number:
+                events.append(self._joint_event(plan, step))
         if not plan.constant:
-            first = number + len(ahead)
-            others = [plan.event(step) for step in range(first, number + most)]
-            return affordable_releases(self.spent, [*ahead, *others], *target)
-        count = affordable_releases(self.spent, ahead, *target)
-        if count < len(ahead):
+            first = number + len(events)
+            events += [plan.event(step) for step in range(first, number + most)]
+            return affordable_releases(self.spent, events, *target)
+        count = affordable_releases(self.spent, events, *target)
+        if count < len(events):
             return count
-        spent = self.spent + Counter(ahead)
+        spent = self.spent + Counter(events)
         return count + remaining_releases(spent, plan.event(number), *target, most)
 
     def _joint_event(self, plan: TrainingPlan, number: int) -> Event:
@@ -263,18 +275,20 @@ class Budget:
         if self.target_epsilon is None:
             return
         replays = self.repeated.total()
-        made = min(start, horizon.made)  # by this trainer
         most = _UNBOUNDED
         if horizon.planned != float("inf"):
-            most = max(int(horizon.planned) - made - replays, 1)
-        target = (self.target_epsilon, self.delta, self.accountant)
+            # A checkpoint may hold releases of an earlier trainer, which are no part of this one's horizon.
+            past = min(start, horizon.made)
+            most = max(int(horizon.planned) - past - replays, 1)
+        target = self._target
         if plan.constant:
-            new = remaining_releases(self.spent, plan.event(start), *target, most)
+            affordable = remaining_releases(self.spent, plan.event(start), *target, most)
         else:
             first = start + replays
             events = [plan.event(step) for step in range(first, first + most)]
-            new = affordable_releases(self.spent, events, *target)
-        self.remaining = replays + new  # replays of recorded releases cost nothing
+            affordable = affordable_releases(self.spent, events, *target)
+        # Replays of recorded releases cost nothing.
+        self.remaining = replays + affordable
         if not self.remaining:
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "
@@ -338,5 +352,7 @@ def check_noise(noise_multiplier: float | None, target_epsilon: float | None) ->
 
 
 def _check_positive(name: str, value: float | None, hint: str = "") -> None:
-    if value is not None and not _LEAST <= value <= _MOST:
-        raise ConfigurationError(f"{name} must be a positive number from {_LEAST:g} to {_MOST:g}, not {value}{hint}.")
+    if value is not None and not _SMALLEST <= value <= _LARGEST:
+        raise ConfigurationError(
+            f"{name} must be a positive number from {_SMALLEST:g} to {_LARGEST:g}, not {value}{hint}."
+        )

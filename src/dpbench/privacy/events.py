@@ -32,7 +32,9 @@ def record_changes(sampling: Sampling, microbatch_size: int = 1) -> int:
     >>> record_changes(FixedSizeSampling(1000, 50))
     2
     """
-    return 2 * sampling.records_affected if microbatch_size > 1 else sampling.record_changes
+    if microbatch_size > 1:
+        return 2 * sampling.records_affected
+    return sampling.record_changes
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Summands:
         """q·W, the expected weight of a lot: what a released sum is divided by (general_approach_2018, 2.1)."""
         if self.total_weight is None:
             return self.expected(sampling)
-        return sampling.expected_batch_size / sampling.population * self.total_weight
+        rate = sampling.expected_batch_size / sampling.population
+        return rate * self.total_weight
 
 
 UNITS = Summands()
@@ -93,6 +96,10 @@ class SumQuery(NamedTuple):
     unit: str = ""
 
 
+Queries = tuple[SumQuery, ...]
+"""Queries of one release, which all read the same lot."""
+
+
 class Event(NamedTuple):
     """A release as accountants see it: two of equal events cost the same.
 
@@ -102,7 +109,7 @@ class Event(NamedTuple):
     """
 
     sampling: Sampling
-    queries: tuple[SumQuery, ...]
+    queries: Queries
 
 
 def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
@@ -111,10 +118,11 @@ def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
     >>> effective_noise_multiplier([SumQuery("weights", 0.6, 1.5), SumQuery("biases", 0.8, 1.5)])
     1.5
     """
-    return 1 / math.sqrt(sum((query.sensitivity / query.noise_std) ** 2 for query in queries))
+    costs = [(query.sensitivity / query.noise_std) ** 2 for query in queries]
+    return 1 / math.sqrt(sum(costs))
 
 
-def equivalent_queries(queries: Sequence[SumQuery]) -> tuple[SumQuery, ...]:
+def equivalent_queries(queries: Sequence[SumQuery]) -> Queries:
     """One query of sensitivity 1 that costs as much (to ten digits, rounded to the costly side).
 
     Releases whose bounds adapt differ in every query and cost the same: so they can be counted together.
@@ -123,5 +131,8 @@ def equivalent_queries(queries: Sequence[SumQuery]) -> tuple[SumQuery, ...]:
     True
     """
     z = effective_noise_multiplier(queries)
-    digits = 9 - math.floor(math.log10(z))
-    return (SumQuery("equivalent", 1.0, math.floor(z * 10.0**digits * (1 + 1e-14)) / 10.0**digits),)
+    decimals = 9 - math.floor(math.log10(z))
+    # Less noise costs more: z is rounded down. Where it is a number of ten digits already, a rounding error just below
+    # it must not take a whole unit away.
+    units = math.floor(z * 10.0**decimals * (1 + 1e-14))
+    return (SumQuery("equivalent", 1.0, units / 10.0**decimals),)

@@ -21,6 +21,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Accountant, Arra
 from dpbench.privacy.accounting.ledger import Ledger, with_units
 from dpbench.privacy.events import (
     Event,
+    Queries,
     SumQuery,
     effective_noise_multiplier,
     equivalent_queries,
@@ -64,7 +65,11 @@ def doubt_about_delta(delta: float, population: int, unit: str) -> str | None:
     )
 
 
-def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") -> float:
+def epsilon(
+    events: Mapping[Event, int],
+    delta: float,
+    accountant: str = "rdp",
+) -> float:
     """Epsilon of the composition of releases.
 
     Args:
@@ -87,13 +92,19 @@ def epsilon(events: Mapping[Event, int], delta: float, accountant: str = "rdp") 
     >>> round(epsilon({release: 8000}, delta=1e-5), 2)
     1.92
     """
-    by = find_accountant(accountant)
+    mathematics = find_accountant(accountant)
     check_delta(delta)
-    counted = composable(events, accountant)
-    return by.epsilon(counted, delta) if counted else 0.0
+    counts = composable(events, accountant)
+    if not counts:
+        return 0.0
+    return mathematics.epsilon(counts, delta)
 
 
-def delta_of(events: Mapping[Event, int], epsilon: float, accountant: str = "rdp") -> float:
+def delta_of(
+    events: Mapping[Event, int],
+    epsilon: float,
+    accountant: str = "rdp",
+) -> float:
     """Delta of the composition of releases at a given ε, between 0 and 1; otherwise as `epsilon`.
 
     >>> from dpbench.privacy.sampling import PoissonSampling
@@ -101,9 +112,11 @@ def delta_of(events: Mapping[Event, int], epsilon: float, accountant: str = "rdp
     >>> f"{delta_of({gaussian: 1}, epsilon=1.0, accountant='pld'):.3g}"
     '0.00683'
     """
-    by = find_accountant(accountant)
-    counted = composable(events, accountant)
-    return by.delta(counted, epsilon) if counted else 0.0
+    mathematics = find_accountant(accountant)
+    counts = composable(events, accountant)
+    if not counts:
+        return 0.0
+    return mathematics.delta(counts, epsilon)
 
 
 def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]:
@@ -115,24 +128,32 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     Raises:
         ConfigurationError: The accountant does not cover the sampling, or the neighboring relations differ.
     """
-    counted = {event: count for event, count in events.items() if count}
-    relations = {sampling.relation for sampling, _ in counted}
-    for sampling, _ in counted:
-        if not ACCOUNTANTS[accountant].covers(sampling):
-            raise ConfigurationError(
-                f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
-                f"({', '.join(name for name, other in ACCOUNTANTS.items() if other.covers(sampling))})."
-            )
+    counts = {event: count for event, count in events.items() if count}
+    # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
+    relations = {sampling.relation for sampling, _ in counts}
+    _require_coverage(counts, accountant)
     if len(relations) > 1:
         raise ConfigurationError(
             "releases from Poisson lots (add or remove one) and from lots of a fixed size (replace one) do not "
             "compose into one epsilon: account for them separately."
         )
+    coarser = coarser_costs(counts)
     merged: Counter[Event] = Counter()
-    coarser = coarser_costs(counted)
-    for event, count in counted.items():
+    for event, count in counts.items():
         merged[coarser[event]] += count
     return dict(merged)
+
+
+def _require_coverage(events: Collection[Event], accountant: str) -> None:
+    """Raise ConfigurationError unless the accountant covers the sampling of all releases."""
+    for sampling, _ in events:
+        if ACCOUNTANTS[accountant].covers(sampling):
+            continue
+        names = [name for name, other in ACCOUNTANTS.items() if other.covers(sampling)]
+        raise ConfigurationError(
+            f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
+            f"({', '.join(names)})."
+        )
 
 
 def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
@@ -145,13 +166,19 @@ def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
         return {event: event for event in events}
     coarser: dict[Event, Event] = {}
     for sampling in samplings:
-        alike = [event for event in events if event.sampling == sampling]
-        logs = {event: math.log(effective_noise_multiplier(event.queries)) for event in alike}
+        logs = {}
+        for event in events:
+            if event.sampling == sampling:
+                logs[event] = math.log(effective_noise_multiplier(event.queries))
         lowest = min(logs.values())
-        step = max((max(logs.values()) - lowest) / (MOST_COSTS // len(samplings)), 1e-5)
+        span = max(logs.values()) - lowest
+        step = max(span / (MOST_COSTS // len(samplings)), 1e-5)
         for event, log in logs.items():
-            z = min(math.exp(lowest + math.floor((log - lowest) / step) * step), math.exp(log)) * (1 - 1e-14)
-            coarser[event] = Event(sampling, (SumQuery("equivalent", 1.0, z),))
+            stair = math.floor((log - lowest) / step)
+            rounded = math.exp(lowest + stair * step)
+            # The rounding of `exp` must not make a release cheaper than it is.
+            multiplier = min(rounded, math.exp(log)) * (1 - 1e-14)
+            coarser[event] = Event(sampling, (SumQuery("equivalent", 1.0, multiplier),))
     return coarser
 
 
@@ -167,22 +194,35 @@ def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") ->
     protected by `ledger_epsilon` only, because it can turn its microbatch's clipped gradient into any other.
     """
     size = ledger.header.microbatch_size
-    counted = Counter(_of_a_microbatch(release.sampling, release.queries, size) for _, release in ledger.releases)
-    return epsilon(counted, delta, accountant)
+    counts: Counter[Event] = Counter()
+    for _, release in ledger.releases:
+        event = _microbatch_event(release.sampling, release.queries, size)
+        counts[event] += 1
+    return epsilon(counts, delta, accountant)
 
 
 @lru_cache(maxsize=1024)
-def _of_a_microbatch(sampling: Sampling, queries: tuple[SumQuery, ...], size: int) -> Event:
+def _microbatch_event(
+    sampling: Sampling,
+    queries: Queries,
+    size: int,
+) -> Event:
     """A release's cost for a fixed microbatch of `size` examples that joins, leaves or is replaced as a whole."""
-    of_microbatches = sampling.record_changes / record_changes(sampling, size)
-    whole = [
-        query._replace(sensitivity=query.sensitivity * (of_microbatches if query.unit else size))
-        for query in with_units(queries, size)
-    ]
-    return Event(sampling, equivalent_queries(whole))
+    # Queries state the sensitivity for one example. A sum over microbatches moves by the bounds of a whole one instead;
+    # one over examples, as of a private metric, by all examples of the microbatch.
+    whole_over_example = sampling.record_changes / record_changes(sampling, size)
+    moved = []
+    for query in with_units(queries, size):
+        factor = whole_over_example if query.unit else size
+        moved.append(query._replace(sensitivity=query.sensitivity * factor))
+    return Event(sampling, equivalent_queries(moved))
 
 
-def nominal_events(events: Mapping[Event, int], accountant: str, microbatch_size: int = 1) -> Counter[Event]:
+def nominal_events(
+    events: Mapping[Event, int],
+    accountant: str,
+    microbatch_size: int = 1,
+) -> Counter[Event]:
     """Releases as an accountant would have them: what it covers unchanged, other lots taken for lots that it covers.
 
     An epsilon from these is *nominal*: it belongs to lots that were not drawn (as where shuffled epochs are accounted
@@ -195,21 +235,24 @@ def nominal_events(events: Mapping[Event, int], accountant: str, microbatch_size
 
     >>> from dpbench.privacy.sampling import ShuffledEpochs
     >>> shuffled = Event(ShuffledEpochs(1000, 50), (SumQuery("all", 1.0, 4.0),))
-    >>> ((taken, count),) = nominal_events({shuffled: 20}, "rdp").items()
-    >>> taken.sampling, count
+    >>> ((nominal, count),) = nominal_events({shuffled: 20}, "rdp").items()
+    >>> nominal.sampling, count
     (PoissonSampling(population=1000, unit='example', sample_rate=0.05), 20)
     """
-    by = find_accountant(accountant)
-    taken: Counter[Event] = Counter()
-    for (sampling, queries), count in events.items():
-        if by.covers(sampling):
-            taken[Event(sampling, queries)] += count
+    mathematics = find_accountant(accountant)
+    nominal: Counter[Event] = Counter()
+    for event, count in events.items():
+        sampling, queries = event
+        if mathematics.covers(sampling):
+            nominal[event] += count
             continue
-        other = by.nominal.at_rate(sampling.population, min(1.0, sampling.rate), sampling.unit)
-        factor = record_changes(other, microbatch_size) / max(1, record_changes(sampling, microbatch_size))
+        rate = min(1.0, sampling.rate)
+        covered = mathematics.nominal.at_rate(sampling.population, rate, sampling.unit)
+        changes = record_changes(covered, microbatch_size)
+        factor = changes / max(1, record_changes(sampling, microbatch_size))
         moved = [query._replace(sensitivity=query.sensitivity * factor) for query in queries]
-        taken[Event(other, equivalent_queries(moved))] += count
-    return taken
+        nominal[Event(covered, equivalent_queries(moved))] += count
+    return nominal
 
 
 @dataclass(frozen=True)
@@ -233,7 +276,10 @@ class Selection:
 
 
 def selection_epsilon(
-    runs: Sequence[Mapping[Event, int]], selection: Selection, delta: float, accountant: str = "rdp"
+    runs: Sequence[Mapping[Event, int]],
+    selection: Selection,
+    delta: float,
+    accountant: str = "rdp",
 ) -> float:
     """Epsilon of publishing only the best of a random number of runs (Papernot & Steinke 2022).
 
@@ -250,31 +296,48 @@ def selection_epsilon(
     Raises:
         ConfigurationError: The accountant has no Rényi curve, or as `epsilon`.
     """
-    by = find_accountant(accountant)
+    mathematics = find_accountant(accountant)
     check_delta(delta)
-    if not isinstance(by, RenyiAccountant):
-        names = ", ".join(name for name, other in ACCOUNTANTS.items() if isinstance(other, RenyiAccountant))
-        raise ConfigurationError(f"the cost of selection is known for Rényi accountants ({names}), not {accountant}.")
-    counted = [composable(run, accountant) for run in runs]
-    if len({sampling.relation for run in counted for sampling, _ in run}) != 1:
+    if not isinstance(mathematics, RenyiAccountant):
+        known = [name for name, other in ACCOUNTANTS.items() if isinstance(other, RenyiAccountant)]
+        raise ConfigurationError(
+            f"the cost of selection is known for Rényi accountants ({', '.join(known)}), not {accountant}."
+        )
+    kinds = [composable(run, accountant) for run in runs]
+    relations = {sampling.relation for counts in kinds for sampling, _ in counts}
+    if len(relations) != 1:
         raise ConfigurationError("a selection needs runs with releases, all under one neighboring relation.")
-    worst = np.max([by.curve(run) for run in counted if run], axis=0)
-    selecting = _CurveAccountant(by.orders)
-    selecting.compose(dp_event.RepeatAndSelectDpEvent(_Curve(worst), selection.mean_trials, selection.shape))
-    return max(0.0, float(by.epsilon_by_order(selecting.rdp, delta).min()))
+    curves = [mathematics.curve(counts) for counts in kinds if counts]
+    worst = np.max(curves, axis=0)
+    selecting = _CurveAccountant(mathematics.orders)
+    event = dp_event.RepeatAndSelectDpEvent(
+        _Curve(worst),
+        selection.mean_trials,
+        selection.shape,
+    )
+    selecting.compose(event)
+    by_order = mathematics.epsilon_by_order(selecting.rdp, delta)
+    return max(0.0, float(by_order.min()))
 
 
 @dataclass(frozen=True, eq=False)
 class _Curve(dp_accounting.DpEvent):
-    """Something of which the Rényi divergences are known."""
+    """An event whose Rényi divergences are known, one for each order."""
 
     curve: Array
 
 
 class _CurveAccountant(rdp_privacy_accountant.RdpAccountant):
+    """Rényi accountant of dp_accounting that composes `_Curve`, too."""
+
     _rdp: Array
 
-    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> object:
+    def _maybe_compose(
+        self,
+        event: dp_accounting.DpEvent,
+        count: int,
+        do_compose: bool,
+    ) -> object:
         if not isinstance(event, _Curve):
             return super()._maybe_compose(event, count, do_compose)
         if do_compose:

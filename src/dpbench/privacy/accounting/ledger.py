@@ -22,7 +22,7 @@ from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.events import METRIC, MICROBATCH, Event, SumQuery, equivalent_queries
+from dpbench.privacy.events import METRIC, MICROBATCH, Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
@@ -92,9 +92,7 @@ class Header:
         self._require_word_or_none("replay")
         self._require_word_or_none("noise_source")
         self._require_word_or_none("lot_source")
-        end = self.noise_end
-        if end is not None and (type(end) not in (int, float) or not end > 0):
-            raise LedgerError(f"noise_end must be a positive number or null, not {end!r}")
+        self._require_positive_or_none("noise_end")
         if self.plan is not None:
             self._compare_with(self.plan)
 
@@ -102,6 +100,14 @@ class Header:
         value = getattr(self, name)
         if type(value) is not int or value < 1:
             raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
+
+    def _require_positive_or_none(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        # A bool is an int to Python, and NaN is not above 0.
+        if type(value) not in (int, float) or not value > 0:
+            raise LedgerError(f"{name} must be a positive number or null, not {value!r}")
 
     def _require_word_or_none(self, name: str) -> None:
         value = getattr(self, name)
@@ -117,9 +123,9 @@ class Header:
             "microbatch_size": plan.per_summand,
         }
         for name, value in stated.items():
-            own = getattr(self, name)
-            if own != value:
-                raise LedgerError(f"the header has {name} {own!r}, its plan {value!r}")
+            in_header = getattr(self, name)
+            if in_header != value:
+                raise LedgerError(f"the header has {name} {in_header!r}, its plan {value!r}")
 
 
 @dataclass(frozen=True)
@@ -136,11 +142,11 @@ class Release:
 
     number: int
     sampling: Sampling
-    queries: tuple[SumQuery, ...]
+    queries: Queries
     checksum: str | None = None
 
 
-def with_units(queries: tuple[SumQuery, ...], microbatch_size: int) -> tuple[SumQuery, ...]:
+def with_units(queries: Queries, microbatch_size: int) -> Queries:
     """Queries with the unit that each sums, also where an older ledger does not tell.
 
     With microbatches every release sums over some; where no query says so, the ledger is older than the field, and then
@@ -163,7 +169,7 @@ def _with_unit(query: SumQuery) -> SumQuery:
 
 
 @lru_cache(maxsize=1024)
-def _equivalent(queries: tuple[SumQuery, ...]) -> tuple[SumQuery, ...]:
+def _equivalent(queries: Queries) -> Queries:
     return equivalent_queries(queries)
 
 
@@ -261,14 +267,15 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
             ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
         ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
-    if not ledger.headers and other_schema:
+    if ledger.headers:
+        return ledger
+    if other_schema:
         raise LedgerError(
             f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schemas up to "
             f"{SCHEMA}: use the version that wrote it."
         )
-    if not ledger.headers:
-        raise LedgerError(f"{path} is no dpbench ledger: {ledger.damage or 'it is empty'}.")
-    return ledger
+    reason = ledger.damage or "it is empty"
+    raise LedgerError(f"{path} is no dpbench ledger: {reason}.")
 
 
 def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
@@ -286,7 +293,12 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
         _refuse_contradiction(name, ledger)
 
 
-def _refuse_other_records(name: str, header: Header, first_name: str, first: Header) -> None:
+def _refuse_other_records(
+    name: str,
+    header: Header,
+    first_name: str,
+    first: Header,
+) -> None:
     """Raise LedgerError where two headers do not speak of the same neighbors."""
     for field_name in ("unit", "neighboring_relation", "population"):
         mine = getattr(header, field_name)
@@ -330,18 +342,18 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
         for phase, mine in _checksums_by_phase(ledger).items():
             header = ledger.headers[phase]
             sources = {"noise": header.noise_source, "lots": header.lot_source}
-            for what, source in sources.items():
+            for kind, source in sources.items():
                 if source is None:
                     continue
-                others = drawn.setdefault((what, phase, source), [])
-                for other, theirs in others:
+                earlier = drawn.setdefault((kind, phase, source), [])
+                for other, theirs in earlier:
                     if _differ(mine, theirs):
                         raise LedgerError(
-                            f"{name} and {other} drew their {what} from one seed, for different releases: together "
+                            f"{name} and {other} drew their {kind} from one seed, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
-                            f"or train one again with another seed (seed=...; in Python {_SEEDED[what]})."
+                            f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]})."
                         )
-                others.append((name, mine))
+                earlier.append((name, mine))
 
 
 _Checksums = dict[int, str | None]
@@ -381,7 +393,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._events: dict[bytes, tuple[Sampling, tuple[SumQuery, ...]]] = {}
+        self._events: dict[bytes, tuple[Sampling, Queries]] = {}
         # Number of the release in the line before, if its checksum may follow.
         self._awaiting: int | None = None
         self._largest_number = -1
@@ -463,7 +475,7 @@ class _Reader:
         if contradiction is not None:
             raise LedgerError(contradiction)
 
-    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, tuple[SumQuery, ...]]:
+    def _event(self, data: dict[str, Any], line: bytes) -> tuple[Sampling, Queries]:
         """Sampling and queries of a release's line; lines that say the same share them."""
         # Lines of equal cost end equally, as the writer writes them; with keys in another order nothing is remembered.
         key = line
@@ -500,7 +512,7 @@ class _Reader:
         self.ledger.releases[-1] = (phase, replace(release, checksum=checksum))
 
 
-def _check_queries(queries: tuple[SumQuery, ...]) -> None:
+def _check_queries(queries: Queries) -> None:
     """Raise LedgerError unless they are queries that a release can have."""
     if not queries:
         raise LedgerError(_NO_QUERY)

@@ -27,15 +27,19 @@ class Seal(NamedTuple):
         """Read a seal from JSON or a checkpoint; None where there is none (older files) or it makes no sense."""
         if not isinstance(data, Mapping):
             return None
-        lines, sha256 = data.get("lines"), data.get("sha256")
-        return cls(lines, sha256) if type(lines) is int and isinstance(sha256, str) else None
+        lines = data.get("lines")
+        sha256 = data.get("sha256")
+        if type(lines) is int and isinstance(sha256, str):
+            return cls(lines, sha256)
+        return None
 
 
 class RunningSeal:
     """The seal of a file that grows line by line; microseconds a line."""
 
     def __init__(self) -> None:
-        self._lines, self._hash = 0, hashlib.sha256()
+        self._lines = 0
+        self._hash = hashlib.sha256()
 
     def update(self, data: bytes) -> None:
         """Continue the checksum with whole lines."""
@@ -50,13 +54,19 @@ class RunningSeal:
 
 def seal_of(path: str | os.PathLike[str]) -> Seal:
     """The seal of a file as it is, a line that is cut off at its end left out."""
+    data = Path(path).read_bytes()
+    end = data.rfind(b"\n") + 1
     running = RunningSeal()
-    whole = Path(path).read_bytes()
-    running.update(whole[: whole.rfind(b"\n") + 1])
+    running.update(data[:end])
     return running.seal
 
 
-def difference(path: str | os.PathLike[str], seal: Seal, witness: str, ended: bool = False) -> str | None:
+def difference(
+    path: str | os.PathLike[str],
+    seal: Seal,
+    witness: str,
+    ended: bool = False,
+) -> str | None:
     """Say how a ledger differs from the one that was sealed; None if it begins with it.
 
     Args:
@@ -68,11 +78,14 @@ def difference(path: str | os.PathLike[str], seal: Seal, witness: str, ended: bo
     Returns:
         None, or a piece of a sentence.
     """
-    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    lines = Path(path).read_bytes().split(b"\n")
+    # What follows the last line break: nothing, or a line that is cut off.
+    lines.pop()
     if len(lines) < seal.lines:
         return f"{len(lines)} lines of at least {seal.lines} that {witness} knows: it was cut, or is of another run"
     running = RunningSeal()
-    running.update(b"".join(line + b"\n" for line in lines[: seal.lines]))
+    beginning = [line + b"\n" for line in lines[: seal.lines]]
+    running.update(b"".join(beginning))
     if running.seal != seal:
         return f"other lines than {witness} has the hash of: it was edited, or is of another run"
     if ended and len(lines) > seal.lines:

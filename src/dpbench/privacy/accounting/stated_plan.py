@@ -2,7 +2,7 @@
 
 From it the cost of each release of a phase is computed without a single release's line, and so without trust in the
 arithmetic of whoever wrote them. `privacy.mechanism.training_plan` makes it, and knows what is trained; here is what
-costs privacy. The format is told by `StatedPlan`.
+costs privacy. `StatedPlan` has the format.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dpbench.errors import LedgerError
 from dpbench.privacy.events import (
     EARLIER,
     Event,
+    Queries,
     SumQuery,
     effective_noise_multiplier,
     equivalent_queries,
@@ -58,7 +59,7 @@ class Numbered(Protocol):
         """How its lot was drawn."""
 
     @property
-    def queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> Queries:
         """What was summed."""
 
 
@@ -81,8 +82,9 @@ class Stairs:
         """The factor of a step, counted from 0."""
         if not self.stairs:
             return 1.0
-        place = bisect_right(self._ends, step)
-        factor, _ = self.stairs[min(place, len(self.stairs) - 1)]
+        position = bisect_right(self._ends, step)
+        last = len(self.stairs) - 1
+        factor, _ = self.stairs[min(position, last)]
         return factor
 
     def to_list(self) -> list[list[float]]:
@@ -167,8 +169,10 @@ class StatedPlan:
         """
         plan = _object("plan", data)
         if set(plan) != _FIELDS:
-            odd = ", ".join(sorted(_FIELDS.symmetric_difference(plan)))
-            raise LedgerError(f"the plan lacks fields or has others than this version of dpbench reads: {odd}")
+            differing = sorted(_FIELDS.symmetric_difference(plan))
+            raise LedgerError(
+                f"the plan lacks fields or has others than this version of dpbench reads: {', '.join(differing)}"
+            )
         summands = _object("summands", plan["summands"])
         rest = {
             "total_weight": _total_weight(summands),
@@ -209,6 +213,7 @@ class StatedPlan:
 
     @cached_property
     def _samplings(self) -> dict[float, Sampling]:
+        """Sampling by size factor."""
         return {}
 
     def sampling_of(self, step: int) -> Sampling:
@@ -228,14 +233,14 @@ class StatedPlan:
         Raises:
             LedgerError: The noise is of somebody's own class.
         """
-        z = self.noise.noise_multiplier
-        if z is None:
+        multiplier = self.noise.noise_multiplier
+        if multiplier is None:
             raise LedgerError(
                 f"the noise process {self.noise.process} is not one of dpbench's: what a release costs stands in its "
                 "line, and cannot be computed from the plan."
             )
         changes = record_changes(self.sampling_of(step), self.per_summand)
-        return z * self.noise.factors.at(step) / max(1, changes)
+        return multiplier * self.noise.factors.at(step) / max(1, changes)
 
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own, by the plan alone; errors as for `effective_multiplier`."""
@@ -247,7 +252,7 @@ class StatedPlan:
         return Counter(self.event(step) for step in range(releases))
 
     def contradiction(self, release: Numbered) -> str | None:
-        """Say what of a release does not follow the plan; None: nothing.
+        """Say how a release does not follow the plan; None if it does.
 
         Its sampling must be that of its step, and its own queries together cost what the plan says. Queries that an
         earlier phase answered on the same lot stand beside them. Bounds may move. What a noise process of somebody's
@@ -257,12 +262,12 @@ class StatedPlan:
         sampling = self.sampling_of(number)
         if release.sampling != sampling:
             return f"release {number} draws a lot by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
-        own = [query for query in release.queries if not query.name.startswith(EARLIER)]
-        if not own:
+        queries = [query for query in release.queries if not query.name.startswith(EARLIER)]
+        if not queries:
             return f"release {number} has no query of its own"
         if self.noise.noise_multiplier is None:
             return None
-        stated = effective_noise_multiplier(own)
+        stated = effective_noise_multiplier(queries)
         planned = self.effective_multiplier(number)
         if not math.isclose(stated, planned, rel_tol=_ROUNDING):
             return f"release {number} has a noise multiplier of {stated:.10g}, its plan {planned:.10g}"
@@ -281,14 +286,14 @@ def _object(name: str, value: object) -> dict[str, Any]:
 def _objects(name: str, value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise LedgerError(f"{name} must be a list, not {value!r:.60}")
-    return [_object(f"each of {name}", one) for one in value]
+    return [_object(f"each of {name}", entry) for entry in value]
 
 
-def _word(name: str, value: object, known: tuple[str, ...] = ()) -> str:
+def _word(name: str, value: object, choices: tuple[str, ...] = ()) -> str:
     if not isinstance(value, str):
         raise LedgerError(f"{name} must be a word, not {value!r:.60}")
-    if known and value not in known:
-        raise LedgerError(f"{name} must be one of {', '.join(known)}, not {value!r:.60}")
+    if choices and value not in choices:
+        raise LedgerError(f"{name} must be one of {', '.join(choices)}, not {value!r:.60}")
     return value
 
 
@@ -319,8 +324,9 @@ def _stairs(name: str, value: object) -> Stairs:
     for stair in value:
         if not isinstance(stair, list) or len(stair) != 2:
             raise LedgerError(f"{name} must be a list of [factor, steps], and has {stair!r:.60}")
-        factor, steps = stair
-        stairs.append((_positive(name, factor), _count(f"steps of {name}", steps)))
+        factor = _positive(name, stair[0])
+        steps = _count(f"steps of {name}", stair[1])
+        stairs.append((factor, steps))
     return Stairs(tuple(stairs))
 
 
@@ -332,7 +338,8 @@ def _noise(data: dict[str, Any]) -> StatedNoise:
         return StatedNoise(process, _positive("noise_multiplier", data["noise_multiplier"]))
     if process == "scheduled" and set(data) == {"process", "noise_multiplier", "factors"}:
         multiplier = _positive("noise_multiplier", data["noise_multiplier"])
-        return StatedNoise(process, multiplier, _stairs("factors of the noise", data["factors"]))
+        factors = _stairs("factors of the noise", data["factors"])
+        return StatedNoise(process, multiplier, factors)
     raise LedgerError(f"this version of dpbench does not know the noise process {data!r:.120}")
 
 
@@ -340,7 +347,9 @@ def _total_weight(summands: dict[str, Any]) -> float | None:
     if set(summands) != {"unit", "per_summand", "total_weight"}:
         raise LedgerError(f"summands must have unit, per_summand and total_weight, not {', '.join(summands)}")
     weight = summands["total_weight"]
-    return None if weight is None else _positive("total_weight", weight)
+    if weight is None:
+        return None
+    return _positive("total_weight", weight)
 
 
 def _groups(value: object) -> list[dict[str, Any]]:

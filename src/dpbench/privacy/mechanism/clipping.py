@@ -13,9 +13,10 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
-SMALLEST, LARGEST = 1e-10, 1e10
-"""Of bounds and scales: far from where float32 loses squares or noise."""
-_ZERO = 1e-12
+SMALLEST = 1e-10
+"""Smallest bound and scale: far from where float32 loses squares or noise, as is `LARGEST`."""
+LARGEST = 1e10
+_ZERO_NORM = 1e-12
 _LEAST_STABILITY = 1e-3
 
 WeightFunction = Callable[[Tensor, float], Tensor]
@@ -64,10 +65,16 @@ def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     Returns:
         Weights in [0, 1], shape (R,).
     """
-    return squared_norms.rsqrt().mul_(max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)  # of infinity: already 0
+    weights = squared_norms.rsqrt().mul_(max_grad_norm).clamp_(max=1.0)
+    # The weight of an infinite norm is 0 already.
+    return weights.nan_to_num_(nan=0.0)
 
 
-def normalize_weights(squared_norms: Tensor, max_grad_norm: float, stability: float) -> Tensor:
+def normalize_weights(
+    squared_norms: Tensor,
+    max_grad_norm: float,
+    stability: float,
+) -> Tensor:
     """Factors C / (‖g_r‖ + γ) that bring each record's norm to just below C (Bu et al. 2022, AUTO-S).
 
     Args:
@@ -81,7 +88,8 @@ def normalize_weights(squared_norms: Tensor, max_grad_norm: float, stability: fl
     """
     norms = squared_norms.sqrt()
     weights = max_grad_norm / (norms + stability)
-    return torch.where(squared_norms.isfinite() & (norms > _ZERO), weights, torch.zeros_like(weights))
+    is_usable = squared_norms.isfinite() & (norms > _ZERO_NORM)
+    return torch.where(is_usable, weights, torch.zeros_like(weights))
 
 
 def normalizing(stability: float) -> WeightFunction:
@@ -116,12 +124,17 @@ def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     """
     rows = []
     for group in groups:
-        everything = group.parameters == tuple(range(len(norms)))
-        members = norms if everything else norms[list(group.parameters)]
+        members = norms
+        # Indexing copies: a group of all parameters goes without.
+        if group.parameters != tuple(range(len(norms))):
+            members = norms[list(group.parameters)]
         if group.scales:
-            members = members / norms.new_tensor(group.scales).square()[:, None]
+            squared_scales = norms.new_tensor(group.scales).square()
+            members = members / squared_scales[:, None]
         rows.append(members.sum(0))
-    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+    if len(rows) == 1:
+        return rows[0][None]
+    return torch.stack(rows)
 
 
 def clip_and_sum(
@@ -147,18 +160,20 @@ def clip_and_sum(
         (groups, R'), of the R' records that are finite (private: only for statistics that are noised themselves).
     """
     norms = torch.stack([parameter.squared_norms() for parameter in gradients])
-    if not math.isfinite(norms.sum()):  # the sum of finite ones may overflow, too
+    # One number is read from the device where all is finite. The sum of finite norms may overflow, too.
+    if not math.isfinite(norms.sum()):
         finite = norms.isfinite().all(0)
         if not finite.all():
-            keep = finite.nonzero().squeeze(1)
-            return clip_and_sum([parameter.select(keep) for parameter in gradients], groups, weights_of, into)
-    sums = [norms.new_empty(0)] * len(gradients) if into is None else list(into)
-    by_group = group_norms(norms, groups)
-    for group, squared in zip(groups, by_group, strict=True):
-        weights = weights_of(squared, group.max_grad_norm)
+            positions = finite.nonzero().squeeze(1)
+            selected = [parameter.select(positions) for parameter in gradients]
+            return clip_and_sum(selected, groups, weights_of, into)
+    sums = list(into) if into is not None else [norms.new_empty(0)] * len(gradients)
+    squared_norms = group_norms(norms, groups)
+    for group, squared_norms_of_group in zip(groups, squared_norms, strict=True):
+        weights = weights_of(squared_norms_of_group, group.max_grad_norm)
         for position in group.parameters:
             if into is None:
                 sums[position] = gradients[position].weighted_sum(weights)
             else:
                 gradients[position].add_weighted_sum(weights, into[position])
-    return sums, by_group
+    return sums, squared_norms

@@ -84,7 +84,13 @@ class ErrorCorrection:
                 "in any coordinate: choose a smaller one."
             )
 
-    def correct(self, total: Tensor, noise_std: float, expected_records: float, bound: float) -> Tensor:
+    def correct(
+        self,
+        total: Tensor,
+        noise_std: float,
+        expected_records: float,
+        bound: float,
+    ) -> Tensor:
         """The corrected gradient.
 
         Args:
@@ -108,7 +114,12 @@ class ErrorCorrection:
         corrected: Tensor = is_up.to(total.dtype) - is_down.to(total.dtype)
         return corrected.mul_(self.threshold)
 
-    def _scores(self, y: Tensor, std: float, largest: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _scores(
+        self,
+        y: Tensor,
+        std: float,
+        largest: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Log of prior times likelihood of (D, S, U), up to a common constant, each in the shape of `y`.
 
         Args:
@@ -117,7 +128,8 @@ class ErrorCorrection:
             largest: B, on the scale of `y`.
         """
         nu = self.threshold
-        log_down, log_stop, log_up = [_log(prior) for prior in self.priors or _EQUAL]
+        priors = self.priors or _EQUAL
+        log_down, log_stop, log_up = [_log(prior) for prior in priors]
         if self.hypotheses == "points":
             shift = nu * y / std**2
             half = nu**2 / (2 * std**2)
@@ -136,8 +148,11 @@ class ErrorCorrection:
             log_down -= math.log(largest - nu)
             log_stop -= math.log(2 * nu)
             log_up -= math.log(largest - nu)
-        below = _log_mass((-edge - y) / std, (-nu - y) / std)
-        inside = _log_mass((-nu - y) / std, (nu - y) / std)
+        at_minus_nu = (-nu - y) / std
+        at_nu = (nu - y) / std
+        below = _log_mass((-edge - y) / std, at_minus_nu)
+        inside = _log_mass(at_minus_nu, at_nu)
+        # In the mirrored tail, where the two Φ do not both round to 1.
         above = _log_mass((y - edge) / std, (y - nu) / std)
         return log_down + below, log_stop + inside, log_up + above
 
@@ -190,7 +205,8 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
     Raises:
         ConfigurationError: There are no coordinates, or some are not finite.
     """
-    if not gradients.numel() or not bool(gradients.isfinite().all()):
+    is_finite = bool(gradients.isfinite().all())
+    if not gradients.numel() or not is_finite:
         raise ConfigurationError("priors need finite gradients of public data.")
     count_down = int((gradients < -threshold).sum())
     count_up = int((gradients > threshold).sum())

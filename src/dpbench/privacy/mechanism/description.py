@@ -39,9 +39,9 @@ def describe(value: Any) -> Any:
         # NaN and infinities are no JSON.
         return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): describe(one) for key, one in value.items()}
+        return {str(key): describe(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [describe(one) for one in value]
+        return [describe(entry) for entry in value]
     if isinstance(value, Set):
         return sorted(map(str, value))
     if isinstance(value, partial):
@@ -50,29 +50,31 @@ def describe(value: Any) -> Any:
         return {"name": name_of(value)}
     if _is_frozen_record(value):
         return {"name": name_of(type(value)), "options": _options(value)}
-    named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
-    return {"name": name_of(named), "described": False}
+    has_own_name = callable(value) and hasattr(value, "__qualname__")
+    name = name_of(value if has_own_name else type(value))
+    return {"name": name, "described": False}
 
 
 def _described_partial(value: partial[Any]) -> dict[str, Any]:
     """The function, with the arguments that it was given beforehand by their names."""
     description = describe(value.func)
     try:
-        arguments = inspect.signature(value.func).bind_partial(*value.args, **value.keywords).arguments
+        signature = inspect.signature(value.func)
+        bound = signature.bind_partial(*value.args, **value.keywords)
     except (TypeError, ValueError):
-        # A function that tells no signature, or one that takes no such arguments.
+        # A function without a signature, or one that takes no such arguments.
         return {**description, "described": False}
-    return {**description, "options": describe(arguments)}
+    return {**description, "options": describe(bound.arguments)}
 
 
 def _has_global_name(value: Any) -> bool:
     """Whether a function or class is what its qualified name leads to, so that the name says all of it."""
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return False
-    found: Any = sys.modules.get(str(value.__module__))
-    for word in value.__qualname__.split("."):
-        found = getattr(found, word, None)
-    return found is value
+    target: Any = sys.modules.get(str(value.__module__))
+    for name in value.__qualname__.split("."):
+        target = getattr(target, name, None)
+    return target is value
 
 
 def _is_frozen_record(value: Any) -> bool:

@@ -16,6 +16,11 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 Partition = dict[str, tuple[int, ...]]
 """Name of a group → positions of its parameters."""
 
+Patterns = Mapping[str, Sequence[str] | str]
+"""Name of a group → its pattern or patterns, in the style of a shell."""
+
+Groups = tuple[VectorGroup, ...]
+
 
 def by_layer(names: Sequence[str]) -> Partition:
     """One group for each module that owns parameters; a weight and its bias together."""
@@ -26,7 +31,7 @@ def by_layer(names: Sequence[str]) -> Partition:
     return {layer: tuple(positions) for layer, positions in layers.items()}
 
 
-def by_pattern(names: Sequence[str], patterns: Mapping[str, Sequence[str] | str]) -> Partition:
+def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
     """Groups by shell-style patterns of parameter names.
 
     Args:
@@ -79,7 +84,7 @@ def _refuse_overlaps(names: Sequence[str], groups_of: Sequence[Sequence[str]]) -
         raise ConfigurationError(f"no group takes {', '.join(missing)}; add a group with a pattern for it.")
 
 
-def _check_patterns(patterns: Mapping[str, Sequence[str] | str]) -> None:
+def _check_patterns(patterns: Patterns) -> None:
     """Raise ConfigurationError unless each group has a pattern or a list of patterns."""
     if not isinstance(patterns, Mapping) or not patterns:
         raise ConfigurationError(
@@ -94,14 +99,18 @@ def _check_patterns(patterns: Mapping[str, Sequence[str] | str]) -> None:
             raise ConfigurationError(f"group {group!r} must be a pattern or a list of patterns, not {value!r}.")
 
 
-def equal_split(partition: Partition, max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def equal_split(partition: Partition, max_grad_norm: float) -> Groups:
     """S_g = S* / √m for each of m groups."""
     count = max(len(partition), 1)
     bound = max_grad_norm / math.sqrt(count)
     return tuple(VectorGroup(name, positions, bound) for name, positions in partition.items())
 
 
-def dimension_split(partition: Partition, sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def dimension_split(
+    partition: Partition,
+    sizes: Sequence[int],
+    max_grad_norm: float,
+) -> Groups:
     """S_g = S* · √(d_g / D): the bound of a group grows with its number of coordinates."""
     dimensions = {}
     for name, positions in partition.items():
@@ -114,7 +123,11 @@ def dimension_split(partition: Partition, sizes: Sequence[int], max_grad_norm: f
     return tuple(groups)
 
 
-def joint_group(partition: Partition, scales: Mapping[str, float], total: float | None) -> tuple[VectorGroup, ...]:
+def joint_group(
+    partition: Partition,
+    scales: Mapping[str, float],
+    total: float | None,
+) -> Groups:
     """One group whose k vectors live on different scales (general_approach_2018, section 2, "joint clipping").
 
     Args:
@@ -144,7 +157,7 @@ def joint_group(partition: Partition, scales: Mapping[str, float], total: float 
     return (VectorGroup("joint", members, total, alphas),)
 
 
-def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> tuple[VectorGroup, ...]:
+def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> Groups:
     """Groups with a bound S_g each.
 
     Raises:
@@ -167,24 +180,40 @@ def _same_names(option: str, values: Mapping[str, float], partition: Partition) 
         )
 
 
-def flat_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def flat_groups(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    max_grad_norm: float,
+) -> Groups:
     """One group of all parameters (Abadi et al. 2016, algorithm 1)."""
     positions = tuple(range(len(names)))
     return (VectorGroup("all", positions, max_grad_norm),)
 
 
-def per_layer_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def per_layer_groups(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    max_grad_norm: float,
+) -> Groups:
     """One group for each of m layers, each clipped at `max_grad_norm` / √m."""
     return equal_split(by_layer(names), max_grad_norm)
 
 
-def per_parameter_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def per_parameter_groups(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    max_grad_norm: float,
+) -> Groups:
     """One group for each of m parameters, weights and biases apart, each clipped at `max_grad_norm` / √m."""
     partition: Partition = {name: (position,) for position, name in enumerate(names)}
     return equal_split(partition, max_grad_norm)
 
 
-def by_dimension_groups(names: Sequence[str], sizes: Sequence[int], max_grad_norm: float) -> tuple[VectorGroup, ...]:
+def by_dimension_groups(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    max_grad_norm: float,
+) -> Groups:
     """One group for each layer, clipped at `max_grad_norm` · √(d_g / D)."""
     return dimension_split(by_layer(names), sizes, max_grad_norm)
 

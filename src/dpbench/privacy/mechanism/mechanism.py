@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpbench.privacy.events import SumQuery
+from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_norms
@@ -129,7 +129,7 @@ class Mechanism:
 
         Args:
             gradients: Per-record gradients of each parameter.
-            rows: Of the piece.
+            rows: Number of rows of the piece.
             merge: How rows become records.
             values: Private metrics of each row.
 
@@ -138,7 +138,7 @@ class Mechanism:
             (groups, R'): private, for diagnostics.
         """
         recipe = self.recipe
-        exact, prepared = before_clipping(
+        per_record, prepared = before_clipping(
             gradients,
             rows,
             merge,
@@ -172,7 +172,7 @@ class Mechanism:
         if statistics:
             flat = torch.cat([statistic.to(self.total) for statistic in statistics])
             self._statistics.add_(flat)
-        return exact, norms
+        return per_record, norms
 
     def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
         """What records would add to the sums, which stay as they are; private metrics count as zero.
@@ -187,7 +187,9 @@ class Mechanism:
         total = self.total
         views = self.gradients
         statistics = self._statistics
-        values = {name: torch.zeros(records, size) for name, size in self.metric_sizes.items()}
+        values = {}
+        for name, size in self.metric_sizes.items():
+            values[name] = torch.zeros(records, size)
         try:
             self.clear()
             self.accumulate(gradients, records, None, values)
@@ -199,10 +201,16 @@ class Mechanism:
 
     def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
-        self.training_plan.noise.add_(self.total, self.plan, self.step, keys, self._noise_state)
+        self.training_plan.noise.add_(
+            self.total,
+            self.plan,
+            self.step,
+            keys,
+            self._noise_state,
+        )
 
     @property
-    def queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> Queries:
         """The release as the ledger records it."""
         return self.training_plan.noise.cost(self.plan.queries, self.step)
 
@@ -217,19 +225,21 @@ class Mechanism:
         if denoiser is None:
             self.total[: self._layout.parameters].div_(plan.denominator)
         else:
-            for view, std, bound in zip(
+            views = zip(
                 self.gradients,
                 plan.parameter_stds,
                 plan.parameter_bounds,
                 strict=True,
-            ):
+            )
+            for view, std, bound in views:
                 corrected = denoiser.correct(view, std, plan.denominator, bound)
                 view.copy_(corrected)
-        if plan.statistics or self.recipe.adaptation is not None:
+        adapts = self.recipe.adaptation is not None
+        if plan.statistics or adapts:
             released = plan.divide_statistics_(self._statistics)
             self._adapt(released.tolist())
         self.step += 1
-        if not self.training_plan.constant or self.recipe.adaptation is not None:
+        if adapts or not self.training_plan.constant:
             self.plan = self.training_plan.release(self.step, self._bounds)
         return self.gradients
 
@@ -242,7 +252,10 @@ class Mechanism:
         recipe = self.recipe
         groups = self.plan.groups
         if recipe.adaptation is not None:
-            count = sum(statistic.size for statistic in self.plan.statistics if not statistic.of_units)
+            count = 0
+            for statistic in self.plan.statistics:
+                if not statistic.of_units:
+                    count += statistic.size
             bounds = recipe.adaptation.next_bounds(groups, released[:count])
             self._bounds = _bounds_of(with_bounds(groups, bounds))
             released = released[count:]
@@ -274,10 +287,13 @@ def before_clipping(
     if merge is not None:
         record_of, records, factor = merge
         if isinstance(factor, Tensor):
-            gradients = [ScaledGradients(one.merge(record_of, records, 1.0), factor) for one in gradients]
+            merged = [parameter.merge(record_of, records, 1.0) for parameter in gradients]
+            gradients = [ScaledGradients(parameter, factor) for parameter in merged]
         else:
-            gradients = [one.merge(record_of, records, factor) for one in gradients]
-    return gradients, gradients if transform is None else transform(gradients, records, sizes)
+            gradients = [parameter.merge(record_of, records, factor) for parameter in gradients]
+    if transform is None:
+        return gradients, gradients
+    return gradients, transform(gradients, records, sizes)
 
 
 def mean_norms(
@@ -291,11 +307,15 @@ def mean_norms(
     """Mean over records of the norms that clipping would see, one for each group."""
     _, prepared = before_clipping(gradients, rows, merge, transform, sizes)
     norms = torch.stack([parameter.squared_norms() for parameter in prepared])
-    means: list[float] = group_norms(norms, groups).sqrt().mean(1).tolist()
+    squared_norms = group_norms(norms, groups)
+    means: list[float] = squared_norms.sqrt().mean(1).tolist()
     return means
 
 
-def _remembered_bounds(plan: TrainingPlan, memory: Mapping[str, Any]) -> tuple[Bounds | None, Bounds | None]:
+def _remembered_bounds(
+    plan: TrainingPlan,
+    memory: Mapping[str, Any],
+) -> tuple[Bounds | None, Bounds | None]:
     """First and present bounds of a run that is resumed; None where it has none, or of other groups."""
     bounds: tuple[Bounds, Bounds] | None = memory.get("bounds")
     adapts = plan.recipe.adaptation is not None
@@ -311,10 +331,26 @@ def _bounds_of(groups: Sequence[VectorGroup]) -> Bounds:
     return tuple(group.max_grad_norm for group in groups)
 
 
-class _Layout(NamedTuple):
-    """Where the sums of each parameter lie in one flat tensor: (shape, strides, start), as the parameter has them."""
+class _View(NamedTuple):
+    """Where the sum of a parameter lies in the flat tensor: the arguments of `torch.as_strided`."""
 
-    views: list[tuple[torch.Size, tuple[int, ...], int]]
+    shape: torch.Size
+    strides: tuple[int, ...]
+    start: int
+
+
+class _Layout(NamedTuple):
+    """How one flat tensor holds the sums: those of the parameters, as these have them in memory, then statistics.
+
+    Attributes:
+        views: Of the parameters, one after the other.
+        parameters: Number of their coordinates.
+        size: Number of all coordinates.
+        dtype: Of the tensor.
+        device: Of the tensor.
+    """
+
+    views: list[_View]
     parameters: int
     size: int
     dtype: torch.dtype
@@ -323,23 +359,25 @@ class _Layout(NamedTuple):
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
     """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
-    double = any(parameter.dtype == torch.float64 for parameter in parameters)
+    is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
     views = []
     start = 0
     for parameter in parameters:
-        views.append((parameter.shape, _dense_strides(parameter), start))
+        strides = _dense_strides(parameter)
+        views.append(_View(parameter.shape, strides, start))
         start += parameter.numel()
     return _Layout(
         views=views,
         parameters=start,
         size=start + tail,
-        dtype=torch.float64 if double else torch.float32,
+        dtype=torch.float64 if is_double else torch.float32,
         device=parameters[0].device,
     )
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
     """Strides of a parameter where its numbers lie without gaps; else those of a new tensor of its shape."""
+    # Offset of the last number in memory.
     last = 0
     for size, stride in zip(parameter.shape, parameter.stride(), strict=True):
         last += (size - 1) * stride

@@ -45,7 +45,8 @@ class PrivateMetrics:
                 "leave it out (null) to release none."
             )
         for name, bound in self.bounds.items():
-            if not isinstance(bound, int | float) or not 0 < bound < math.inf:
+            is_number = isinstance(bound, int | float)
+            if not is_number or not 0 < bound < math.inf:
                 raise ConfigurationError(f"the bound of metric {name} must be a positive number, not {bound}.")
         check_share(self.share)
 
@@ -74,7 +75,8 @@ class PrivateMetrics:
                 f"the module offers no metric {', '.join(unknown)}; it offers {', '.join(sizes) or 'none'} "
                 "(`record_metrics`: name → number of values)."
             )
-        multiplier = noise_multiplier * math.sqrt(len(self.bounds) / self.share)
+        metrics = len(self.bounds)
+        multiplier = noise_multiplier * math.sqrt(metrics / self.share)
         # z is in units of the bounds by which a sum of gradients moves; a sum over units may move by fewer.
         relative_changes = sampling.record_changes / summands.changes(sampling)
         statistics = []
@@ -138,14 +140,19 @@ class PrivateMetrics:
         device = columns[-1].device
         return torch.cat([column.to(device) for column in columns], 1)
 
-    def named(self, released: list[float], sizes: Mapping[str, int]) -> dict[str, float]:
+    def named(
+        self,
+        released: list[float],
+        sizes: Mapping[str, int],
+    ) -> dict[str, float]:
         """Released means by name: `private/<metric>`, with a number behind it where a metric has several values."""
         names = []
         for name in self.bounds:
             if sizes[name] == 1:
                 names.append(f"private/{name}")
             else:
-                names.extend(f"private/{name}/{index}" for index in range(sizes[name]))
+                for index in range(sizes[name]):
+                    names.append(f"private/{name}/{index}")
         return dict(zip(names, released, strict=True))
 
 
@@ -159,7 +166,8 @@ def _rows(name: str, value: Tensor | None, records: int, size: int) -> Tensor:
     Raises:
         ConfigurationError: They are missing or have another shape.
     """
-    if value is None or not value.dim() or len(value) != records or value.numel() != records * size:
+    is_batch = value is not None and value.dim() and len(value) == records
+    if value is None or not is_batch or value.numel() != records * size:
         raise ConfigurationError(
             f'training_step must return "record_metrics" with {name!r}, {size} number(s) per record.'
         )

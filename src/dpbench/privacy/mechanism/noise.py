@@ -33,6 +33,12 @@ _BITS = 8
 """Binary digits of a standard deviation that the grid keeps."""
 Draw = Callable[[int], Tensor]
 """size → that many words of 64 random bits, int64, shape (size,)."""
+_LEAST_INT64 = -(2**63)
+_LOW_63_BITS = 2**63 - 1
+_MIDDLE = 2**31
+"""What makes an int32 a number from 0 to 2^32 − 1."""
+_PART = 2**-32
+"""Width of one of 2^32 equal parts of (0, 1)."""
 _TAIL = 2**-12
 """Parts of (0, 1) below give radii beyond √(24 log 2) = 4.08."""
 _CPU_CHUNK = 1 << 17
@@ -55,7 +61,11 @@ def grid_spacing(std: float) -> float:
     return math.ldexp(0.5, exponent - _BITS)
 
 
-def add_gaussian_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> Tensor:
+def add_gaussian_noise(
+    total: Tensor,
+    noise_stds: Segments,
+    key: Sequence[int],
+) -> Tensor:
     """Add independent Gaussian noise to a flat sum and round it to a grid, in place.
 
     On the CPU the native kernels, where they can be had, draw the numbers from ChaCha20 on all threads, several times
@@ -130,17 +140,19 @@ def normal_numbers(size: int, draw: Draw) -> Tensor:
     halves = words.view(torch.int32).view(-1, 2)
     radius_bits, angle_bits = halves.unbind(1)
     # The middle of one of 2^32 parts of (0, 1).
-    uniform = radius_bits.double().add_(2**31 + 0.5).mul_(2**-32)
+    uniform = radius_bits.double().add_(_MIDDLE + 0.5).mul_(_PART)
     tail = (uniform < _TAIL).nonzero().flatten()
     if len(tail):
         # Far out 32 bits are too coarse: each part is divided by 63 bits more.
-        fraction = draw(len(tail)).bitwise_and_(2**63 - 1).double()
-        fraction.add_(0.5).mul_(2**-63)
-        uniform[tail] = fraction.add_(radius_bits[tail]).add_(2**31).mul_(2**-32)
+        tail_bits = draw(len(tail)).bitwise_and_(_LOW_63_BITS)
+        fraction = tail_bits.double().add_(0.5).mul_(2**-63)
+        fraction.add_(radius_bits[tail]).add_(_MIDDLE).mul_(_PART)
+        uniform[tail] = fraction
     radius = uniform.log_().mul_(-2).float().sqrt_().double()
     angle = angle_bits.float().mul_(math.tau / 2**32)
-    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
-    return numbers[:size]
+    first_half = radius * angle.cos()
+    second_half = radius * angle.sin()
+    return torch.cat([first_half, second_half])[:size]
 
 
 def _random_words(key: Sequence[int], device: torch.device) -> Draw:
@@ -149,7 +161,7 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
         rng = np.random.default_rng(keyed_sequence(key))
 
         def draw_on_cpu(size: int) -> Tensor:
-            words = rng.integers(-(2**63), 2**63, size, dtype=np.int64)
+            words = rng.integers(_LEAST_INT64, -_LEAST_INT64, size, dtype=np.int64)
             return torch.from_numpy(words)
 
         return draw_on_cpu
@@ -157,7 +169,7 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
 
     def draw_on_device(size: int) -> Tensor:
         words = torch.empty(size, dtype=torch.int64, device=device)
-        return words.random_(-(2**63), None, generator=generator)
+        return words.random_(_LEAST_INT64, None, generator=generator)
 
     return draw_on_device
 
@@ -180,8 +192,7 @@ def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
     if len(segments) == 1:
         _, number = segments[0]
         return number
-    lengths = [length for length, _ in segments]
-    numbers = [number for _, number in segments]
+    lengths, numbers = zip(*segments, strict=True)
     per_segment = torch.tensor(numbers, dtype=torch.float64, device=device)
     return per_segment.repeat_interleave(
         torch.tensor(lengths, device=device),

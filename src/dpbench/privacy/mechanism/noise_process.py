@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dpbench.canonical import name_of
-from dpbench.privacy.events import SumQuery
+from dpbench.privacy.events import Queries
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
@@ -37,7 +37,14 @@ class Noise(ABC):
         """
         return None
 
-    def add_(self, total: Tensor, plan: ReleasePlan, step: int, keys: Keys, state: Any) -> Tensor:
+    def add_(
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        step: int,
+        keys: Keys,
+        state: Any,
+    ) -> Tensor:
         """Add the noise of a step to a flat sum, in place: independent of that of all others unless stated otherwise.
 
         Args:
@@ -52,7 +59,7 @@ class Noise(ABC):
         """
         return add_gaussian_noise(total, plan.segments, keys(step))
 
-    def cost(self, queries: tuple[SumQuery, ...], step: int) -> tuple[SumQuery, ...]:
+    def cost(self, queries: Queries, step: int) -> Queries:
         """Queries that the ledger records for a step; another process may state a higher cost than each step alone.
 
         Args:

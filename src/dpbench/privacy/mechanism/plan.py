@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.events import UNITS, Summands, SumQuery
+from dpbench.privacy.events import UNITS, Queries, Summands, SumQuery
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.sampling import Sampling
 
@@ -138,7 +138,8 @@ class ReleasePlan:
         z = self.gradient_multiplier
         bounds = [group.max_grad_norm for group in self.groups]
         if self.allocation == "equal":
-            std = z * math.sqrt(sum(bound**2 for bound in bounds))
+            squares = [bound**2 for bound in bounds]
+            std = z * math.sqrt(sum(squares))
             return (std,) * len(bounds)
         if self.allocation == "proportional":
             factor = z * math.sqrt(len(bounds))
@@ -147,7 +148,8 @@ class ReleasePlan:
         stds = []
         for group in self.groups:
             dimension = sum(self.sizes[position] for position in group.parameters)
-            stds.append(z * math.sqrt(total / dimension) * group.max_grad_norm)
+            factor = z * math.sqrt(total / dimension)
+            stds.append(factor * group.max_grad_norm)
         return tuple(stds)
 
     @cached_property
@@ -185,13 +187,19 @@ class ReleasePlan:
         return tuple(merged)
 
     @cached_property
-    def queries(self) -> tuple[SumQuery, ...]:
+    def queries(self) -> Queries:
         """The release as the ledger records it: one query for each group, then one for each statistic."""
         changes = self.summands.changes(self.sampling)
         unit = self.summands.unit
         queries = []
         for group, std in zip(self.groups, self.noise_stds, strict=True):
-            queries.append(SumQuery(group.name, changes * group.max_grad_norm, std, unit))
+            query = SumQuery(
+                name=group.name,
+                sensitivity=changes * group.max_grad_norm,
+                noise_std=std,
+                unit=unit,
+            )
+            queries.append(query)
         for statistic in self.statistics:
             query = SumQuery(
                 name=statistic.name,

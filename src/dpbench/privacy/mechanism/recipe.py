@@ -64,8 +64,12 @@ class Recipe:
 
     def metrics_of(self, output: object, rows: int) -> Tensor:
         """What each row of a training step's output offers to the metrics, over their bounds, shape (R, values)."""
-        values = output.get("record_metrics") if isinstance(output, dict) else None
-        return torch.zeros(rows, 0) if self.metrics is None else self.metrics.of_rows(values or {}, rows)
+        values = None
+        if isinstance(output, dict):
+            values = output.get("record_metrics")
+        if self.metrics is None:
+            return torch.zeros(rows, 0)
+        return self.metrics.of_rows(values or {}, rows)
 
     def contributions(self, norms: Tensor, bound: float) -> Tensor:
         """Norms that records of some norms have once they are clipped at a bound."""
@@ -80,6 +84,8 @@ class Recipe:
             bound: C, smallest of the groups'.
         """
         norms = bound * torch.logspace(-2, -12, 11, dtype=torch.float64)
-        half = self.contributions(norms, bound) <= 0.51 * bound
-        own = float(norms[half].max()) if half.any() else float(norms[-1])
-        return min(own, getattr(self.transform, "negligible_norm", own))
+        is_small = self.contributions(norms, bound) <= 0.51 * bound
+        negligible = float(norms[-1])
+        if is_small.any():
+            negligible = float(norms[is_small].max())
+        return min(negligible, getattr(self.transform, "negligible_norm", negligible))

@@ -24,6 +24,7 @@ MOST_STAIRS = 20
 """Values that a named schedule or a function takes: each is a cost of its own, whose curve takes accountants a tenth of
 a second."""
 _LARGEST = 1e6
+_SMALLEST = 1 / _LARGEST
 _FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
 
 
@@ -110,9 +111,11 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
                 f"{name} has {len(values)} factors, and the training {count} steps: give one each."
             )
     for step, value in enumerate(values):
-        if not (type(value) in (int, float) and 1 / _LARGEST <= value <= _LARGEST):
+        # A bool is an int to Python.
+        is_number = type(value) in (int, float)
+        if not is_number or not _SMALLEST <= value <= _LARGEST:
             raise ConfigurationError(
-                f"{name} must be a positive number at every step, from {1 / _LARGEST:g} to {_LARGEST:g}, and is "
+                f"{name} must be a positive number at every step, from {_SMALLEST:g} to {_LARGEST:g}, and is "
                 f"{value!r} at step {step}."
             )
     return Factors(tuple(map(float, values)))
@@ -130,7 +133,11 @@ def check_schedule(name: str, schedule: Schedule | None) -> None:
         _named(name, schedule)
 
 
-def _by_progress(name: str, function: Callable[[float], float], steps: int) -> list[float]:
+def _by_progress(
+    name: str,
+    function: Callable[[float], float],
+    steps: int,
+) -> list[float]:
     """Values of a function of the share of steps that are over, one for each step, in at most `MOST_STAIRS` stairs."""
     stairs = min(steps, MOST_STAIRS)
     last = max(stairs - 1, 1)
@@ -171,7 +178,8 @@ def _exponential(end: float, progress: float) -> float:
 
 
 def _cosine(end: float, progress: float) -> float:
-    return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+    swing = (1 - end) * (1 + math.cos(math.pi * progress))
+    return end + swing / 2
 
 
 _CURVES = {
@@ -194,8 +202,9 @@ def _stairs(text: str) -> list[tuple[float, float]]:
         stairs.append((float(share), float(factor)))
     shares = [share for share, _ in stairs]
     factors = [factor for _, factor in stairs]
-    ascends = shares == sorted(set(shares)) and 0 < shares[0] <= shares[-1] < 1
-    if not ascends or min(factors) <= 0:
+    ascends = shares == sorted(set(shares))
+    is_in_range = 0 < shares[0] <= shares[-1] < 1
+    if not ascends or not is_in_range or min(factors) <= 0:
         raise ValueError
     return stairs
 

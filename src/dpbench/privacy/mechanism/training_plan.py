@@ -89,12 +89,17 @@ class TrainingPlan:
             records = self.summands.expected(sampling)
             statistics += self.recipe.adaptation.statistics(groups, records, multiplier)
         if self.recipe.metrics is not None:
-            statistics += self.recipe.metrics.statistics(self.metric_sizes, multiplier, sampling, self.summands)
+            statistics += self.recipe.metrics.statistics(
+                self.metric_sizes,
+                multiplier,
+                sampling,
+                self.summands,
+            )
         return tuple(statistics)
 
     @cached_property
     def _samplings(self) -> dict[float, Sampling]:
-        """By size factor: one object for all lots of a size, by which the ledger knows that it wrote it before."""
+        """Sampling by size factor: one object for all lots of a size, so that the ledger encodes it once."""
         return {}
 
     def sampling_of(self, step: int) -> Sampling:
@@ -111,7 +116,8 @@ class TrainingPlan:
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own."""
         plan = self.release(step)
-        return Event(plan.sampling, equivalent_queries(self.noise.cost(plan.queries, step)))
+        queries = self.noise.cost(plan.queries, step)
+        return Event(plan.sampling, equivalent_queries(queries))
 
     @property
     def constant(self) -> bool:
@@ -126,8 +132,11 @@ class TrainingPlan:
         adapted: these differ in the last bit between one process and two, and the ledger refuses a replay with others.
         """
         first = self.release(0)
-        moving = [first, self.noise, self.bound_factors, self.size_factors]
-        return int(digest_of(first if self.constant else moving)[:_DIGITS], 16)
+        content: object = first
+        if not self.constant:
+            content = [first, self.noise, self.bound_factors, self.size_factors]
+        digits = digest_of(content)[:_DIGITS]
+        return int(digits, 16)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data for the header of a ledger: `accounting.stated_plan.StatedPlan` reads it.
