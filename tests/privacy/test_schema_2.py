@@ -52,7 +52,7 @@ HEADER = header_of(PLAN)
 
 def release(number: int, plan: TrainingPlan = PLAN, checksum: str | None = "0x1p+0") -> Release:
     planned = plan.release(number)
-    return Release(number, planned.sampling, plan.noise.cost(planned.queries, number), checksum)
+    return Release(number, planned.sampling, planned.queries, checksum)
 
 
 def write(path: Path, plan: TrainingPlan = PLAN, count: int = COUNT, late: bool = False) -> Path:

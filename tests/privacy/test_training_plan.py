@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.events import Event, Summands, SumQuery, effective_noise_multiplier
+from dpbench.privacy.events import Event, Summands, effective_noise_multiplier
 from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import clip_weights, normalizing
@@ -157,8 +157,8 @@ class Shrinking(Noise):
 class Doubled(Gaussian):
     """Not what it inherits."""
 
-    def cost(self, queries: tuple[SumQuery, ...], step: int) -> tuple[SumQuery, ...]:
-        return tuple(query._replace(sensitivity=2 * query.sensitivity) for query in queries)
+    def multiplier(self, step: int) -> float:
+        return 2 * self.noise_multiplier
 
 
 @pytest.mark.parametrize("noise", [Shrinking(), Doubled(1.0)])

@@ -67,7 +67,13 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self.recipe = self._with_common_parts(self.design())
         budget = Budget(self.target_epsilon, self.delta, self.accountant)
         self._releases = Releases(
-            self.recipe, budget, self.noise_multiplier, self.seed, self.fingerprint, self._schedules(self.recipe)
+            self.recipe,
+            budget,
+            self.noise_multiplier,
+            self.seed,
+            self.fingerprint,
+            self._schedules(self.recipe),
+            self.noise_process,
         )
         self._source = self._source_of_records()
         self._session = self.session(LIGHTNING)

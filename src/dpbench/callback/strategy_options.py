@@ -14,8 +14,9 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
+from dpbench.privacy.mechanism.noise_process import Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import Schedule, Schedules, check_schedule
+from dpbench.privacy.mechanism.schedules import Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 from dpbench.session.executors import ExecutorName
@@ -111,6 +112,16 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         Raises:
             ConfigurationError: An option is out of range.
         """
+
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        """Make the noise of all releases; a strategy may have another process than independent Gaussian noise.
+
+        Args:
+            noise_multiplier: z, given or solved for; first, to solve for it, 1. The multipliers of all steps are
+                proportional to it.
+            factors: Of z by step: those of `noise_schedule`.
+        """
+        return noise_of(noise_multiplier, factors)
 
     def _schedules(self, recipe: Recipe) -> Schedules:
         """How noise and bounds move."""

@@ -281,6 +281,11 @@ class Budget:
             past = min(start, horizon.made)
             most = max(int(horizon.planned) - past - replays, 1)
         target = self._target
+        if not plan.constant and most == _UNBOUNDED:
+            raise ConfigurationError(
+                "where noise or lots move from step to step, a target_epsilon needs a training of known length: set "
+                "trainer.max_steps."
+            )
         if plan.constant:
             affordable = remaining_releases(self.spent, plan.event(start), *target, most)
         else:

@@ -29,7 +29,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import checksum
-from dpbench.privacy.mechanism.noise_process import noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -77,6 +77,7 @@ class Releases:
         seed: Key of the noise, for runs that can be repeated; None takes the operating system's entropy.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
         schedules: By which noise and bounds move.
+        make_noise: Makes the noise process.
 
     Attributes:
         made: Number of releases so far.
@@ -96,12 +97,14 @@ class Releases:
         seed: int | None = None,
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
+        make_noise: MakeNoise = noise_of,
     ) -> None:
         self.recipe = recipe
         self.budget = budget
         self.seed = seed
         self.fingerprint = fingerprint
         self._schedules = schedules
+        self._make_noise = make_noise
         self.made = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -194,7 +197,7 @@ class Releases:
         plan = TrainingPlan(
             recipe=self.recipe,
             sampling=sampling,
-            noise=noise_of(1.0, noise_factors),
+            noise=self._make_noise(1.0, noise_factors),
             groups=groups,
             sizes=tuple(trained.sizes),
             metric_sizes=dict(metric_sizes),
@@ -204,7 +207,9 @@ class Releases:
         )
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
-        plan = replace(plan, noise=noise_of(self.noise_multiplier, noise_factors))
+        plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
+        if self.canaries is not None and not plan.noise.independent:
+            raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
         self._names = trained.names
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.made)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
@@ -244,7 +249,29 @@ class Releases:
         resumed = self.made > 0 or self.fingerprint is not None
         place = self.memory.get("place") if self.made else None
         self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
+        self._refuse_new_round(plan, 0 if place is None else place[0])
         self.budget.limit(plan, self.made, horizon)
+
+    def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
+        """Refuse a training that goes on within a round of lots, or of noise, that nobody can draw again.
+
+        Args:
+            plan: Of the training.
+            phase: Of the ledger, at the checkpoint.
+        """
+        is_drawn_again = self.seed is not None and self.phase == phase
+        if self.made == 0 or is_drawn_again:
+            return
+        if self.made % plan.sampling.cycle:
+            raise ConfigurationError(
+                f"the checkpoint had made {self.made} releases, and lots of {plan.sampling.kind!r} sampling begin anew "
+                f"at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
+            )
+        if not plan.noise.independent:
+            raise ConfigurationError(
+                "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
+                "the settings of the run: resume it as it was, or start a new run."
+            )
 
     def _replay_key(self) -> str | None:
         """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
@@ -331,6 +358,7 @@ class Releases:
         if exact is not None and self.budget.differs(self._released()):
             if self.processes.rank == 0:
                 warnings.warn(_OTHER_SUM.format(number=self.made, path=self.budget.path), stacklevel=2)
+            self._refuse_second_sum(mechanism.training_plan)
             mechanism.total.copy_(exact)
             self.phase = self.budget.leave_replay(self.made)
             self._add_noise()
@@ -340,6 +368,15 @@ class Releases:
             self.budget.record(self._released())
         self.made += 1
         return mechanism.post_process()
+
+    def _refuse_second_sum(self, plan: TrainingPlan) -> None:
+        """Refuse to release the sum of a lot once more, with new noise, where lots or noise depend on one another."""
+        if plan.sampling.cycle > 1 or not plan.noise.independent:
+            raise ConfigurationError(
+                f"release {self.made} comes out otherwise than {self.budget.path} records it, and with lots or noise "
+                "that depend on one another it cannot be made anew: resume where it was made (machine, threads, "
+                "deterministic=True), or start a new run."
+            )
 
     def _add_noise(self) -> None:
         """Add the noise of this phase to the sum of all: whatever were added after it would not be on its grid."""

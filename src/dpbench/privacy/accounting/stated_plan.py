@@ -26,7 +26,7 @@ from dpbench.privacy.events import (
     equivalent_queries,
     record_changes,
 )
-from dpbench.privacy.sampling import Sampling, sampling_from_dict
+from dpbench.privacy.sampling import Sampling, lot_sampling, sampling_from_dict
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
@@ -212,7 +212,7 @@ class StatedPlan:
         }
 
     @cached_property
-    def _samplings(self) -> dict[float, Sampling]:
+    def _samplings(self) -> dict[tuple[float, int], Sampling]:
         """Sampling by size factor."""
         return {}
 
@@ -222,10 +222,7 @@ class StatedPlan:
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        factor = self.size_factors.at(step)
-        if factor not in self._samplings:
-            self._samplings[factor] = self.sampling.resized(factor)
-        return self._samplings[factor]
+        return lot_sampling(self.sampling, self.size_factors.at(step), step, self._samplings)
 
     def effective_multiplier(self, step: int) -> float:
         """Noise over sensitivity of a whole release, statistics included.

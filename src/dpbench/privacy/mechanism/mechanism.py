@@ -212,7 +212,7 @@ class Mechanism:
     @property
     def queries(self) -> Queries:
         """The release as the ledger records it."""
-        return self.training_plan.noise.cost(self.plan.queries, self.step)
+        return self.plan.queries
 
     def post_process(self) -> list[Tensor]:
         """Post-processing of the noised sums: the update, the next bounds, the private metrics.

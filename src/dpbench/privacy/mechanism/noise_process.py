@@ -1,6 +1,6 @@
 """The noise of a training as a process: how much at each step, which, and what the ledger states of it.
 
-A release asks its noise for three things and knows nothing else of it, so that another process (noise that is
+A release asks its noise for few things and knows nothing else of it, so that another process (noise that is
 correlated among steps, say) is another class.
 """
 
@@ -9,15 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from dpbench.canonical import name_of
-from dpbench.privacy.events import Queries
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
+
+if TYPE_CHECKING:
+    from dpbench.privacy.mechanism.training_plan import TrainingPlan
 
 Keys = Callable[[int], Sequence[int]]
 """Step → key of its random numbers, for one use of them."""
@@ -28,7 +30,7 @@ class Noise(ABC):
 
     @abstractmethod
     def multiplier(self, step: int) -> float:
-        """Z of a step, in units of the sensitivity of the whole release."""
+        """Z of a step, in units of the sensitivity of the whole release: its cost follows from it alone."""
 
     def init(self, size: int) -> Any:
         """State that `add_` keeps from step to step, for a flat sum of `size` numbers; None: none.
@@ -59,19 +61,22 @@ class Noise(ABC):
         """
         return add_gaussian_noise(total, plan.segments, keys(step))
 
-    def cost(self, queries: Queries, step: int) -> Queries:
-        """Queries that the ledger records for a step; another process may state a higher cost than each step alone.
-
-        Args:
-            queries: Sensitivities and noise of the release, as its plan has them.
-            step: Number of the release.
-        """
-        return queries
-
     @property
     def constant(self) -> bool:
-        """Whether each release costs the same."""
+        """Whether the multiplier is the same at each step; a process that does not say so is asked at each."""
+        return False
+
+    @property
+    def independent(self) -> bool:
+        """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
         return True
+
+    def check(self, plan: TrainingPlan) -> None:  # noqa: B027 (most processes go with every plan)
+        """Refuse a plan that the process does not go with.
+
+        Raises:
+            ConfigurationError: Names what does not go with it, and the remedy.
+        """
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data for the header of a ledger.
@@ -95,6 +100,11 @@ class Gaussian(Noise):
     def multiplier(self, step: int) -> float:
         """Z."""
         return self.noise_multiplier
+
+    @property
+    def constant(self) -> bool:
+        """Always."""
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         """The multiplier.
@@ -138,6 +148,10 @@ class Scheduled(Noise):
             "noise_multiplier": float(self.noise_multiplier),
             "factors": self.factors.to_list(),
         }
+
+
+MakeNoise = Callable[[float, Factors], Noise]
+"""Called with the multiplier z, given or solved for, and its factors by step."""
 
 
 def noise_of(noise_multiplier: float, factors: Factors) -> Noise:

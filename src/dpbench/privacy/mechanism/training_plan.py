@@ -17,11 +17,11 @@ from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.description import describe
-from dpbench.privacy.mechanism.noise_process import Noise
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
-from dpbench.privacy.sampling import Sampling
+from dpbench.privacy.sampling import Sampling, lot_sampling
 
 _DIGITS = 32  # hexadecimal, of the digest
 
@@ -54,6 +54,9 @@ class TrainingPlan:
     summands: Summands = UNITS
     bound_factors: Factors = CONSTANT
     size_factors: Factors = CONSTANT
+
+    def __post_init__(self) -> None:
+        self.noise.check(self)
 
     def release(self, step: int, bounds: Sequence[float] | None = None) -> ReleasePlan:
         """The plan of a release.
@@ -98,7 +101,7 @@ class TrainingPlan:
         return tuple(statistics)
 
     @cached_property
-    def _samplings(self) -> dict[float, Sampling]:
+    def _samplings(self) -> dict[tuple[float, int], Sampling]:
         """Sampling by size factor: one object for all lots of a size, so that the ledger encodes it once."""
         return {}
 
@@ -108,21 +111,18 @@ class TrainingPlan:
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        factor = self.size_factors.at(step)
-        if factor not in self._samplings:
-            self._samplings[factor] = self.sampling.resized(factor)
-        return self._samplings[factor]
+        return lot_sampling(self.sampling, self.size_factors.at(step), step, self._samplings)
 
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own."""
         plan = self.release(step)
-        queries = self.noise.cost(plan.queries, step)
-        return Event(plan.sampling, equivalent_queries(queries))
+        return Event(plan.sampling, equivalent_queries(plan.queries))
 
     @property
     def constant(self) -> bool:
         """Whether the plan of each release is the same, but for bounds that adapt."""
-        return self.noise.constant and not self.bound_factors and not self.size_factors
+        is_scheduled = bool(self.bound_factors) or bool(self.size_factors)
+        return self.noise.constant and not is_scheduled and self.sampling.cycle == 1
 
     @cached_property
     def digest(self) -> int:
@@ -132,9 +132,9 @@ class TrainingPlan:
         adapted: these differ in the last bit between one process and two, and the ledger refuses a replay with others.
         """
         first = self.release(0)
-        content: object = first
-        if not self.constant:
-            content = [first, self.noise, self.bound_factors, self.size_factors]
+        content: object = [first, self.noise, self.bound_factors, self.size_factors]
+        if self.constant and type(self.noise) is Gaussian:
+            content = first  # which says all of the noise
         digits = digest_of(content)[:_DIGITS]
         return int(digits, 16)
 

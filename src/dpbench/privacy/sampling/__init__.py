@@ -6,7 +6,15 @@ from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSa
 # isort: split
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.privacy.sampling.full import FullParticipation
-from dpbench.privacy.sampling.scheme import Part, Positions, Sampling, find_scheme, sampling_from_dict, schemes
+from dpbench.privacy.sampling.scheme import (
+    Part,
+    Positions,
+    Sampling,
+    find_scheme,
+    lot_sampling,
+    sampling_from_dict,
+    schemes,
+)
 from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "ShuffledEpochs",
     "TruncatedPoissonSampling",
     "find_scheme",
+    "lot_sampling",
     "sampling_from_dict",
     "schemes",
 ]

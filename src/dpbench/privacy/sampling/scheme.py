@@ -139,6 +139,19 @@ class Sampling(ABC):
             )
         return type(self).at_rate(self.population, rate, self.unit)
 
+    def at(self, step: int) -> Sampling:
+        """How the lot of a step is drawn, and what it costs, where steps differ.
+
+        A scheme in which a record may take part once in `cycle` steps states the cost of a round in its first step, and
+        no cost in the others, so that releases compose one by one.
+        """
+        return self
+
+    @property
+    def cycle(self) -> int:
+        """Number of steps in a round: a training that begins anew must do so between two rounds."""
+        return 1
+
     @property
     @abstractmethod
     def expected_batch_size(self) -> float:
@@ -308,3 +321,26 @@ def sampling_from_dict(data: dict[str, Any]) -> Sampling:
         return _SCHEMES[kind](**fields)
     except TypeError as error:
         raise LedgerError(f"sampling of kind {kind!r}: {error}") from None
+
+
+def lot_sampling(
+    sampling: Sampling,
+    factor: float,
+    step: int,
+    samplings: dict[tuple[float, int], Sampling],
+) -> Sampling:
+    """How the lot of a step is drawn: one object for all lots of a kind, by which a ledger knows that it wrote it.
+
+    Args:
+        sampling: Of a lot at a factor of 1.
+        factor: Of its expected size.
+        step: Its number.
+        samplings: Those made so far; the new one is added.
+
+    Raises:
+        ConfigurationError: Lots cannot have that size.
+    """
+    kind = (factor, step % sampling.cycle)
+    if kind not in samplings:
+        samplings[kind] = sampling.resized(factor).at(step)
+    return samplings[kind]

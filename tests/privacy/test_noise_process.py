@@ -1,0 +1,179 @@
+"""Noise of one's own, and lots whose steps differ: what enters by `Noise` and `Sampling`, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+import torch
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.stated_plan import StatedPlan
+from dpbench.privacy.budget import Budget, Horizon
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import Factors
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
+from dpbench.privacy.sampling import PoissonSampling, Positions, Sampling
+from dpbench.strategies import DPSGD
+from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+
+
+@dataclass(frozen=True)
+class Rising(Noise):
+    """z·(t + 1), and it does not say that it moves."""
+
+    noise_multiplier: float
+    slope: float = 1.0
+
+    def multiplier(self, step: int) -> float:
+        return self.noise_multiplier * (1 + self.slope * step)
+
+
+class Rises(DPSGD):
+    """A strategy with it."""
+
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        return Rising(noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Chained(Gaussian):
+    """It says that its steps depend on one another."""
+
+    independent: ClassVar[bool] = False  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Fixed(Gaussian):
+    """It goes with whole lots only."""
+
+    def check(self, plan: TrainingPlan) -> None:
+        if plan.sampling.rate > 0.5:
+            raise ConfigurationError("fixed noise takes small lots: lower the rate.")
+
+
+@dataclass(frozen=True)
+class Alternating(Sampling):
+    """Even and odd records in turn; a round of two steps costs what one lot at twice the rate does."""
+
+    sample_rate: float
+    turn: int = 0
+
+    kind = "alternating_for_a_test"
+    neighboring_relation = "add_or_remove_one"
+    record_changes = 1
+
+    @classmethod
+    def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
+        return cls(population=population, unit=unit, sample_rate=rate)
+
+    def at(self, step: int) -> Sampling:
+        return replace(self, turn=step % 2)
+
+    @property
+    def cycle(self) -> int:
+        return 2
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.sample_rate * self.population
+
+    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+        members = np.arange(self.turn, self.population, 2)
+        return (members[rng.random(len(members)) < 2 * self.sample_rate],)
+
+    def dp_event(self, noise_multiplier: float) -> Any:
+        from dp_accounting import dp_event
+
+        if self.turn:
+            return dp_event.NoOpDpEvent()
+        return PoissonSampling(self.population, 2 * self.sample_rate).dp_event(noise_multiplier)
+
+
+def plan_of(noise: Noise, sampling: Sampling = SAMPLING) -> TrainingPlan:
+    recipe = Recipe()
+    return TrainingPlan(recipe, sampling, noise, recipe.groups(["w"], [WIDTH]), (WIDTH,))
+
+
+def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(tmp_path: Path) -> None:
+    strategy = Rises(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
+    trainer_for(tmp_path, strategy, 4).fit(Classifier(), loader_of(pictures()))
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None
+    assert [release.queries[0].noise_std for _, release in ledger.releases] == [1.0, 2.0, 3.0, 4.0]
+    plan = ledger.header.plan
+    assert plan is not None and plan.noise.process.endswith("test_noise_process.Rising")
+
+
+def test_a_target_is_met_with_noise_of_ones_own(tmp_path: Path) -> None:
+    strategy = Rises(target_epsilon=2.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
+    trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
+    assert strategy.releases == 6 and 1.99 < strategy.epsilon() <= 2.0
+
+
+def test_two_processes_share_no_key() -> None:
+    """The same unit noise scaled in two ways would reveal the sum."""
+    processes = [Gaussian(1.0), Gaussian(2.0), Rising(1.0), Rising(1.0, 2.0), Chained(1.0), Fixed(1.0)]
+    assert len({plan_of(noise).digest for noise in processes}) == len(processes)
+
+
+def test_a_process_may_refuse_a_plan() -> None:
+    plan_of(Fixed(1.0))
+    with pytest.raises(ConfigurationError, match="takes small lots"):
+        plan_of(Fixed(1.0), PoissonSampling(100, 0.9))
+
+
+def test_noise_that_moves_without_an_end(tmp_path: Path) -> None:
+    budget = Budget(3.0, 1e-4, "rdp")
+    with pytest.raises(ConfigurationError, match=r"known length.*max_steps"):
+        budget.limit(plan_of(Rising(1.0)), 0, Horizon())
+
+
+def test_the_plan_and_its_reader_agree_on_lots_that_take_turns() -> None:
+    plan = plan_of(Gaussian(1.0), Alternating(population=100, unit="example", sample_rate=0.1))
+    stated = StatedPlan.from_dict(plan.to_dict())
+    assert [plan.sampling_of(step).turn for step in range(4)] == [0, 1, 0, 1]  # type: ignore[attr-defined]
+    assert [stated.sampling_of(step) for step in range(4)] == [plan.sampling_of(step) for step in range(4)]
+    assert not plan.constant and plan.event(0) != plan.event(1)
+    assert plan.event(2) == plan.event(0) == Event(plan.sampling_of(0), (SumQuery("equivalent", 1.0, 1.0),))
+
+
+def test_a_round_is_not_begun_anew(tmp_path: Path) -> None:
+    """Without the lots of its first step, the second one of a round would cost nothing and show a record once more."""
+    sampling = Alternating(population=100, unit="example", sample_rate=0.1)
+    crashed = made(tmp_path, sampling=sampling)
+    release(crashed, rows(0))
+    state = crashed.state_dict()
+    crashed.budget.close()
+    goes_on = made(tmp_path, sampling=sampling, start=state)
+    release(goes_on, rows(1))
+    goes_on.budget.close()
+    with pytest.raises(ConfigurationError, match="at a multiple of 2 only"):
+        made(tmp_path, z=2.0, sampling=sampling, start={**state, "noise_multiplier": 2.0})
+
+
+def test_a_sum_of_a_round_is_not_released_twice(tmp_path: Path) -> None:
+    sampling = Alternating(population=100, unit="example", sample_rate=0.1)
+    crashed = made(tmp_path, sampling=sampling)
+    state = crashed.state_dict()
+    release(crashed, rows(0))
+    crashed.budget.close()
+    again = made(tmp_path, sampling=sampling, start=state)
+    with pytest.warns(UserWarning, match="comes out otherwise"), pytest.raises(ConfigurationError, match="made anew"):
+        release(again, rows(9))
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
+
+
+def test_noise_of_other_seeds_stays_independent() -> None:
+    total = torch.zeros(WIDTH)
+    plan = plan_of(Rising(1.0)).release(1)
+    drawn = Rising(1.0).add_(total, plan, 1, lambda step: (5, step), None)
+    assert 1.8 < float(drawn.std()) < 2.2
