@@ -178,7 +178,7 @@ class ReleasePlan:
             segments.append((statistic.size, statistic.noise_std))
         merged: list[tuple[int, float]] = []
         for size, std in segments:
-            # Neighbors with equal noise are one segment: noise is drawn segment by segment.
+            # Neighbors with equal noise become one segment: each is one call of the native kernel.
             if merged and merged[-1][1] == std:
                 length, _ = merged[-1]
                 merged[-1] = (length + size, std)
