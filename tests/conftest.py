@@ -16,7 +16,7 @@ import torch
 from absl import logging as absl_logging
 from hypothesis import settings
 
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
 
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
@@ -69,7 +69,7 @@ def _one_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if not inside or request.node.get_closest_marker("own_key"):
         return
     monkeypatch.setattr("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, ""))
-    monkeypatch.setattr(Releases, "lot_key", None)
+    monkeypatch.setattr(ReleaseEngine, "lot_key", None)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks.users.ours import fit
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
-from dpbench.privacy.mechanism.clipping import clip_weights
+from dpbench.privacy.mechanism.clipping import clip_factors
 
 Round = Callable[[], object]
 
@@ -46,7 +46,7 @@ def together(task: Task, users: int, at_once: int, device: str) -> Round:
             piece = slice(first, first + at_once)
             rows = all_at_once(weights, inputs[piece], targets[piece])
             squared = torch.stack([row.flatten(1).square().sum(1) for row in rows.values()]).sum(0)
-            factors = clip_weights(squared, CLIP)
+            factors = clip_factors(squared, CLIP)
             for name, row in rows.items():
                 total[name].add_(torch.tensordot(factors, row, 1))
         for name, p in named.items():

@@ -14,7 +14,7 @@ from benchmarks.ours import mechanism_of
 from benchmarks.plain import Step, laid_out
 from benchmarks.workloads import Workload
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.mechanism.clipping import clip_weights
+from dpbench.privacy.mechanism.clipping import clip_factors
 from dpbench.privacy.randomness import keyed_generator
 
 SEEDS = 4
@@ -89,7 +89,7 @@ def private_graph(workload: Workload, device: str) -> Step:
         with torch.no_grad():
             norms = torch.stack([one.squared_norms() for one in gradients])
             finite.copy_(norms.isfinite().all())
-            weights = clip_weights(norms.sum(0), 1.0) * mask
+            weights = clip_factors(norms.sum(0), 1.0) * mask
             for one, view in zip(gradients, mechanism.gradients, strict=True):
                 one.add_weighted_sum(weights, view)
 

@@ -19,7 +19,7 @@ def old_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     def getattribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        _warn(f"{module}.{name}", names[name])
+        warn_of_old_name(f"{module}.{name}", names[name])
         return getattr(sys.modules[module], names[name])
 
     return getattribute
@@ -42,10 +42,11 @@ class OldAttribute:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        _warn(f"{type(instance).__name__}.{self._old}", self._new)
+        warn_of_old_name(f"{type(instance).__name__}.{self._old}", self._new)
         return getattr(instance, self._new)
 
 
-def _warn(old: str, new: str) -> None:
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warn that something is called otherwise now, where the caller's caller says it."""
     message = f"{old} is called {new} now: the old name goes with the next release."
     warnings.warn(message, FutureWarning, stacklevel=3)

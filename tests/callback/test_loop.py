@@ -135,7 +135,7 @@ def test_leaving_the_loop_gives_everything_back(tmp_path: Path) -> None:
     for step in training:
         if step == 3:
             break
-    assert not any(module._forward_hooks for module in model.modules()) and not lots.lots.attended
+    assert not any(module._forward_hooks for module in model.modules()) and not lots.lots.in_use
     assert len(read_ledger(tmp_path / "l.jsonl").releases) == 3 and math.isfinite(training.epsilon())
     with pytest.raises(ConfigurationError, match="has trained already"):
         next(iter(training))
@@ -303,7 +303,7 @@ def test_the_body_of_the_loop_takes_no_lots_and_changes_no_parameters(tmp_path: 
         act(model, lots)
         with pytest.raises(ConfigurationError, match=message):
             list(training)
-        assert strategy.releases == 1 and not lots.lots.attended
+        assert strategy.releases == 1 and not lots.lots.in_use
 
 
 def test_a_second_step_is_refused(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_lots_are_free_after_an_error(private: bool, error: BaseException, tmp_p
         else:
             with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
                 trainer.fit(module, lots)
-        assert not lots.lots.attended
+        assert not lots.lots.in_use
 
 
 def test_a_later_evaluation_gives_back_no_lots_of_another(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_later_evaluation_gives_back_no_lots_of_another(tmp_path: Path) -> Non
     training = iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, other, loss, 3))
     next(training)
     strategy.teardown(trainer, Module(), "validate")
-    assert lots.lots.attended and next(training) == 2
+    assert lots.lots.in_use and next(training) == 2
 
 
 def test_two_that_share_noise_or_lots_have_no_epsilon_together(tmp_path: Path) -> None:

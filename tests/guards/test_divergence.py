@@ -72,7 +72,7 @@ def test_a_user_and_a_loop_too(tmp_path: Path) -> None:
     loop = PrivateLoop(model, optimizer, loader_of(pictures()), strategy, loss, 3)
     with pytest.raises(Diverged, match=STOPS):
         list(loop)
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 and not loop._loader.lots.attended
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 and not loop._loader.lots.in_use
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:

@@ -19,7 +19,7 @@ from dpbench.privacy.gradients.parameter import (
     OuterProductGradients,
     ParameterGradients,
 )
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, clip_weights, normalize_weights
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, clip_factors, normalize_weights
 from dpbench.privacy.mechanism.groups import GROUPINGS, flat_groups, per_layer_groups
 from tests.reference import mean_square, reference_gradients, relative_error
 
@@ -166,7 +166,7 @@ def test_records_whose_positions_cancel_are_still_clipped(size: int, scale: floa
         EmbeddingGradients(torch.stack([big, -big * (1 - 1e-5)], 1), torch.zeros(1, 2).long(), 3),
     ]
     for gradients in forms:
-        weights = clip_weights(gradients.squared_norms(), 1.0)
+        weights = clip_factors(gradients.squared_norms(), 1.0)
         assert float(gradients.weighted_sum(weights).norm()) <= 1 + 1e-3
 
 
@@ -182,7 +182,7 @@ def test_normalized_records_stay_within_the_bound_where_squares_underflow(stabil
 
 def test_a_tiny_gradient_cannot_hide_behind_a_huge_input() -> None:
     gradients = OuterProductGradients(torch.full((1, 1, 4096), 2.6e-23), torch.full((1, 1, 4096), 2e17))
-    weights = clip_weights(gradients.squared_norms(), 0.01)
+    weights = clip_factors(gradients.squared_norms(), 0.01)
     assert float(gradients.weighted_sum(weights).double().norm()) <= 0.01 * (1 + 1e-4)
 
 
@@ -193,5 +193,5 @@ def test_bounds_beyond_float32_are_refused(bound: float) -> None:
 
 
 def test_weights() -> None:
-    weights = clip_weights(torch.tensor([0.0, 0.25, 4.0, math.inf, math.nan]), 1.0)
+    weights = clip_factors(torch.tensor([0.0, 0.25, 4.0, math.inf, math.nan]), 1.0)
     assert weights.tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]

@@ -62,7 +62,7 @@ def slow_sums(
             norm = (
                 sum(float((record[p] / a).square().sum()) for p, a in zip(group.parameters, scales, strict=True)) ** 0.5
             )
-            stability = getattr(recipe.weights_of, "keywords", {}).get("stability")
+            stability = getattr(recipe.clip_factors, "keywords", {}).get("stability")
             if stability is None:
                 weight = min(1.0, group.max_grad_norm / norm) if norm else 1.0
             else:
@@ -365,7 +365,7 @@ def test_negligible_norms() -> None:
     """A hundredth of the bound; less where small gradients are made large."""
     assert Recipe().negligible_norm(0.5) == pytest.approx(0.005)
     for bound in (1.0, 1e6):
-        assert Recipe(weights_of=normalizing(0.01)).negligible_norm(bound) == pytest.approx(0.01)
+        assert Recipe(clip_factors=normalizing(0.01)).negligible_norm(bound) == pytest.approx(0.01)
     assert Recipe(transform=Discretization(1e-3)).negligible_norm(1.0) == pytest.approx(0.01)
     assert Recipe(transform=Discretization(1e-7)).negligible_norm(1.0) == pytest.approx(1e-6)
     assert Recipe(transform=Discretization(1e-7, "rescaled")).negligible_norm(1.0) == pytest.approx(0.01)

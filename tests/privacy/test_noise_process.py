@@ -14,7 +14,7 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.budget import Budget, Horizon
+from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.recipe import Recipe
@@ -134,7 +134,7 @@ def test_a_process_may_refuse_a_plan() -> None:
 def test_noise_that_moves_without_an_end(tmp_path: Path) -> None:
     budget = Budget(3.0, 1e-4, "rdp")
     with pytest.raises(ConfigurationError, match=r"known length.*max_steps"):
-        budget.limit(plan_of(Rising(1.0)), 0, Horizon())
+        budget.limit(plan_of(Rising(1.0)), 0, TrainingLength())
 
 
 def test_the_plan_and_its_reader_agree_on_lots_that_take_turns() -> None:

@@ -15,22 +15,22 @@ from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.writer import LedgerWriter
-from dpbench.privacy.budget import Budget, Horizon
+from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
-from dpbench.privacy.mechanism.clipping import unclipped_weights
+from dpbench.privacy.mechanism.clipping import unclipped_factors
 from dpbench.privacy.mechanism.noise import checksum, grid_spacing
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules
 from dpbench.privacy.processes import ALONE, Processes
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.privacy.sampling import PoissonSampling, Sampling
 
 SAMPLING = PoissonSampling(100, 0.1)
 WIDTH = 500
 
 
-OPEN: list[Releases] = []
+OPEN: list[ReleaseEngine] = []
 
 
 @pytest.fixture(autouse=True)
@@ -48,26 +48,26 @@ def made(
     recipe: Recipe = Recipe(),  # noqa: B008
     processes: Processes = ALONE,
     start: dict[str, Any] | None = None,
-    horizon: Horizon = Horizon(),  # noqa: B008
+    horizon: TrainingLength = TrainingLength(),  # noqa: B008
     sampling: Sampling = SAMPLING,
     summands: Summands = UNITS,
     schedules: Schedules = UNSCHEDULED,
     size_factors: Factors = CONSTANT,
-) -> Releases:
-    releases = Releases(recipe, Budget(target, 1e-4, "rdp"), z, 3, "a run", schedules)
+) -> ReleaseEngine:
+    releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, 3, "a run", schedules)
     OPEN.append(releases)
     folder.mkdir(exist_ok=True)
     if start is not None:
         releases.load_state_dict(start)
-    releases.take_part(processes)
-    trained = Trained([nn.Parameter(torch.zeros(WIDTH))], ["w"])
+    releases.join(processes)
+    trained = TrainableParameters([nn.Parameter(torch.zeros(WIDTH))], ["w"])
     groups = recipe.groups(trained.names, trained.sizes)
     releases.begin(sampling, summands, trained, groups, {}, horizon, size_factors)
     releases.open_ledger(folder / "ledger.jsonl", horizon)
     return releases
 
 
-def release(releases: Releases, rows: Tensor | None = None) -> Tensor:
+def release(releases: ReleaseEngine, rows: Tensor | None = None) -> Tensor:
     releases.open_lot()
     if rows is not None:
         releases.accumulate([InstantiatedGradients(lambda: rows)], len(rows))
@@ -107,7 +107,7 @@ def test_the_line_is_on_disk_before_the_sum_is_used(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(LedgerWriter, "append", fails)
     with pytest.raises(OSError, match="full"):
         release(releases, rows(0))
-    assert releases.made == 0
+    assert releases.num_releases == 0
 
 
 def test_pieces_are_one_lot(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> 
 
 
 def test_target(tmp_path: Path) -> None:
-    found = made(tmp_path / "a", z=None, target=2.0, horizon=Horizon(30))
+    found = made(tmp_path / "a", z=None, target=2.0, horizon=TrainingLength(30))
     for step in range(30):
         release(found, rows(step))
     assert 1.99 < found.epsilon() <= 2.0 and found.budget.exhausted
@@ -201,7 +201,7 @@ def test_references(tmp_path: Path) -> None:
 
 def test_before_a_training() -> None:
     with pytest.raises(ConfigurationError, match="nothing was trained yet"):
-        Releases(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).epsilon()
+        ReleaseEngine(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).epsilon()
 
 
 def test_a_lot_is_released_once(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_lot_is_released_once(tmp_path: Path) -> None:
     release(releases, rows(0))
     with pytest.raises(ConfigurationError, match="no lot is open"):
         releases.release()
-    assert releases.made == len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
+    assert releases.num_releases == len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 
 
 def test_nothing_is_released_without_a_ledger(tmp_path: Path) -> None:
@@ -223,13 +223,13 @@ def test_nothing_is_released_without_a_ledger(tmp_path: Path) -> None:
 
 
 def test_the_key_without_a_seed_is_nobodys() -> None:
-    keys = {Releases(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).key for _ in range(3)}
+    keys = {ReleaseEngine(Recipe(), Budget(None, 1e-4, "rdp"), 1.0).key for _ in range(3)}
     assert len(keys) == 3 and min(keys) > 2**64
 
 
 def test_what_is_not_private_is_no_private_recipe() -> None:
     with pytest.raises(ValueError, match="without clipping is not private"):
-        Recipe(weights_of=unclipped_weights)
+        Recipe(clip_factors=unclipped_factors)
     for wrong in (4, 0, float("nan")):
         with pytest.raises(ValueError, match="made of several units|whole number from 1 on"):
             Summands(per_summand=wrong)  # type: ignore[arg-type]

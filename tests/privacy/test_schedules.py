@@ -22,7 +22,7 @@ from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy import budget
 from dpbench.privacy.accounting.composition import epsilon as ledger_epsilon_of
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.budget import Horizon
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.events import Event
 from dpbench.privacy.mechanism.adaptive import Adaptation
 from dpbench.privacy.mechanism.clipping import VectorGroup
@@ -116,7 +116,7 @@ def test_noise_without_a_schedule_is_plain() -> None:
 
 
 def test_the_noise_of_each_release_is_the_scheduled_one(tmp_path: Path) -> None:
-    releases, draws = made(tmp_path, horizon=Horizon(STEPS), schedules=NOISE), []
+    releases, draws = made(tmp_path, horizon=TrainingLength(STEPS), schedules=NOISE), []
     for step in range(STEPS):
         lot = rows(step)
         draws.append((10 * release(releases, lot) - lot.sum(0)) / FALLING[step])
@@ -129,7 +129,7 @@ def test_the_noise_of_each_release_is_the_scheduled_one(tmp_path: Path) -> None:
 
 def test_bounds_follow_their_schedule(tmp_path: Path) -> None:
     """The sum is that of gradients clipped at C·f_t, and a record moves it by no more, which the ledger states."""
-    releases = made(tmp_path, z=1e-6, horizon=Horizon(STEPS), schedules=BOUND)
+    releases = made(tmp_path, z=1e-6, horizon=TrainingLength(STEPS), schedules=BOUND)
     factors = factors_of("max_grad_norm_schedule", BOUND.max_grad_norm, STEPS).values
     for step, factor in enumerate(factors):
         lot = 5 * rows(step).double()
@@ -144,7 +144,7 @@ def test_bounds_follow_their_schedule(tmp_path: Path) -> None:
 
 
 def test_the_ledger_costs_what_an_independent_accountant_says(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=0.8, horizon=Horizon(STEPS), schedules=NOISE)
+    releases = made(tmp_path, z=0.8, horizon=TrainingLength(STEPS), schedules=NOISE)
     for step in range(STEPS):
         release(releases, rows(step))
         assert releases.epsilon() == pytest.approx(independent_epsilon([0.8 * f for f in FALLING[: step + 1]]), 1e-8)
@@ -154,7 +154,7 @@ def test_the_ledger_costs_what_an_independent_accountant_says(tmp_path: Path) ->
 
 
 def test_a_target_is_spent_in_the_planned_steps(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=None, target=2.0, horizon=Horizon(STEPS), schedules=NOISE)
+    releases = made(tmp_path, z=None, target=2.0, horizon=TrainingLength(STEPS), schedules=NOISE)
     for step in range(STEPS):
         release(releases, rows(step))
     assert 2.0 * (1 - 1e-5) < releases.epsilon() <= 2.0
@@ -169,7 +169,7 @@ def test_training_stops_before_the_release_that_would_exceed_the_target(tmp_path
     """Whatever that costs: the last one may cost more than all before it."""
     factors = factors_of("noise_schedule", schedule, STEPS).values
     target = (independent_epsilon(factors[:9]) + independent_epsilon(factors[:10])) / 2
-    releases = made(tmp_path, target=target, horizon=Horizon(STEPS), schedules=Schedules(schedule))
+    releases = made(tmp_path, target=target, horizon=TrainingLength(STEPS), schedules=Schedules(schedule))
     count = 0
     while not releases.budget.exhausted:
         release(releases, rows(count))
@@ -179,7 +179,7 @@ def test_training_stops_before_the_release_that_would_exceed_the_target(tmp_path
 
 def test_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path) -> None:
     both = Schedules("cosine:0.3", "linear:2")
-    options: dict[str, Any] = {"horizon": Horizon(STEPS), "schedules": both, "target": 30.0}
+    options: dict[str, Any] = {"horizon": TrainingLength(STEPS), "schedules": both, "target": 30.0}
     straight = made(tmp_path / "straight", **options)
     expected = [release(straight, rows(step)) for step in range(STEPS)]
     crashed = made(tmp_path / "crashed", **options)
@@ -189,7 +189,7 @@ def test_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path) -> None:
     for step in range(5, 8):
         release(crashed, rows(step))
     crashed.budget.close()
-    resumed = made(tmp_path / "crashed", start=state, **{**options, "horizon": Horizon(STEPS, 5)})
+    resumed = made(tmp_path / "crashed", start=state, **{**options, "horizon": TrainingLength(STEPS, 5)})
     assert resumed.phase == 0 and resumed.budget.remaining == STEPS - 5
     for step in range(5, STEPS):
         assert torch.equal(release(resumed, rows(step)), expected[step])
@@ -199,14 +199,14 @@ def test_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_differs_counts_again_at_its_own_cost(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"horizon": Horizon(STEPS), "schedules": NOISE, "target": 30.0}
+    options: dict[str, Any] = {"horizon": TrainingLength(STEPS), "schedules": NOISE, "target": 30.0}
     crashed = made(tmp_path, **options)
     release(crashed, rows(0))
     state = crashed.state_dict()
     for step in range(1, 4):
         release(crashed, rows(step))
     crashed.budget.close()
-    resumed = made(tmp_path, start=state, **{**options, "horizon": Horizon(STEPS, 1)})
+    resumed = made(tmp_path, start=state, **{**options, "horizon": TrainingLength(STEPS, 1)})
     with pytest.warns(UserWarning, match="comes out otherwise"):
         release(resumed, rows(50))
     assert resumed.phase == 1 and resumed.budget.remaining == STEPS - 2
@@ -219,7 +219,7 @@ def test_other_schedules_have_other_noise(tmp_path: Path) -> None:
     """Also where the first release is the same."""
     digests = set()
     for number, schedules in enumerate((Schedules(), NOISE, BOUND, Schedules("cosine:0.25"), Schedules("linear:0.2"))):
-        releases = made(tmp_path / str(number), horizon=Horizon(STEPS), schedules=schedules)
+        releases = made(tmp_path / str(number), horizon=TrainingLength(STEPS), schedules=schedules)
         digests.add(releases.mechanism.training_plan.digest)
     assert len(digests) == 5
 
@@ -231,7 +231,7 @@ SIZES = factors_of("expected_batch_size_schedule", "linear:3", STEPS)
 
 
 def test_lots_of_scheduled_sizes_are_divided_and_accounted_for_as_such(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=1e-6, horizon=Horizon(STEPS), size_factors=SIZES)
+    releases = made(tmp_path, z=1e-6, horizon=TrainingLength(STEPS), size_factors=SIZES)
     for step in range(STEPS):
         expected = SAMPLING.expected_batch_size * SIZES.at(step)
         assert releases.mechanism.plan.denominator == pytest.approx(expected)
@@ -260,12 +260,12 @@ def test_sizes_that_round_to_one_are_counted_as_often_as_they_are_drawn(
         sizes=(WIDTH,),
         size_factors=Factors((1.0, 1.01) * (STEPS // 2)),
     )
-    budget.Budget(3.0, 1e-4, "rdp").calibrated(plan, Horizon(STEPS))
+    budget.Budget(3.0, 1e-4, "rdp").calibrated(plan, TrainingLength(STEPS))
     assert counted == [STEPS]
 
 
 def test_scheduled_sizes_cost_what_an_independent_accountant_says(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=None, target=3.0, horizon=Horizon(STEPS), schedules=NOISE, size_factors=SIZES)
+    releases = made(tmp_path, z=None, target=3.0, horizon=TrainingLength(STEPS), schedules=NOISE, size_factors=SIZES)
     for step in range(STEPS):
         release(releases, rows(step))
     accountant = rdp_privacy_accountant.RdpAccountant()
@@ -287,7 +287,7 @@ def test_lots_have_their_scheduled_sizes(kind: str) -> None:
         assert (first, last) == (20, 100)
     else:
         assert abs(first - 20) < 4 * math.sqrt(20 / 100) and abs(last - 100) < 4 * math.sqrt(100 / 100)
-    lots.give_back()
+    lots.free()
     assert not lots.size_factors
 
 

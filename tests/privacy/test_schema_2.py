@@ -24,7 +24,7 @@ from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 from tests.privacy.mechanisms import CASES
-from tests.privacy.test_releases import Releases, made, rows
+from tests.privacy.test_releases import ReleaseEngine, made, rows
 from tests.privacy.test_releases import release as make_release
 from tests.privacy.test_training_plan import COUNTS, NUMBERS, Shrinking, changed
 from tools.golden.ledgers import LEDGERS
@@ -498,7 +498,7 @@ def test_a_full_disk_at_the_end(tmp_path: Path) -> None:
 OLD = Path(__file__).parents[1] / "golden" / "ledgers"
 
 
-def old_ledger(path: Path) -> Releases:
+def old_ledger(path: Path) -> ReleaseEngine:
     """A run of `made`, whose ledger is put into schema 1."""
     releases = made(path.parent)
     for step in range(4):

@@ -18,7 +18,7 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.events import UNITS, effective_noise_multiplier
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.source import Piece, RecordSource
 from dpbench.records.training import Training, TrainingStep
 from dpbench.strategies import (
@@ -39,10 +39,10 @@ class TwoTensors:
 
     def check(self, training: Training) -> None: ...
 
-    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+    def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         self.module, self.releases = part, releases
         names, parameters = zip(*part.named_parameters(), strict=True)
-        return Trained(parameters, names)
+        return TrainableParameters(parameters, names)
 
     def step(self, own: TrainingStep) -> TrainingStep:
         return self.accumulate

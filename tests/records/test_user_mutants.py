@@ -21,7 +21,7 @@ from dpbench.guards.module_writes import Writes
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.randomness import Stream
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.records import LocalTraining, Users
 from dpbench.records.local_training import Client
@@ -120,25 +120,25 @@ def divides_by_who_came(patch: Patch) -> None:
 
 
 def keyed_by_rank(patch: Patch) -> None:
-    own = Releases.key_of
+    own = ReleaseEngine.key_of
 
-    def key_of(self: Releases, stream: Stream, *parts: int) -> tuple[int, ...]:
+    def key_of(self: ReleaseEngine, stream: Stream, *parts: int) -> tuple[int, ...]:
         return own(self, stream, *((0,) if stream is Stream.LOCAL_TRAINING else parts))
 
-    patch.setattr(Releases, "key_of", key_of)
+    patch.setattr(ReleaseEngine, "key_of", key_of)
 
 
 def same_in_every_round(patch: Patch) -> None:
-    own = Releases.key_of
+    own = ReleaseEngine.key_of
 
-    def key_of(self: Releases, stream: Stream, *parts: int) -> tuple[int, ...]:
+    def key_of(self: ReleaseEngine, stream: Stream, *parts: int) -> tuple[int, ...]:
         made, self.made = self.made, 0 if stream is Stream.LOCAL_TRAINING else self.made
         try:
             return own(self, stream, *parts)
         finally:
             self.made = made
 
-    patch.setattr(Releases, "key_of", key_of)
+    patch.setattr(ReleaseEngine, "key_of", key_of)
 
 
 def unit_left_example(patch: Patch) -> None:

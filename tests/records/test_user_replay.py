@@ -106,7 +106,7 @@ class Spy:
 
         def spied(source: Users, user: int, loss_of: Any) -> list[Tensor]:
             update = own(source, user, loss_of)
-            self.updates[source._releases.made, user] = torch.cat([one.flatten() for one in update])
+            self.updates[source._releases.num_releases, user] = torch.cat([one.flatten() for one in update])
             return update
 
         patch.setattr(Users, "_update", spied)

@@ -23,7 +23,7 @@ from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.users import Rows, UserDataset
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records import LocalTraining
 from dpbench.strategies import (
     AdaptiveMeanClipping,
@@ -144,13 +144,13 @@ def test_one_user_in_the_place_of_another_moves_it_by_at_most_twice_the_bound(tm
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_the_bound_holds_in_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Norms in bfloat16 would let a user move the sum by 0.4 % more."""
-    sums, own = [], Releases.release
+    sums, own = [], ReleaseEngine.release
 
-    def release(self: Releases) -> list[Tensor]:
+    def release(self: ReleaseEngine) -> list[Tensor]:
         sums.append(float(self.mechanism.total.double().norm()))
         return own(self)
 
-    monkeypatch.setattr(Releases, "release", release)
+    monkeypatch.setattr(ReleaseEngine, "release", release)
     for seed in range(5):
         torch.manual_seed(seed)
         users, module = make_users([5], torch.randn(5, WIDTH), 50 * torch.rand(5)), Toy(nn.Linear(WIDTH, 40))

@@ -16,7 +16,7 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import EVERY_TRAINING
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.budget import Horizon
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.processes import ALONE
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.session import PrivateSession
@@ -71,7 +71,7 @@ def begun(folder: Path, steps: int = 4) -> tuple[PrivateSession, Driver, LotLoad
     session.check(driver)
     session.attach()
     session.acquire(loader)
-    session.begin(ALONE, 7, folder / "ledger.jsonl", Horizon(steps), {})
+    session.begin(ALONE, 7, folder / "ledger.jsonl", TrainingLength(steps), {})
     return session, driver, loader
 
 
@@ -98,7 +98,7 @@ def test_a_driver_of_ones_own(tmp_path: Path) -> None:
     session.end()
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 4
     assert any(not torch.equal(before[name], value) for name, value in driver.module.state_dict().items())
-    assert session.guards == [] and not loader.lots.attended and loader.before_lot is None
+    assert session.guards == [] and not loader.lots.in_use and loader.before_lot is None
 
 
 def test_a_training_that_was_not_checked(tmp_path: Path) -> None:

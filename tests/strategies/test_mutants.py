@@ -14,7 +14,7 @@ from dpbench.errors import DPBenchError
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.mechanism import mechanism
-from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_weights
+from dpbench.privacy.mechanism.clipping import clip_and_sum, clip_factors
 from dpbench.privacy.mechanism.noise_process import Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import keyed_generator
@@ -51,7 +51,7 @@ def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
     def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor]) -> Any:
         rows = torch.cat([g.per_record().flatten(1) for g in gradients], 1)
         total = rows.sum(0)
-        weight = clip_weights((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
+        weight = clip_factors((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
         into[0].add_(total.mul(weight).view(1, -1))
         return into, rows.norm(dim=1)[None]
 

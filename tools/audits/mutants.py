@@ -18,7 +18,7 @@ from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.users import Users
 from tools.audits.noise_mutants import NOISE_MUTANTS
 from tools.audits.record_mutants import RECORD_MUTANTS
@@ -140,16 +140,16 @@ def counts_without_noise() -> Iterator[None]:
 @contextmanager
 def users_weighted_by_examples() -> Iterator[None]:
     """A user's update counts as often as it has examples, after clipping."""
-    accumulate = Releases.accumulate
+    accumulate = ReleaseEngine.accumulate
 
     def train(self: Users, local_step: Any) -> None:
         sizes = iter([len(self._dataset.rows(user)) for user in self._users])  # type: ignore[union-attr]
 
-        def often(releases: Releases, *args: Any, **options: Any) -> None:
+        def often(releases: ReleaseEngine, *args: Any, **options: Any) -> None:
             for _ in range(next(sizes)):
                 accumulate(releases, *args, **options)
 
-        with mock.patch.object(Releases, "accumulate", often):
+        with mock.patch.object(ReleaseEngine, "accumulate", often):
             _train(self, local_step)
 
     with mock.patch.object(Users, "_train", train):

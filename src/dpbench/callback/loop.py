@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.guards import LOOP, earlier_fits
 from dpbench.guards.divergence import EVERY, refuse_diverged
 from dpbench.guards.lots import OTHERS_TOOK_LOTS, require_lot_loader
-from dpbench.privacy.budget import Horizon
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.processes import ALONE
 
 _OVER = object()  # the epoch
@@ -92,7 +92,7 @@ class PrivateLoop:
         try:
             self._begin()
             batches: Iterator[Any] = iter(())
-            while releases.made < self._steps and not releases.budget.exhausted:
+            while releases.num_releases < self._steps and not releases.budget.exhausted:
                 self._refuse_changes()
                 batch = next(batches, _OVER)
                 if batch is _OVER:
@@ -101,10 +101,11 @@ class PrivateLoop:
                 self._one_lot(batch)
                 del batch
                 self._look_at_divergence()
-                yield releases.made
-            if releases.made < self._steps:
+                yield releases.num_releases
+            steps = releases.num_releases
+            if steps < self._steps:
                 warnings.warn(
-                    f"stopped after {releases.made} of {self._steps} steps: one more would cost more than the budget.",
+                    f"stopped after {steps} of {self._steps} steps: one more would cost more than the budget.",
                     stacklevel=2,
                 )
         finally:
@@ -120,7 +121,7 @@ class PrivateLoop:
         key = self._run_key()
         session.attach()
         session.acquire(self._loader)
-        session.releases.forget()
+        session.releases.reset()
         before = earlier_fits.other_record(training.module, strategy.ledger_path)
         if before is not None:
             warnings.warn(
@@ -128,7 +129,7 @@ class PrivateLoop:
                 f"account {before} {strategy.ledger_path}).",
                 stacklevel=3,
             )
-        session.begin(ALONE, key, strategy.ledger_path, Horizon(self._steps), metric_sizes={})
+        session.begin(ALONE, key, strategy.ledger_path, TrainingLength(self._steps), metric_sizes={})
         strategy.take_solution()
         self._trainable = training.trainable()
 
@@ -144,7 +145,7 @@ class PrivateLoop:
 
     def _refuse_changes(self) -> None:
         """Refuse what the body of the loop may not do between two lots."""
-        if self._loader.lots.position != self._session.releases.made:
+        if self._loader.lots.position != self._session.releases.num_releases:
             raise ConfigurationError(OTHERS_TOOK_LOTS)
         if self._training.trainable() != self._trainable:
             raise ConfigurationError(
@@ -160,7 +161,7 @@ class PrivateLoop:
         training.restore_modes()
         batch = training.to_device(batch)
         session.open(batch, rank=0)
-        training.gradients(batch, session.releases.made)
+        training.gradients(batch, session.releases.num_releases)
         session.release()
         training.update()
         session.close()
@@ -168,6 +169,6 @@ class PrivateLoop:
     def _look_at_divergence(self) -> None:
         releases = self._session.releases
         self._strategy.note_unused_lot()
-        is_last = releases.made == self._steps or releases.budget.exhausted
-        if is_last or releases.made % EVERY == 0:
+        is_last = releases.num_releases == self._steps or releases.budget.exhausted
+        if is_last or releases.num_releases % EVERY == 0:
             refuse_diverged(self._training.module, self._training.optimizers, releases)

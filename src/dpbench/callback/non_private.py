@@ -48,13 +48,13 @@ class NonPrivate(pl.Callback):
         if isinstance(trainer.train_dataloader, LotLoader):
             refuse_users(trainer.train_dataloader.dataset)
             self._lots = trainer.train_dataloader.lots
-            self._lots.take_over()
+            self._lots.acquire()
             self._lots.plan(trainer.estimated_stepping_batches)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the lots, which may be drawn without this callback again."""
         if self._lots is not None:  # else they are another training's
-            self._lots.give_back()
+            self._lots.free()
             self._lots = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -11,8 +11,8 @@ training is made of, read from its objects, whoever has made them (a command's c
 * the versions of the packages, ours too, and the source of everybody else's classes,
 * `RANDOM_NUMBERS`.
 
-The plan of the releases is added where noise and lots are drawn (`Releases.lot_key`, `noise_key`). Our own source is no
-part of it.
+The plan of the releases is added where noise and lots are drawn (`ReleaseEngine.lot_key`, `noise_key`). Our own source
+is no part of it.
 """
 
 from __future__ import annotations

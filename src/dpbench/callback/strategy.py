@@ -29,9 +29,9 @@ from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
-from dpbench.privacy.budget import Budget, Horizon, check_noise
+from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.releases import Observer, Releases
+from dpbench.privacy.releases import Observer, ReleaseEngine
 from dpbench.records.users import Users
 from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
@@ -66,7 +66,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self.ledger_path = ledger_place(self.ledger)
         self.recipe = self._with_common_parts(self.design())
         budget = Budget(self.target_epsilon, self.delta, self.accountant)
-        self._releases = Releases(
+        self._releases = ReleaseEngine(
             self.recipe,
             budget,
             self.noise_multiplier,
@@ -101,7 +101,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     def has_trained(self) -> bool:
         """Whether it trains, or has trained."""
         releases = self._releases
-        return releases.made > 0 or self._session.is_attached or releases.budget.path is not None
+        return releases.num_releases > 0 or self._session.is_attached or releases.budget.path is not None
 
     def take_solution(self) -> None:
         """Show the noise multiplier that a training has solved for."""
@@ -119,7 +119,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
     @property
     def releases(self) -> int:
         """Number of releases so far."""
-        return self._releases.made
+        return self._releases.num_releases
 
     @property
     def observers(self) -> list[Observer]:
@@ -164,10 +164,10 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
             if trainer.global_step:
                 earlier_fits.refuse_unknown_past(None, self.private)
-            releases.forget()
+            releases.reset()
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
         key = self._run_key(trainer, pl_module, loader)
-        horizon = Horizon(trainer.estimated_stepping_batches, trainer.global_step)
+        horizon = TrainingLength(trainer.estimated_stepping_batches, trainer.global_step)
         sizes = getattr(pl_module, "record_metrics", {})
         self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes)
         self.take_solution()
@@ -262,7 +262,7 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
     return strategy._releases.budget.epsilon_here(accountant)
 
 
-def _log(trainer: pl.Trainer, releases: Releases) -> None:
+def _log(trainer: pl.Trainer, releases: ReleaseEngine) -> None:
     """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged."""
     refuse_diverged(trainer.lightning_module, trainer.optimizers, releases)
     recipe = releases.recipe
@@ -274,4 +274,4 @@ def _log(trainer: pl.Trainer, releases: Releases) -> None:
             values[f"privacy/bound/{group.name}"] = group.max_grad_norm
     values |= releases.mechanism.take_metrics()
     for logger in trainer.loggers if values else ():
-        logger.log_metrics(values, step=releases.made)  # Lightning counts one less
+        logger.log_metrics(values, step=releases.num_releases)  # Lightning counts one less

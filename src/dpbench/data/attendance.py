@@ -11,11 +11,11 @@ _EVALUATION = tuple(f"{package}.loops.evaluation_loop" for package in ("pytorch_
 _FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 
 
-def refuse_unattended(attended: bool) -> None:
+def refuse_unattended(in_use: bool) -> None:
     """Refuse lots to a caller that would train on them without a strategy; the call stack shows who asks.
 
     Args:
-        attended: Whether a strategy has taken the loader over.
+        in_use: Whether a strategy has taken the loader over.
 
     Raises:
         ConfigurationError: Lightning Fabric, which knows no strategy; or a Trainer's training without one.
@@ -28,7 +28,7 @@ def refuse_unattended(attended: bool) -> None:
                 "a LotLoader is of no use to Lightning Fabric: nothing would make its lots private. Use a Lightning "
                 "Trainer with a private strategy among its callbacks; for training without privacy, use a DataLoader."
             )
-        if module in _EVALUATION or (module in _TRAINING and attended):
+        if module in _EVALUATION or (module in _TRAINING and in_use):
             return
         if module in _TRAINING:
             raise ConfigurationError(

@@ -55,7 +55,7 @@ class Lots(TorchSampler[list[int]]):
             other settings is drawn afresh, as the accounting assumes.
         microbatches: Number of microbatches of a lot; set by the strategy, 0 without them. Each record of a lot is put
             into one of them independently of all others, so that no record can move another one.
-        attended: Whether a strategy has taken them over for a training.
+        in_use: Whether a training draws them.
         work: What each record costs, by its position, so that processes get equal shares of a lot's work; set by the
             strategy. None: the same.
         added: Records of an audit, which are drawn like those of the data set and come after them; set by the strategy.
@@ -77,7 +77,7 @@ class Lots(TorchSampler[list[int]]):
         self._sampling = sampling
         self._size_schedule, self.size_factors = size_schedule, CONSTANT
         self.position = self.phase = self.microbatches = 0
-        self.attended = False
+        self.in_use = False
         self.work: NDArray[Any] | None = None
         self.added = 0
         self.seed = seed
@@ -114,17 +114,17 @@ class Lots(TorchSampler[list[int]]):
         for step in range(self.position, self.position - done + len(self)):
             yield self.share(step, rank, world)[0].tolist()
 
-    def take_over(self) -> None:
+    def acquire(self) -> None:
         """Attend to the lots for one training.
 
         Raises:
             ConfigurationError: Another training does: both would share lots, and composition would say too little.
         """
-        if self.attended:
+        if self.in_use:
             raise ConfigurationError(
                 "this LotLoader is in use by another training, with which it would share its lots: make one for each."
             )
-        self.attended = True
+        self.in_use = True
 
     def plan(self, steps: float) -> Factors:
         """Fix the sizes of all lots of a training.
@@ -143,9 +143,9 @@ class Lots(TorchSampler[list[int]]):
             self.sampling.resized(factor)
         return self.size_factors
 
-    def give_back(self) -> None:
-        """End what `take_over` began."""
-        self.attended, self.added, self.size_factors = False, 0, CONSTANT
+    def free(self) -> None:
+        """End what `acquire` began."""
+        self.in_use, self.added, self.size_factors = False, 0, CONSTANT
 
     def start_at(self, position: int, run: int | None = None) -> None:
         """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
@@ -360,7 +360,7 @@ class LotLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
-        refuse_unattended(self.lots.attended)
+        refuse_unattended(self.lots.in_use)
         if self.lots.sampling.record_changes:
             refuse_repeated(self.dataset)  # again: the indices of a Subset may be others by now
         self._begin_items()  # of workers, which start now

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dpbench.errors import Diverged
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.users import Users
 
 LARGEST_WEIGHT = 1e10
@@ -57,7 +57,7 @@ class LotsWithoutGradients:
 def refuse_diverged(
     module: nn.Module,
     optimizers: Iterable[Optimizer],
-    releases: Releases,
+    releases: ReleaseEngine,
 ) -> None:
     """Stop a training whose released weights, or the optimizers' states, are not finite or absurdly large.
 
@@ -111,13 +111,13 @@ def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
     return None
 
 
-def _spent(releases: Releases) -> str:
+def _spent(releases: ReleaseEngine) -> str:
     remedy = "lower the learning rate (or the bound), and start a new run with a new ledger"
     if not releases.recipe.private:
-        return f"after {releases.made} steps: {remedy}."
+        return f"after {releases.num_releases} steps: {remedy}."
     epsilon = releases.budget.epsilon_here(releases.budget.accountant)
     return (
-        f"so the training stops after {releases.made} releases, which cost epsilon = {epsilon:.4g} at delta = "
+        f"so the training stops after {releases.num_releases} releases, which cost epsilon = {epsilon:.4g} at delta = "
         f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. What was spent counts together with the new "
         "run's epsilon wherever both are published."
     )

@@ -37,7 +37,7 @@ class EarlierFits(Guard):
         """Remember the ledger, with the parameters."""
         if self._is_attached:
             releases = self.session.releases
-            note_training(self.session.training.module, releases.budget, releases.made)
+            note_training(self.session.training.module, releases.budget, releases.num_releases)
             self._is_attached = False
 
 

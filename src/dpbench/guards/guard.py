@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.source import RecordSource
 from dpbench.records.training import Training
 
@@ -34,10 +34,10 @@ class Session(Protocol):
     """
 
     training: Training
-    releases: Releases
+    releases: ReleaseEngine
     source: RecordSource
     part: nn.Module
-    trained: Trained
+    trained: TrainableParameters
     optimizer: Optimizer
     loader: LotLoader
     is_open: bool

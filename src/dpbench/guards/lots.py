@@ -29,7 +29,7 @@ class DrawnLots(Guard):
 
     def on_open(self, batch: Any) -> None:
         """Refuse lots of which others were drawn in between."""
-        if self.session.loader.lots.position != self.session.releases.made + 1:
+        if self.session.loader.lots.position != self.session.releases.num_releases + 1:
             raise ConfigurationError(OTHERS_TOOK_LOTS)
 
 

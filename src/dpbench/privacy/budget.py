@@ -16,6 +16,7 @@ from dpbench.privacy.events import Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
+from dpbench.renamed import old_names
 
 # Noise multipliers and targets: below, they are taken for zero; above, their squares leave the floating-point numbers.
 _SMALLEST = 1e-12
@@ -23,19 +24,19 @@ _LARGEST = 1e12
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
-class Horizon(NamedTuple):
+class TrainingLength(NamedTuple):
     """Planned and past length of a training, in steps.
 
     Attributes:
-        planned: Steps in all; infinite for a run without an end.
-        made: Those that were made already.
+        total_steps: Steps in all; infinite for a run without an end.
+        completed_steps: Those that this trainer has behind it.
     """
 
-    planned: float = float("inf")
-    made: int = 0
+    total_steps: float = float("inf")
+    completed_steps: int = 0
 
 
-ENDLESS = Horizon()
+ENDLESS = TrainingLength()
 
 
 class Budget:
@@ -109,7 +110,7 @@ class Budget:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
-    def calibrated(self, plan: TrainingPlan, horizon: Horizon) -> float:
+    def calibrated(self, plan: TrainingPlan, horizon: TrainingLength) -> float:
         """The noise multiplier that uses the target up in the planned number of steps.
 
         Args:
@@ -119,11 +120,11 @@ class Budget:
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
         """
-        if horizon.planned == float("inf") or horizon.planned < 1:
+        if horizon.total_steps == float("inf") or horizon.total_steps < 1:
             raise ConfigurationError(
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
             )
-        steps = int(horizon.planned)
+        steps = int(horizon.total_steps)
         changes = plan.summands.changes(plan.sampling)
         # Steps that differ in nothing are counted together: their cost is computed once.
         counts: Counter[tuple[Sampling, float]] = Counter()
@@ -260,7 +261,7 @@ class Budget:
         queries = (*event.queries, *self.joint[number])
         return Event(event.sampling, equivalent_queries(queries))
 
-    def limit(self, plan: TrainingPlan, start: int, horizon: Horizon) -> None:
+    def limit(self, plan: TrainingPlan, start: int, horizon: TrainingLength) -> None:
         """Find how many releases the target allows.
 
         Args:
@@ -276,10 +277,10 @@ class Budget:
             return
         replays = self.repeated.total()
         most = _UNBOUNDED
-        if horizon.planned != float("inf"):
+        if horizon.total_steps != float("inf"):
             # A checkpoint may hold releases of an earlier trainer, which are no part of this one's horizon.
-            past = min(start, horizon.made)
-            most = max(int(horizon.planned) - past - replays, 1)
+            past = min(start, horizon.completed_steps)
+            most = max(int(horizon.total_steps) - past - replays, 1)
         target = self._target
         if not plan.constant and most == _UNBOUNDED:
             raise ConfigurationError(
@@ -361,3 +362,6 @@ def _check_positive(name: str, value: float | None, hint: str = "") -> None:
         raise ConfigurationError(
             f"{name} must be a positive number from {_SMALLEST:g} to {_LARGEST:g}, not {value}{hint}."
         )
+
+
+__getattr__ = old_names(__name__, {"Horizon": "TrainingLength"})

@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.accounting.stated_plan import StatedPlan
-from dpbench.privacy.budget import ENDLESS, Budget, Horizon
+from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
@@ -36,6 +36,7 @@ from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
+from dpbench.renamed import OldAttribute, old_names
 
 _OTHER_SUM = (
     "release {number} comes out otherwise than {path} records it: something is random beyond the seed (augmentation, a "
@@ -47,7 +48,7 @@ Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Ten
 """Called with (mechanism, parameter names, gradients of the records before discretization, squared norms by group)."""
 
 
-class Trained(NamedTuple):
+class TrainableParameters(NamedTuple):
     """Parameters that releases update.
 
     Attributes:
@@ -64,7 +65,7 @@ class Trained(NamedTuple):
         return [parameter.numel() for parameter in self.parameters]
 
 
-class Releases:
+class ReleaseEngine:
     """The releases of one training, one after the other.
 
     Guarantee: (ε, δ)-differential privacy of all of them together, with the unit and the neighboring relation of the
@@ -80,7 +81,7 @@ class Releases:
         make_noise: Makes the noise process.
 
     Attributes:
-        made: Number of releases so far.
+        num_releases: So far.
         noise_multiplier: Given, or found once a training has begun.
         phase: Of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
@@ -105,7 +106,7 @@ class Releases:
         self.fingerprint = fingerprint
         self._schedules = schedules
         self._make_noise = make_noise
-        self.made = 0
+        self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
         self._given_noise = noise_multiplier
@@ -120,6 +121,10 @@ class Releases:
         self._names: Sequence[str] = ()
         self._open = False
         self._empty = False
+
+    made = OldAttribute("num_releases")
+    take_part = OldAttribute("join")
+    forget = OldAttribute("reset")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -140,14 +145,14 @@ class Releases:
         _ = self.mechanism
         return self.budget.epsilon(accountant) if self.recipe.private else float("inf")
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin a run without a past."""
-        self.made = 0
+        self.num_releases = 0
         self.memory = {}
         self.noise_multiplier = self._given_noise
         self.first_weights = None
 
-    def take_part(self, processes: Processes, key: int | None = None) -> None:
+    def join(self, processes: Processes, key: int | None = None) -> None:
         """Agree with the other processes on the key of the noise.
 
         Args:
@@ -170,13 +175,13 @@ class Releases:
         self,
         sampling: Sampling,
         summands: Summands,
-        trained: Trained,
+        trained: TrainableParameters,
         groups: tuple[VectorGroup, ...],
         metric_sizes: Mapping[str, int],
-        horizon: Horizon = ENDLESS,
+        horizon: TrainingLength = ENDLESS,
         size_factors: Factors = CONSTANT,
     ) -> None:
-        """Fix the plan of the first release; `take_part` comes before.
+        """Fix the plan of the first release; `join` comes before.
 
         Args:
             sampling: How lots are drawn.
@@ -192,8 +197,8 @@ class Releases:
         """
         if self.recipe.private and sampling.record_changes < 1:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
-        noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.planned)
-        bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.planned)
+        noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
+        bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(
             recipe=self.recipe,
             sampling=sampling,
@@ -211,11 +216,11 @@ class Releases:
         if self.canaries is not None and not plan.noise.independent:
             raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
         self._names = trained.names
-        self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.made)
+        self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
 
-    def open_ledger(self, path: Path, horizon: Horizon = ENDLESS, lot_source: str | None = None) -> None:
+    def open_ledger(self, path: Path, horizon: TrainingLength = ENDLESS, lot_source: str | None = None) -> None:
         """Write or continue the ledger; nothing without privacy.
 
         Args:
@@ -246,11 +251,11 @@ class Releases:
             noise_end=NOISE_END,
             plan=StatedPlan.from_dict(plan.to_dict()),
         )
-        resumed = self.made > 0 or self.fingerprint is not None
-        place = self.memory.get("place") if self.made else None
-        self.phase = self.budget.open(path, header, self.made, resumed, self.processes, place)
+        resumed = self.num_releases > 0 or self.fingerprint is not None
+        place = self.memory.get("place") if self.num_releases else None
+        self.phase = self.budget.open(path, header, self.num_releases, resumed, self.processes, place)
         self._refuse_new_round(plan, 0 if place is None else place[0])
-        self.budget.limit(plan, self.made, horizon)
+        self.budget.limit(plan, self.num_releases, horizon)
 
     def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
         """Refuse a training that goes on within a round of lots, or of noise, that nobody can draw again.
@@ -260,12 +265,12 @@ class Releases:
             phase: Of the ledger, at the checkpoint.
         """
         is_drawn_again = self.seed is not None and self.phase == phase
-        if self.made == 0 or is_drawn_again:
+        if self.num_releases == 0 or is_drawn_again:
             return
-        if self.made % plan.sampling.cycle:
+        if self.num_releases % plan.sampling.cycle:
             raise ConfigurationError(
-                f"the checkpoint had made {self.made} releases, and lots of {plan.sampling.kind!r} sampling begin anew "
-                f"at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
+                f"the checkpoint had made {self.num_releases} releases, and lots of {plan.sampling.kind!r} sampling "
+                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
             )
         if not plan.noise.independent:
             raise ConfigurationError(
@@ -299,7 +304,7 @@ class Releases:
 
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
         """Key of random numbers of the coming release, for one use of them each."""
-        return self.key, stream, self.made, *parts
+        return self.key, stream, self.num_releases, *parts
 
     def open_lot(self) -> None:
         """Begin a lot, without a record so far; it is good for one release."""
@@ -350,31 +355,31 @@ class Releases:
                 raise ConfigurationError("exact sums of private records may not be watched.")
             watch(mechanism)
         if self.canaries is not None:
-            self.canaries.insert(mechanism, self.made)
+            self.canaries.insert(mechanism, self.num_releases)
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
         exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
         self._add_noise()
         if exact is not None and self.budget.differs(self._released()):
             if self.processes.rank == 0:
-                warnings.warn(_OTHER_SUM.format(number=self.made, path=self.budget.path), stacklevel=2)
+                warnings.warn(_OTHER_SUM.format(number=self.num_releases, path=self.budget.path), stacklevel=2)
             self._refuse_second_sum(mechanism.training_plan)
             mechanism.total.copy_(exact)
-            self.phase = self.budget.leave_replay(self.made)
+            self.phase = self.budget.leave_replay(self.num_releases)
             self._add_noise()
         if self.canaries is not None:
             self.canaries.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
             self.budget.record(self._released())
-        self.made += 1
+        self.num_releases += 1
         return mechanism.post_process()
 
     def _refuse_second_sum(self, plan: TrainingPlan) -> None:
         """Refuse to release the sum of a lot once more, with new noise, where lots or noise depend on one another."""
         if plan.sampling.cycle > 1 or not plan.noise.independent:
             raise ConfigurationError(
-                f"release {self.made} comes out otherwise than {self.budget.path} records it, and with lots or noise "
-                "that depend on one another it cannot be made anew: resume where it was made (machine, threads, "
+                f"release {self.num_releases} comes out otherwise than {self.budget.path} records it, and with lots or "
+                "noise that depend on one another it cannot be made anew: resume where it was made (machine, threads, "
                 "deterministic=True), or start a new run."
             )
 
@@ -392,10 +397,10 @@ class Releases:
         """The release as the ledger records it, with whatever was released on its lot before."""
         mechanism = self.mechanism
         queries = mechanism.queries
-        if self.made in self.budget.joint:
-            queries = (*queries, *self.budget.joint[self.made])
+        if self.num_releases in self.budget.joint:
+            queries = (*queries, *self.budget.joint[self.num_releases])
         return Release(
-            number=self.made,
+            number=self.num_releases,
             sampling=mechanism.plan.sampling,
             queries=queries,
             checksum=checksum(mechanism.total).hex(),
@@ -405,7 +410,7 @@ class Releases:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         state: dict[str, Any] = {
             "private": self.recipe.private,
-            "releases": self.made,
+            "releases": self.num_releases,
             "noise_multiplier": self.noise_multiplier,
         }
         if self._mechanism is not None:
@@ -418,8 +423,11 @@ class Releases:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the releases of a checkpoint."""
-        self.made = int(state["releases"])
+        self.num_releases = int(state["releases"])
         self.memory = state
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
+
+
+__getattr__ = old_names(__name__, {"Releases": "ReleaseEngine", "Trained": "TrainableParameters"})

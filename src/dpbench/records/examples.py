@@ -14,7 +14,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.noise_step import noise_batch
@@ -70,9 +70,9 @@ class Examples:
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
         self.engine: GradientMethod | None = None
         self._loader: LotLoader | None = None
-        self._rows: RowsOfLot | None = None
+        self._record_of_row: RowsOfLot | None = None
         self._next_row = 0
-        self._records = 0
+        self._rows = 0
         self._rows_of_lot = 0
         self._verified = False
         self._accumulated = False
@@ -83,14 +83,14 @@ class Examples:
         """Lots in pieces need automatic optimization."""
         _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows)
 
-    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+    def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Record what the engine needs."""
         _refuse_in_manual_optimization(training, metrics=releases.recipe.metrics)
         self._training = training
         self._releases = releases
         self._verified = False
         self.engine = GRADIENTS[self._gradients](part, self.loss_reduction)
-        return Trained(self.engine.parameters, self.engine.names)
+        return TrainableParameters(self.engine.parameters, self.engine.names)
 
     def step(self, own: TrainingStep) -> TrainingStep:
         """The same step on pieces of a lot that is large; in manual optimization the step itself."""
@@ -107,7 +107,7 @@ class Examples:
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
         loader.require_order(loader.lots.microbatches > 0)
         self.engine.recording = False  # until a lot is opened
-        self._records = 0
+        self._rows = 0
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
@@ -129,20 +129,20 @@ class Examples:
     def open_lot(self, batch: Any) -> None:
         """Find the rows of each record, and let the engine record their forward passes."""
         assert self.engine is not None and self._loader is not None
-        self._records = count_records(batch)
-        self._rows = rows_of_lot(
+        self._rows = count_records(batch)
+        self._record_of_row = rows_of_lot(
             self._loader,
-            self._releases.made,
+            self._releases.num_releases,
             self._training,
             batch,
-            self._records,
+            self._rows,
         )
-        self._rows_of_lot = self._records
+        self._rows_of_lot = self._rows
         self._next_row = 0
         self._values = {}
         self._accumulated = False
         self._released = False
-        self.engine.expect(self._records)
+        self.engine.expect(self._rows)
 
     def close_lot(self) -> None:
         """Put the records of the lot out of reach; their sums are complete."""
@@ -169,8 +169,8 @@ class Examples:
             record_of_row = self._loader.record_of_row
             index = record_of_row if isinstance(record_of_row, str) else ""
         return Lot(
-            release=self._releases.made,
-            record_of=self._rows,
+            release=self._releases.num_releases,
+            record_of=self._record_of_row,
             row_index=index,
             limit=self._most_rows,
             recipe=self._releases.recipe,
@@ -186,9 +186,9 @@ class Examples:
 
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._records and self._training.world_size == 1:
+            if not self._rows and self._training.world_size == 1:
                 return torch.zeros((), device=self._training.device, requires_grad=True)
-            *pieces, last = cut(batch, self._records, self._most_rows, self._rows, self._training)
+            *pieces, last = cut(batch, self._rows, self._most_rows, self._record_of_row, self._training)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = loss_of(output)
@@ -201,7 +201,7 @@ class Examples:
 
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
-        self._records = self.engine.records = count_records(piece)
+        self._rows = self.engine.records = count_records(piece)
         output = training_step(piece, *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output
@@ -217,7 +217,7 @@ class Examples:
     def _accumulate(self, loss: Tensor) -> None:
         """Clip the records of a (piece of a) lot and add them to the sums."""
         assert self.engine is not None
-        records = self._records
+        records = self._rows
         device = self._training.device
         verify = not self._verified and records > 0
         with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
@@ -225,7 +225,7 @@ class Examples:
             if verify:
                 self._verified = self.engine.verified
             rows = slice(self._next_row, self._next_row + records)
-            merge = merge_of(self._rows, rows, self._divisor, self.engine.parameters[0].device)
+            merge = merge_of(self._record_of_row, rows, self._divisor, self.engine.parameters[0].device)
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
         self._accumulated = True

@@ -1,8 +1,8 @@
 """The seam between a training and its releases: how a lot becomes the vectors that are clipped and added up.
 
 What a record is (an example, a microbatch, a user) is known here and nowhere else. A source hands every piece of a lot
-to `Releases.accumulate`; clipping, noise, ledger and budget know nothing of where the pieces come from. Who drives the
-training is not known here, nor what is checked of a lot (`guards`).
+to `ReleaseEngine.accumulate`; clipping, noise, ledger and budget know nothing of where the pieces come from. Who drives
+the training is not known here, nor what is checked of a lot (`guards`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.training import Training, TrainingStep
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class RecordSource(Protocol):
             ConfigurationError: Names the setting and the remedy.
         """
 
-    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+    def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Take note of the training.
 
         Args:

@@ -17,7 +17,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream, keyed_generator, seed_global_generators
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.local_logs import LocalLogs
 from dpbench.records.local_step import LocalStep, kept_randomness
 from dpbench.records.local_training import Client, LocalTraining
@@ -99,7 +99,7 @@ class Users:
                 "has): local training of users needs a training_step(batch) that returns the loss of one network."
             )
 
-    def attach(self, training: Training, part: nn.Module, releases: Releases) -> Trained:
+    def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Find the parameters that local training moves."""
         self._training = training
         self._releases = releases
@@ -108,7 +108,7 @@ class Users:
         trainable = {name: p for name, p in part.named_parameters() if p.requires_grad}
         if not trainable:
             raise ConfigurationError("the model has no trainable parameters.")
-        trained = Trained(list(trainable.values()), list(trainable))
+        trained = TrainableParameters(list(trainable.values()), list(trainable))
         self._client = Client(trained.parameters, self.local)
         self._logs = LocalLogs(training.module)
         return trained
@@ -159,7 +159,7 @@ class Users:
     def open_lot(self, batch: Any) -> None:
         """Check that the cohort is the lot that was drawn."""
         training = self._training
-        drawn, _ = self._lots.share(self._releases.made, training.rank, training.world_size)
+        drawn, _ = self._lots.share(self._releases.num_releases, training.rank, training.world_size)
         if not isinstance(batch, Cohort) or not np.array_equal(batch.users.cpu().numpy(), drawn):
             raise ConfigurationError(
                 "the batch is not the cohort of users that was drawn: a collate_fn, hook or wrapper has changed it. "

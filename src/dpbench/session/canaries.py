@@ -8,13 +8,18 @@ from dpbench.privacy.canaries.canaries import Canaries, GradientCanaries
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
 from dpbench.privacy.canaries.run_probe import LotCounts
 from dpbench.privacy.randomness import fresh_key
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 
 _OTHER_CANARIES = "the checkpoint is of a run with other canaries: resume it with the audit that it began with."
 
 
-def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: Lots, trained: Trained) -> None:
-    """Have canaries drawn like the records of the data set, after `Releases.take_part`; none without options.
+def let_canaries_in(
+    options: GradientCanaries | None,
+    releases: ReleaseEngine,
+    lots: Lots,
+    trained: TrainableParameters,
+) -> None:
+    """Have canaries drawn like the records of the data set, after `ReleaseEngine.join`; none without options.
 
     Raises:
         ConfigurationError: There is no room for so many, or nothing to audit.
@@ -48,10 +53,10 @@ def let_canaries_in(options: GradientCanaries | None, releases: Releases, lots: 
     releases.observers.append(canaries.probe.observe)
 
 
-def leave_scores(releases: Releases) -> None:
+def leave_scores(releases: ReleaseEngine) -> None:
     """Write what the canaries saw beside the ledger, on rank 0."""
     path, seal = releases.budget.path, releases.budget.seal
     first = releases.processes.rank == 0  # after a resume the others know the checkpoint's seal
-    if first and releases.canaries is not None and releases.made and path is not None and seal is not None:
+    if first and releases.canaries is not None and releases.num_releases and path is not None and seal is not None:
         canaries = releases.canaries
         write_scores(path.with_name(FILE_NAME), canaries.sums.scores(), seal, canaries.left_out)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.releases import Releases
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.training import TrainingStep
 
 ExecutorName = Literal["auto", "eager"]
@@ -41,8 +41,8 @@ class Executor(Protocol):
     def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
         """Carry out a source's backward pass."""
 
-    def release(self, releases: Releases) -> list[Tensor]:
-        """Make the sums of a lot private; see `Releases.release`."""
+    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+        """Make the sums of a lot private; see `ReleaseEngine.release`."""
 
 
 class Eager:
@@ -58,8 +58,8 @@ class Eager:
         """The backward pass as it is."""
         return backward
 
-    def release(self, releases: Releases) -> list[Tensor]:
-        """As `Releases.release`."""
+    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+        """As `ReleaseEngine.release`."""
         return releases.release()
 
 

@@ -25,7 +25,7 @@ from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
 from dpbench.guards.public_networks import private_part
 from dpbench.privacy.accounting.composition import doubt_about_delta
-from dpbench.privacy.budget import Horizon
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
@@ -33,7 +33,7 @@ from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
-from dpbench.privacy.releases import Releases, Trained
+from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.source import SECOND_RELEASE, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
@@ -62,7 +62,7 @@ class PrivateSession:
 
     def __init__(
         self,
-        releases: Releases,
+        releases: ReleaseEngine,
         source: RecordSource,
         guards: Sequence[type[Guard]],
         audit: GradientCanaries | None,
@@ -80,7 +80,7 @@ class PrivateSession:
         self._executor = executor
         self._training: Training | None = None
         self._part: nn.Module | None = None
-        self._trained: Trained | None = None
+        self._trained: TrainableParameters | None = None
         self._optimizer: Optimizer | None = None
         self._loader: LotLoader | None = None
         self._uses_lots = False
@@ -99,7 +99,7 @@ class PrivateSession:
         return require(self._part)
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> TrainableParameters:
         """Parameters to which gradients are released; a ConfigurationError before `attach`."""
         return require(self._trained)
 
@@ -169,7 +169,7 @@ class PrivateSession:
         """
         _ = self.trained
         lot_loader = require_lot_loader(loader)
-        lot_loader.lots.take_over()
+        lot_loader.lots.acquire()
         self._loader = lot_loader
         self._uses_lots = True
         for guard in self.guards:
@@ -181,7 +181,7 @@ class PrivateSession:
         processes: Processes,
         key: int | None,
         ledger: Path,
-        horizon: Horizon,
+        horizon: TrainingLength,
         metric_sizes: Mapping[str, int],
     ) -> None:
         """Fix the plan and open the ledger; everything can still be refused.
@@ -202,8 +202,8 @@ class PrivateSession:
         source = self.source
         trained = self.trained
         lots = self.loader.lots
-        lot_sizes = lots.plan(horizon.planned)
-        releases.take_part(processes, keyed_by(key, self._executor))
+        lot_sizes = lots.plan(horizon.total_steps)
+        releases.join(processes, keyed_by(key, self._executor))
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
         source.begin(self.loader)
@@ -212,7 +212,7 @@ class PrivateSession:
         groups = self._first_groups()
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
-        lots.start_at(releases.made, releases.lot_key)  # lot t belongs to release t
+        lots.start_at(releases.num_releases, releases.lot_key)  # lot t belongs to release t
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
 
@@ -336,7 +336,7 @@ class PrivateSession:
         self._trained = None
         self.is_open = False
         if self._uses_lots:  # else they are another training's by now
-            self.loader.lots.give_back()
+            self.loader.lots.free()
             self._uses_lots = False
         releases.budget.close()
         if self._training is not None:

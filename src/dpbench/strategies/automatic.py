@@ -28,4 +28,4 @@ class AutomaticClipping(DPSGD):
 
     def design(self) -> Recipe:
         """Recipe of `DPSGD` with factors that normalize instead of clip."""
-        return replace(super().design(), weights_of=normalizing(self.stability))
+        return replace(super().design(), clip_factors=normalizing(self.stability))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.clipping import unclipped_weights
+from dpbench.privacy.mechanism.clipping import unclipped_factors
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.strategies.dpsgd import DPSGD
 
@@ -50,7 +50,7 @@ class NoiseOnly(_Reference):
 
     def design(self) -> Recipe:
         """Recipe of `DPSGD` in which every record has the factor 1."""
-        return replace(super().design(), weights_of=unclipped_weights)
+        return replace(super().design(), clip_factors=unclipped_factors)
 
 
 class FederatedAveraging(PrivateStrategy):
@@ -68,4 +68,4 @@ class FederatedAveraging(PrivateStrategy):
             raise ConfigurationError(
                 "FederatedAveraging is no private training: leave out target_epsilon and private metrics."
             )
-        return Recipe(weights_of=unclipped_weights, noise=False, private=False)
+        return Recipe(clip_factors=unclipped_factors, noise=False, private=False)

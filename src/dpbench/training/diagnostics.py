@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ParameterGradients
-from dpbench.privacy.mechanism.clipping import clip_weights
+from dpbench.privacy.mechanism.clipping import clip_factors
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.records.count import count_records
 from dpbench.records.record_gradients import record_gradients
@@ -101,7 +101,7 @@ class GradientDiagnostics(pl.Callback):
             return
         plan = mechanism.plan
         values = self._look(names, gradients)
-        clips = mechanism.recipe.weights_of is clip_weights  # else there is nothing to be above or below of
+        clips = mechanism.recipe.clip_factors is clip_factors  # else there is nothing to be above or below of
         scaled = any(group.scales for group in plan.groups)  # whose norms are of other units
         if mechanism.recipe.transform is not None and clips and not scaled:
             values |= _transformed(gradients, norms, math.hypot(*(group.max_grad_norm for group in plan.groups)))

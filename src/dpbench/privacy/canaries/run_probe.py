@@ -70,7 +70,7 @@ class RunProbe:
         gradients: Sequence[ParameterGradients],
         norms: Tensor,
     ) -> None:
-        """Measure the records of a piece of a lot, as an observer of `Releases`."""
+        """Measure the records of a piece of a lot, as an observer of `ReleaseEngine`."""
         if not self._due:
             return
         self._begin()

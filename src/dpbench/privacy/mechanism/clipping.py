@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.renamed import old_names
 
 SMALLEST = 1e-10
 """Smallest bound and scale: far from where float32 loses squares or noise, as is `LARGEST`."""
@@ -19,7 +20,7 @@ LARGEST = 1e10
 _ZERO_NORM = 1e-12
 _LEAST_STABILITY = 1e-3
 
-WeightFunction = Callable[[Tensor, float], Tensor]
+ClipFactors = Callable[[Tensor, float], Tensor]
 """(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
 
 
@@ -54,7 +55,7 @@ class VectorGroup:
             )
 
 
-def clip_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     """Factors min(1, C / ‖g_r‖) that bring each record's norm down to at most C (Abadi et al. 2016).
 
     Args:
@@ -92,7 +93,7 @@ def normalize_weights(
     return torch.where(is_usable, weights, torch.zeros_like(weights))
 
 
-def normalizing(stability: float) -> WeightFunction:
+def normalizing(stability: float) -> ClipFactors:
     """`normalize_weights` with a fixed γ.
 
     Raises:
@@ -107,12 +108,12 @@ def normalizing(stability: float) -> WeightFunction:
     return partial(normalize_weights, stability=stability)
 
 
-def unclipped_weights(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+def unclipped_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     """Factors 1: no clipping, hence no privacy. For references only; non-finite records still count as zero."""
     return squared_norms.isfinite().to(squared_norms.dtype)
 
 
-def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
+def group_squared_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     """Squared norm of each record in each group, after division by the group's scales.
 
     Args:
@@ -140,7 +141,7 @@ def group_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
 def clip_and_sum(
     gradients: Sequence[ParameterGradients],
     groups: Sequence[VectorGroup],
-    weights_of: WeightFunction = clip_weights,
+    weights_of: ClipFactors = clip_factors,
     into: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
@@ -168,7 +169,7 @@ def clip_and_sum(
             selected = [parameter.select(positions) for parameter in gradients]
             return clip_and_sum(selected, groups, weights_of, into)
     sums = list(into) if into is not None else [norms.new_empty(0)] * len(gradients)
-    squared_norms = group_norms(norms, groups)
+    squared_norms = group_squared_norms(norms, groups)
     for group, squared_norms_of_group in zip(groups, squared_norms, strict=True):
         weights = weights_of(squared_norms_of_group, group.max_grad_norm)
         for position in group.parameters:
@@ -177,3 +178,14 @@ def clip_and_sum(
             else:
                 gradients[position].add_weighted_sum(weights, into[position])
     return sums, squared_norms
+
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "WeightFunction": "ClipFactors",
+        "clip_weights": "clip_factors",
+        "group_norms": "group_squared_norms",
+        "unclipped_weights": "unclipped_factors",
+    },
+)

@@ -15,7 +15,7 @@ from torch import Tensor
 from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_norms
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_squared_norms
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise_process import Keys
 from dpbench.privacy.mechanism.recipe import Recipe, Transform
@@ -148,7 +148,7 @@ class Mechanism:
         _, norms = clip_and_sum(
             prepared,
             self.plan.groups,
-            recipe.weights_of,
+            recipe.clip_factors,
             self.gradients,
         )
         records, finite = self.records_of_lot
@@ -307,7 +307,7 @@ def mean_norms(
     """Mean over records of the norms that clipping would see, one for each group."""
     _, prepared = before_clipping(gradients, rows, merge, transform, sizes)
     norms = torch.stack([parameter.squared_norms() for parameter in prepared])
-    squared_norms = group_norms(norms, groups)
+    squared_norms = group_squared_norms(norms, groups)
     means: list[float] = squared_norms.sqrt().mean(1).tolist()
     return means
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +17,6 @@ from dpbench.canonical import name_of
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
-
-if TYPE_CHECKING:
-    from dpbench.privacy.mechanism.training_plan import TrainingPlan
 
 Keys = Callable[[int], Sequence[int]]
 """Step → key of its random numbers, for one use of them."""
@@ -71,8 +68,11 @@ class Noise(ABC):
         """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
         return True
 
-    def check(self, plan: TrainingPlan) -> None:  # noqa: B027 (most processes go with every plan)
+    def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
         """Refuse a plan that the process does not go with.
+
+        Args:
+            plan: Of the training, a `TrainingPlan`.
 
         Raises:
             ConfigurationError: Names what does not go with it, and the remedy.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism import clipping
 from dpbench.privacy.mechanism.adaptive import Adaptation
-from dpbench.privacy.mechanism.clipping import VectorGroup, WeightFunction, clip_weights, unclipped_weights
+from dpbench.privacy.mechanism.clipping import ClipFactors, VectorGroup, unclipped_factors
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.plan import NoiseAllocation
+from dpbench.renamed import warn_of_old_name
 
 Grouping = Callable[[Sequence[str], Sequence[int]], tuple[VectorGroup, ...]]
 """(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
@@ -33,7 +35,7 @@ class Recipe:
 
     Attributes:
         groups: Which parameters are clipped together, and the first bounds.
-        weights_of: How a record's norm becomes the factor that clips it.
+        clip_factors: How a record's norm becomes the factor that clips it.
         allocation: How noise is shared among groups.
         adaptation: How bounds follow the gradients, or None for fixed ones.
         bounds_from_noise: α: the first bounds are α times the mean norms of a step on random noise, which touches no
@@ -46,7 +48,7 @@ class Recipe:
     """
 
     groups: Grouping = ONE_GROUP
-    weights_of: WeightFunction = clip_weights
+    clip_factors: ClipFactors = clipping.clip_factors
     allocation: NoiseAllocation = "equal"
     adaptation: Adaptation | None = None
     bounds_from_noise: float | None = None
@@ -55,11 +57,15 @@ class Recipe:
     metrics: PrivateMetrics | None = None
     noise: bool = True
     private: bool = True
+    weights_of: InitVar[ClipFactors | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, weights_of: ClipFactors | None) -> None:
+        if weights_of is not None:
+            warn_of_old_name("Recipe(weights_of=...)", "clip_factors")
+            object.__setattr__(self, "clip_factors", weights_of)
         if self.private and not self.noise:
             raise ValueError("a release without noise is not private")
-        if self.private and self.weights_of is unclipped_weights:
+        if self.private and self.clip_factors is unclipped_factors:
             raise ValueError("a release without clipping is not private")
 
     def metrics_of(self, output: object, rows: int) -> Tensor:
@@ -73,7 +79,7 @@ class Recipe:
 
     def contributions(self, norms: Tensor, bound: float) -> Tensor:
         """Norms that records of some norms have once they are clipped at a bound."""
-        return self.weights_of(norms.square(), bound) * norms
+        return self.clip_factors(norms.square(), bound) * norms
 
     def negligible_norm(self, bound: float) -> float:
         """Norm of a record's gradient that changes may be measured against: what is smaller hardly moves the sum.
