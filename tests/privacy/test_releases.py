@@ -163,7 +163,7 @@ def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> 
     again = made(tmp_path, start=state)
     repeated = [release(again, rows(step)) for step in (1, 2)]
     assert all(torch.equal(a, b) for a, b in zip(crashed, repeated, strict=True))
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 == again.made
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 3 == again.num_releases
     assert again.epsilon() == releases.epsilon()
 
 

@@ -132,11 +132,12 @@ def same_in_every_round(patch: Patch) -> None:
     own = ReleaseEngine.key_of
 
     def key_of(self: ReleaseEngine, stream: Stream, *parts: int) -> tuple[int, ...]:
-        made, self.made = self.made, 0 if stream is Stream.LOCAL_TRAINING else self.made
+        before = self.num_releases
+        self.num_releases = 0 if stream is Stream.LOCAL_TRAINING else before
         try:
             return own(self, stream, *parts)
         finally:
-            self.made = made
+            self.num_releases = before
 
     patch.setattr(ReleaseEngine, "key_of", key_of)
 
