@@ -11,13 +11,13 @@ from torch import Tensor
 
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.adaptive import Adaptation
-from dpbench.privacy.mechanism.clipping import VectorGroup, WeightFunction, clip_weights, unclipped_weights
+from dpbench.privacy.mechanism.clipping import Groups, WeightFunction, clip_weights, unclipped_weights
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 
-Grouping = Callable[[Sequence[str], Sequence[int]], tuple[VectorGroup, ...]]
+Grouping = Callable[[Sequence[str], Sequence[int]], Groups]
 """(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
 
 Transform = Callable[[Sequence[ParameterGradients], int, Sequence[int]], Sequence[ParameterGradients]]
