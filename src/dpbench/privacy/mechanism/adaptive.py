@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, VectorGroup
+from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup
 from dpbench.privacy.mechanism.plan import Statistic
 
 _PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
@@ -47,7 +47,7 @@ class Adaptation(ABC):
         """
 
     @abstractmethod
-    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> Bounds:
         """Bounds of the next lot.
 
         Args:
@@ -56,7 +56,7 @@ class Adaptation(ABC):
         """
 
 
-def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> tuple[VectorGroup, ...]:
+def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> Groups:
     """Replace the bounds of groups, kept within what float32 can clip and noise (a dead layer has norms of 0)."""
     replaced = []
     for group, bound in zip(groups, bounds, strict=True):
@@ -128,7 +128,7 @@ class QuantileBounds(Adaptation):
         centered = is_below.to(squared_norms.dtype).sub_(0.5)
         return centered.sum(1)
 
-    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> Bounds:
         bounds = []
         for group, centered in zip(groups, released, strict=True):
             excess = centered + 0.5 - self.quantile
@@ -207,7 +207,7 @@ class MeanNormBounds(Adaptation):
         bounded = torch.minimum(squared_norms.sqrt(), limits[:, None])
         return bounded.sum(1)
 
-    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> tuple[float, ...]:
+    def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> Bounds:
         bounds = []
         for group, mean in zip(groups, released, strict=True):
             smallest = group.max_grad_norm / self.beta

@@ -24,6 +24,10 @@ ClipFactors = Callable[[Tensor, float], Tensor]
 """(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
 
 
+Bounds = tuple[float, ...]
+"""One bound for each group."""
+
+
 @dataclass(frozen=True)
 class VectorGroup:
     """Parameters whose gradients are clipped together (general_approach_2018, section 2).
@@ -53,6 +57,10 @@ class VectorGroup:
                 f"the scales of group {self.name} must be positive numbers from {SMALLEST:g} to {LARGEST:g}, not "
                 f"{self.scales}."
             )
+
+
+Groups = tuple[VectorGroup, ...]
+"""A partition of the parameters, in the order of the ledger."""
 
 
 def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:

@@ -11,15 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
 
 Partition = dict[str, tuple[int, ...]]
 """Name of a group → positions of its parameters."""
 
 Patterns = Mapping[str, Sequence[str] | str]
 """Name of a group → its pattern or patterns, in the style of a shell."""
-
-Groups = tuple[VectorGroup, ...]
 
 
 def by_layer(names: Sequence[str]) -> Partition:
@@ -43,7 +41,6 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
     """
     _check_patterns(patterns)
     partition: Partition = {}
-    groups_of: list[list[str]] = [[] for _ in names]
     for group, pattern_or_list in patterns.items():
         positions: set[int] = set()
         for pattern in _as_list(pattern_or_list):
@@ -54,9 +51,7 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
                 )
             positions.update(matches)
         partition[group] = tuple(sorted(positions))
-        for position in positions:
-            groups_of[position].append(group)
-    _refuse_overlaps(names, groups_of)
+    _refuse_overlaps(names, partition)
     return partition
 
 
@@ -69,11 +64,12 @@ def _matches(names: Sequence[str], pattern: str) -> list[int]:
     return [position for position, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
 
 
-def _refuse_overlaps(names: Sequence[str], groups_of: Sequence[Sequence[str]]) -> None:
+def _refuse_overlaps(names: Sequence[str], partition: Partition) -> None:
     """Raise ConfigurationError unless each parameter is in exactly one group."""
     repeated = []
     missing = []
-    for name, groups in zip(names, groups_of, strict=True):
+    for position, name in enumerate(names):
+        groups = [group for group, positions in partition.items() if position in positions]
         if len(groups) > 1:
             repeated.append(f"{name} ({' and '.join(groups)})")
         elif not groups:

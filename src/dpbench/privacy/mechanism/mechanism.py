@@ -15,7 +15,7 @@ from torch import Tensor
 from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
 from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, group_squared_norms
+from dpbench.privacy.mechanism.clipping import Bounds, VectorGroup, clip_and_sum, group_squared_norms
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise_process import Keys
 from dpbench.privacy.mechanism.recipe import Recipe, Transform
@@ -24,8 +24,6 @@ from dpbench.privacy.mechanism.training_plan import TrainingPlan
 Merge = tuple[Tensor, int, float | Tensor]
 """(record of each row, number of records, factor): see `ParameterGradients.merge`. Microbatches have one factor;
 records that are several rows of a batch have one each, shape (records,)."""
-
-Bounds = tuple[float, ...]
 
 
 class Mechanism:

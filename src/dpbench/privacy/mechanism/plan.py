@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS, Queries, Summands, SumQuery
-from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
 from dpbench.privacy.sampling import Sampling
 
 NoiseAllocation = Literal["equal", "proportional", "dimension"]
@@ -74,7 +74,7 @@ class ReleasePlan:
     """
 
     sampling: Sampling
-    groups: tuple[VectorGroup, ...]
+    groups: Groups
     noise_multiplier: float
     sizes: tuple[int, ...]
     statistics: tuple[Statistic, ...] = ()

@@ -12,14 +12,14 @@ from torch import Tensor
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism import clipping
 from dpbench.privacy.mechanism.adaptive import Adaptation
-from dpbench.privacy.mechanism.clipping import ClipFactors, VectorGroup, unclipped_factors
+from dpbench.privacy.mechanism.clipping import ClipFactors, Groups, unclipped_factors
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 from dpbench.renamed import warn_of_old_name
 
-Grouping = Callable[[Sequence[str], Sequence[int]], tuple[VectorGroup, ...]]
+Grouping = Callable[[Sequence[str], Sequence[int]], Groups]
 """(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
 
 Transform = Callable[[Sequence[ParameterGradients], int, Sequence[int]], Sequence[ParameterGradients]]

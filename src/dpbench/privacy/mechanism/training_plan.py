@@ -15,7 +15,7 @@ from typing import Any
 from dpbench.canonical import digest_of
 from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
 from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
 from dpbench.privacy.mechanism.description import describe
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
@@ -48,7 +48,7 @@ class TrainingPlan:
     recipe: Recipe
     sampling: Sampling
     noise: Noise
-    groups: tuple[VectorGroup, ...]
+    groups: Groups
     sizes: tuple[int, ...]
     metric_sizes: Mapping[str, int] = field(default_factory=dict)
     summands: Summands = UNITS
@@ -83,7 +83,7 @@ class TrainingPlan:
             summands=self.summands,
         )
 
-    def _statistics(self, step: int, groups: tuple[VectorGroup, ...]) -> tuple[Statistic, ...]:
+    def _statistics(self, step: int, groups: Groups) -> tuple[Statistic, ...]:
         """What is summed beside the gradients: first for the adaptation of bounds, then private metrics."""
         multiplier = self.noise.multiplier(step)
         sampling = self.sampling_of(step)
