@@ -236,3 +236,14 @@ def test_what_is_not_private_is_no_private_recipe() -> None:
     for weight in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="total_weight must be a positive number"):
             Summands(total_weight=weight)
+
+
+def test_what_records_would_add_leaves_the_lot_as_it_is(tmp_path: Path) -> None:
+    releases = made(tmp_path)
+    mechanism = releases.mechanism
+    releases.open_lot()
+    releases.accumulate([InstantiatedGradients(lambda: rows(0))], 7)
+    total = mechanism.total.clone()
+    added = mechanism.contribution([InstantiatedGradients(lambda: rows(1, 2))], 2)
+    torch.testing.assert_close(added[:WIDTH], rows(1, 2).sum(0))
+    assert torch.equal(mechanism.total, total) and mechanism.records_of_lot == (7, 7)

@@ -185,6 +185,7 @@ class Mechanism:
         total = self.total
         views = self.gradients
         statistics = self._statistics
+        counts = self.records_of_lot
         values = {}
         for name, size in self.metric_sizes.items():
             values[name] = torch.zeros(records, size)
@@ -196,6 +197,7 @@ class Mechanism:
             self.total = total
             self.gradients = views
             self._statistics = statistics
+            self.records_of_lot = counts
 
     def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
