@@ -25,8 +25,8 @@ _KNOWN = {  # by code_hash() and versions()
     "torchvision",
 }
 COMPUTING = (
-    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "callback", "data", "models",
-    "modules", "privacy", "records", "runs", "strategies", "training",
+    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "renamed.py", "callback", "data",
+    "guards", "models", "modules", "privacy", "records", "runs", "session", "strategies", "training",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis")

@@ -186,7 +186,7 @@ class Stateful:
 
 def test_descriptions() -> None:
     here = "tests.privacy.test_training_plan"
-    assert describe(clip_factors) == {"name": "dpbench.clip_weights"}
+    assert describe(clip_factors) == {"name": "dpbench.clip_factors"}
     assert describe(normalizing(0.5)) == {"name": "dpbench.normalize_weights", "options": {"stability": 0.5}}
     assert describe(partial(flat_groups, max_grad_norm=2.0))["options"] == {"max_grad_norm": 2.0}
     assert describe(Own(2.0)) == {"name": f"{here}.Own", "options": {"threshold": 2.0}}
@@ -194,7 +194,7 @@ def test_descriptions() -> None:
     assert describe(Stateful()) == {"name": f"{here}.Stateful", "described": False}
     assert describe(Stateful().method) == {"name": f"{here}.Stateful.method", "described": False}
     assert describe(lambda x: x)["described"] is False
-    assert describe(partial(clip_factors, 1, 2, 3)) == {"name": "dpbench.clip_weights", "described": False}
+    assert describe(partial(clip_factors, 1, 2, 3)) == {"name": "dpbench.clip_factors", "described": False}
     assert describe({"b": {2, 1}, "a": (1, None, True)}) == {"b": ["1", "2"], "a": [1, None, True]}
     recipe = Recipe(
         clip_factors=Stateful().method,

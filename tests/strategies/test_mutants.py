@@ -73,7 +73,7 @@ def skips_empty_lots(patch: pytest.MonkeyPatch) -> None:
     release = DPSGD.on_before_optimizer_step
 
     def maybe(self: DPSGD, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._source._records:
+        if self._source._rows:
             release(self, trainer, pl_module, optimizer)
 
     patch.setattr(DPSGD, "on_before_optimizer_step", maybe)

@@ -91,7 +91,9 @@ def test_a_cut_ledger_is_no_guarantee(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_result", [True, False])
 @pytest.mark.parametrize(
-    "wrong", [('noise_std":', 'noise_std":1'), ('"delta":0.0', '"delta":0.1')], ids=["noise", "delta"]
+    "wrong",
+    [('noise_std":', 'noise_std":1'), ('"checksum":"0x1', '"checksum":"0x2'), ('"delta":0.0', '"delta":0.1')],
+    ids=["noise", "sums", "delta"],
 )
 def test_an_edited_ledger_is_no_guarantee(run: Path, tmp_path: Path, wrong: tuple[str, str], with_result: bool) -> None:
     """The card said ε = 0.05 of a run whose noise somebody had multiplied by ten."""
@@ -101,7 +103,7 @@ def test_an_edited_ledger_is_no_guarantee(run: Path, tmp_path: Path, wrong: tupl
     (other / "ledger.jsonl").write_text(text.replace(*wrong), encoding="utf-8")
     if not with_result:
         (other / "result.json").unlink()
-    with pytest.raises(ConfigurationError, match=r"edited, or is of another run.*restore the ledger"):
+    with pytest.raises(ConfigurationError, match=r"(edited, or is of another run|damaged or cut).*restore the ledger"):
         sample(other, 3, tmp_path / "none")
 
 

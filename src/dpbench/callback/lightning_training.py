@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -181,15 +182,16 @@ def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
         trainer: Drives it.
         alike: Whether they sum up what one process would.
     """
-
-    def broadcast(value: Any) -> Any:
-        """What rank 0 has: tensors as they are, in place, and pickled objects."""
-        if not isinstance(value, Tensor):
-            return trainer.strategy.broadcast(value)
-        dist.broadcast(value, src=0)
-        return value
-
+    broadcast = partial(_broadcast, trainer.strategy)  # no function of its own: a strategy that has trained is pickled
     return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
+
+
+def _broadcast(strategy: Any, value: Any) -> Any:
+    """What rank 0 has: tensors as they are, in place, and pickled objects."""
+    if not isinstance(value, Tensor):
+        return strategy.broadcast(value)
+    dist.broadcast(value, src=0)
+    return value
 
 
 class LightningLocalBatches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpbench.data.lots import RecordOfRow
 from dpbench.records.physical_batches import select
 
 Rows = NDArray[np.int64]
@@ -48,7 +49,7 @@ class LotRows:
         rows: Number of its rows.
         chosen: Those of the piece, ascending, shape (R,).
         record_of: Record (or microbatch) of each of these, shape (R,).
-        index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
+        index: What says `record_of` of a batch: an entry's name, or a function; None: nothing does.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LotRows:
         rows: int,
         chosen: Rows,
         record_of: Rows,
-        index: str | None,
+        index: RecordOfRow | None,
     ) -> None:
         self._batch = batch
         self._rows = rows
@@ -161,12 +162,17 @@ class LotRows:
             batch = self._renumbered(batch, self.record_of[places])
         return AlteredLot(batch, places)
 
-    def _places_of_index(self, index: str) -> list[int]:
-        """Which of the batch's tensors say the record of each row; in a part of the lot labels may do so by chance."""
+    def _places_of_index(self, index: RecordOfRow) -> list[int]:
+        """Which of the batch's tensors say the record of each row.
+
+        The one that the loader names, or returns. Where its function computes another one, those that are equal to it:
+        labels may be so by chance.
+        """
         tensors = self._tensors()
-        if index and isinstance(self._batch, Mapping):
-            entry = self._batch[index]
-            return [place for place, x in enumerate(tensors) if x is entry]
+        entry = index(self._batch) if callable(index) else self._batch[index]
+        places = [place for place, x in enumerate(tensors) if x is entry]
+        if places or not callable(index):
+            return places
         rows = torch.from_numpy(self._chosen)
         record_of = torch.from_numpy(self.record_of)
         places = []

@@ -166,8 +166,7 @@ class Examples:
         index = None
         if self._divisor is None:  # several rows of a record
             assert self._loader is not None
-            record_of_row = self._loader.record_of_row
-            index = record_of_row if isinstance(record_of_row, str) else ""
+            index = self._loader.record_of_row
         return Lot(
             release=self._releases.num_releases,
             record_of=self._record_of_row,

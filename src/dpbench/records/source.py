@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
 from dpbench.privacy.gradients.engine import LossReduction
@@ -54,7 +54,7 @@ class Lot(NamedTuple):
     Attributes:
         release: Its number.
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
-        row_index: Name of the entry of the batch that is `record_of`; "": any may be; None: none is.
+        row_index: What says `record_of` of a batch: an entry's name, or a function; None: nothing does.
         limit: Most rows that fit into memory, or None.
         recipe: What becomes of a record's gradient.
         bound: Smallest bound of it.
@@ -62,7 +62,7 @@ class Lot(NamedTuple):
 
     release: int
     record_of: NDArray[np.int64] | None
-    row_index: str | None
+    row_index: RecordOfRow | None
     limit: int | None
     recipe: Recipe
     bound: float
