@@ -17,7 +17,7 @@ examples:
   dpbench train hydra.run.dir=runs/demo             a run to ask about
   dpbench account runs/demo --accountant all --plot epsilon.png
   dpbench account runs/demo --delta 1e-6 --accountant pld --json
-  dpbench account runs/demo --releases 100          after the first hundred releases
+  dpbench account runs/demo --releases 10           after the first ten releases
   dpbench train -m seed=0,1 hydra.sweep.dir=runs/sweep
   dpbench account runs/sweep                        each run, and all of them together
   dpbench account runs/demo --population 1000000 --batch-size 5000     planning: nominal, no guarantee
