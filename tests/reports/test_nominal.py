@@ -10,7 +10,7 @@ import pytest
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
-from dpbench.privacy.accounting.ledger import Header, Ledger, Release
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release, read_ledger
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
 from dpbench.reports.nominal import at_population
@@ -94,3 +94,12 @@ def test_a_plan_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (facts["population"], facts["batch_size"], facts["nominal_population"]) == (1_000_000, 5_000, True)
     assert main(["calibrate", "--ledger", str(tmp_path), *words]) == 1
     assert "population 1000" in capsys.readouterr().err
+
+
+def test_a_ledger_that_states_its_plan() -> None:
+    """The plan is of the lots that were drawn: a ledger over another population has none."""
+    drawn = read_ledger(Path(__file__).parents[1] / "golden" / "ledgers" / "plan.jsonl")
+    assert drawn.header.plan is not None
+    planned = at_population(drawn, 10 * drawn.header.population)
+    assert planned.header.plan is None and planned.header.population == 10 * drawn.header.population
+    assert len(planned.releases) == len(drawn.releases)

@@ -48,5 +48,6 @@ def at_population(ledger: Ledger, population: int, lot_size: float | None = None
         factor = 1.0 if lot_size is None else sampling.expected_batch_size / release.sampling.expected_batch_size
         queries = tuple(query._replace(noise_std=query.noise_std * factor) for query in release.queries)
         releases.append((phase, Release(release.number, sampling, queries, release.checksum)))
-    headers = [replace(header, population=population) for header in ledger.headers]
+    # Their plans are of the lots that were drawn, which these are not.
+    headers = [replace(header, population=population, plan=None) for header in ledger.headers]
     return Ledger(headers, releases, ledger.damage, ledger.doubt)
