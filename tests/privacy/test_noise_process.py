@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
@@ -103,9 +104,14 @@ def plan_of(noise: Noise, sampling: Sampling = SAMPLING) -> TrainingPlan:
     return TrainingPlan(recipe, sampling, noise, recipe.groups(["w"], [WIDTH]), (WIDTH,))
 
 
-def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(tmp_path: Path) -> None:
+def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     strategy = Rises(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
-    trainer_for(tmp_path, strategy, 4).fit(Classifier(), loader_of(pictures()))
+    with pytest.warns(UserWarning, match=r"Rising, which is not dpbench's"):
+        trainer_for(tmp_path, strategy, 4).fit(Classifier(), loader_of(pictures()))
+    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
+    assert "test_noise_process.Rising, not dpbench's" in capsys.readouterr().out
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     assert ledger.damage is None
     assert [release.queries[0].noise_std for _, release in ledger.releases] == [1.0, 2.0, 3.0, 4.0]
@@ -115,7 +121,8 @@ def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(tmp_path: P
 
 def test_a_target_is_met_with_noise_of_ones_own(tmp_path: Path) -> None:
     strategy = Rises(target_epsilon=2.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
-    trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
+    with pytest.warns(UserWarning, match=r"Rising, which is not dpbench's"):
+        trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
     assert strategy.releases == 6 and 1.99 < strategy.epsilon() <= 2.0
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
@@ -18,9 +18,10 @@ from dpbench.guards import EVERY_TRAINING
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.processes import ALONE
-from dpbench.records.training import Training, TrainingStep
+from dpbench.records.training import TrainingStep
 from dpbench.session.session import PrivateSession
 from dpbench.strategies import DPSGD
+from tests.guards.plain_training import PlainTraining
 from tests.strategies.worlds import loader_of, pictures
 
 
@@ -33,27 +34,14 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
 
 
-class Driver(Training):
+class Driver(PlainTraining):
     """Calls what a session mounts."""
 
     def __init__(self) -> None:
-        super().__init__(Net())
-        self._optimizer = SGD(self.module.parameters(), lr=0.1)
+        module = Net()
+        super().__init__(module, [SGD(module.parameters(), lr=0.1)])
         self.step: TrainingStep | None = None
         self.backward: Callable[..., None] | None = None
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        return [self._optimizer]
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def own_step(self) -> TrainingStep:
-        step: TrainingStep = self.module.training_step
-        return step
 
     def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
         self.step = step

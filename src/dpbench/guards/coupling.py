@@ -58,11 +58,13 @@ class Coupling(Guard):
     prevents = "a record's gradient depends on the others of its lot, or on earlier lots, and clipping bounds nothing"
 
     _probe: CouplingProbe | None = None
+    _source: PerRecordStep | None = None
 
     def on_attach(self) -> None:
         """Take note of the engine."""
         source = self.session.source
         if isinstance(source, PerRecordStep) and source.engine is not None:
+            self._source = source
             self._probe = CouplingProbe(
                 self.session.training,
                 source.engine,
@@ -76,14 +78,13 @@ class Coupling(Guard):
         options: dict[str, Any],
     ) -> None:
         """Run the step on altered lots."""
-        source = self.session.source
-        if self._probe is not None and isinstance(source, PerRecordStep):
+        if self._probe is not None and self._source is not None:
             own_step = self.session.training.own_step
 
             def step(rows: Any) -> Any:
                 return own_step(rows, *arguments, **options)
 
-            self._probe.look(step, batch, source.lot())
+            self._probe.look(step, batch, self._source.lot())
 
     @property
     def rows(self) -> int:

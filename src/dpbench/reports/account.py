@@ -23,6 +23,7 @@ from dpbench.privacy.accounting.composition import (
     selection_epsilon,
 )
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
+from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
 from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range, shown_uncovered
@@ -305,6 +306,13 @@ def _label(basis: dict[str, Any], accountant: str) -> str:
     return "; ".join(notes)
 
 
+def _own_processes(ledger: Ledger) -> list[str]:
+    """Noise processes that are somebody's own classes."""
+    plans = [header.plan for header in ledger.headers if header.plan is not None]
+    processes = [own_process(plan.noise.to_dict()) for plan in plans]
+    return sorted({process for process in processes if process is not None})
+
+
 def _rounded(ledgers: Sequence[Ledger]) -> list[str]:
     costs = len({event for ledger in ledgers for event in ledger.events})
     return [f"{costs} distinct costs, rounded to the costly side"] if costs > MOST_COSTS else []
@@ -327,6 +335,8 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     if "noise_std_over_max_grad_norm" in facts:
         lines["noise / max_grad_norm"] = shown_range(facts["noise_std_over_max_grad_norm"])
     rate = f"rate {shown_range(facts['sample_rate'])}"
+    for process in _own_processes(ledger):
+        lines["noise process"] = f"{process}, not dpbench's: its cost is what each line says, and nothing checks it"
     lines["lots"] = f"{shown_range(facts['expected_batch_size'])} {facts['unit']}s, {rate}"
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):

@@ -11,7 +11,7 @@ anybody sees its sum. Guards (`guards`) look at each of these moments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
 from dpbench.guards.public_networks import private_part
 from dpbench.privacy.accounting.composition import doubt_about_delta
+from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import mean_norms
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
@@ -74,7 +76,7 @@ class PrivateSession:
         self.guards: list[Guard] = []
         self.is_open = False
         self.released = False
-        self._kinds_of_guards = guards
+        self._guard_types = guards
         self._audit = audit
         self._delta = delta
         self._executor = executor
@@ -137,7 +139,7 @@ class PrivateSession:
         self.released = False
         self.is_admitted = False
         self._training = training
-        self.guards = [kind(self) for kind in self._kinds_of_guards]
+        self.guards = [guard_type(self) for guard_type in self._guard_types]
         for guard in self.guards:
             guard.on_check()
         self.source.check(training)
@@ -157,7 +159,7 @@ class PrivateSession:
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
         own = training.own_step
-        training.mount(self._step_of(own), self._backward())
+        training.mount(self._step_of(own), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
 
@@ -212,6 +214,7 @@ class PrivateSession:
         groups = self._first_groups()
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
+        self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
         lots.start_at(releases.num_releases, releases.lot_key)  # lot t belongs to release t
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
@@ -275,7 +278,7 @@ class PrivateSession:
 
         return step
 
-    def _backward(self) -> Any:
+    def _wrapped_backward(self) -> Callable[..., None]:
         """What is called in the place of the module's backward pass."""
         inner = self._executor.backward(self.source.backward)
 
@@ -334,6 +337,8 @@ class PrivateSession:
             guard.on_end()
         self.guards = []
         self._trained = None
+        self._part = None
+        self._optimizer = None
         self.is_open = False
         if self._uses_lots:  # else they are another training's by now
             self.loader.lots.free()
@@ -343,6 +348,17 @@ class PrivateSession:
             self._training.restore()
         self.source.detach()
         leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module
+
+
+def _doubt_about_noise(noise: Noise) -> str | None:
+    """Say whose the noise is, where it is somebody's own."""
+    process = own_process(noise.to_dict())
+    if process is None:
+        return None
+    return (
+        f"the noise is drawn by {process}, which is not dpbench's: nothing checks that it adds what its multiplier "
+        "says, and epsilon holds if it does (CONTRIBUTING.md: what every mechanism must show)."
+    )
 
 
 def _doubt_about_statistics(plan: ReleasePlan) -> str | None:

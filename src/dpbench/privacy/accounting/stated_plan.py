@@ -26,7 +26,7 @@ from dpbench.privacy.events import (
     equivalent_queries,
     record_changes,
 )
-from dpbench.privacy.sampling import Sampling, lot_sampling, sampling_from_dict
+from dpbench.privacy.sampling import LotSamplings, Sampling, sampling_from_dict
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
@@ -212,9 +212,8 @@ class StatedPlan:
         }
 
     @cached_property
-    def _samplings(self) -> dict[tuple[float, int], Sampling]:
-        """Sampling by size factor."""
-        return {}
+    def _samplings(self) -> LotSamplings:
+        return LotSamplings(self.sampling, self.size_factors.at)
 
     def sampling_of(self, step: int) -> Sampling:
         """How the lot of a step is drawn.
@@ -222,7 +221,7 @@ class StatedPlan:
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        return lot_sampling(self.sampling, self.size_factors.at(step), step, self._samplings)
+        return self._samplings.at(step)
 
     def effective_multiplier(self, step: int) -> float:
         """Noise over sensitivity of a whole release, statistics included.
@@ -269,6 +268,15 @@ class StatedPlan:
         if not math.isclose(stated, planned, rel_tol=_ROUNDING):
             return f"release {number} has a noise multiplier of {stated:.10g}, its plan {planned:.10g}"
         return None
+
+
+def own_process(noise: Mapping[str, Any]) -> str | None:
+    """Qualified name of a noise process that is somebody's own class; None: one of dpbench's.
+
+    Args:
+        noise: What a plan states of its noise.
+    """
+    return str(noise["process"]) if noise.get("described") is False else None
 
 
 # ------------------------------------------------------------------------------------- reading

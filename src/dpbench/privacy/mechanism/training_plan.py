@@ -21,7 +21,7 @@ from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
-from dpbench.privacy.sampling import Sampling, lot_sampling
+from dpbench.privacy.sampling import LotSamplings, Sampling
 
 _DIGITS = 32  # hexadecimal, of the digest
 
@@ -101,9 +101,8 @@ class TrainingPlan:
         return tuple(statistics)
 
     @cached_property
-    def _samplings(self) -> dict[tuple[float, int], Sampling]:
-        """Sampling by size factor: one object for all lots of a size, so that the ledger encodes it once."""
-        return {}
+    def _samplings(self) -> LotSamplings:
+        return LotSamplings(self.sampling, self.size_factors.at)
 
     def sampling_of(self, step: int) -> Sampling:
         """How the lot of a step is drawn.
@@ -111,7 +110,7 @@ class TrainingPlan:
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        return lot_sampling(self.sampling, self.size_factors.at(step), step, self._samplings)
+        return self._samplings.at(step)
 
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own."""

@@ -7,11 +7,11 @@ from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSa
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.privacy.sampling.full import FullParticipation
 from dpbench.privacy.sampling.scheme import (
+    LotSamplings,
     Part,
     Positions,
     Sampling,
     find_scheme,
-    lot_sampling,
     sampling_from_dict,
     schemes,
 )
@@ -20,6 +20,7 @@ from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 __all__ = [
     "FixedSizeSampling",
     "FullParticipation",
+    "LotSamplings",
     "Part",
     "PoissonSampling",
     "Positions",
@@ -27,7 +28,6 @@ __all__ = [
     "ShuffledEpochs",
     "TruncatedPoissonSampling",
     "find_scheme",
-    "lot_sampling",
     "sampling_from_dict",
     "schemes",
 ]

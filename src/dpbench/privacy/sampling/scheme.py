@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -323,24 +323,27 @@ def sampling_from_dict(data: dict[str, Any]) -> Sampling:
         raise LedgerError(f"sampling of kind {kind!r}: {error}") from None
 
 
-def lot_sampling(
-    sampling: Sampling,
-    factor: float,
-    step: int,
-    samplings: dict[tuple[float, int], Sampling],
-) -> Sampling:
-    """How the lot of a step is drawn: one object for all lots of a kind, by which a ledger knows that it wrote it.
+class LotSamplings:
+    """How each lot of a training is drawn: one object for all lots of a kind, by which a ledger knows what it wrote.
 
     Args:
         sampling: Of a lot at a factor of 1.
-        factor: Of its expected size.
-        step: Its number.
-        samplings: Those made so far; the new one is added.
-
-    Raises:
-        ConfigurationError: Lots cannot have that size.
+        factor: Factor of the expected size, by step.
     """
-    kind = (factor, step % sampling.cycle)
-    if kind not in samplings:
-        samplings[kind] = sampling.resized(factor).at(step)
-    return samplings[kind]
+
+    def __init__(self, sampling: Sampling, factor: Callable[[int], float]) -> None:
+        self._sampling = sampling
+        self._factor = factor
+        self._by_kind: dict[tuple[float, int], Sampling] = {}
+
+    def at(self, step: int) -> Sampling:
+        """How the lot of a step is drawn.
+
+        Raises:
+            ConfigurationError: Lots cannot have that size.
+        """
+        factor = self._factor(step)
+        kind = (factor, step % self._sampling.cycle)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._sampling.resized(factor).at(step)
+        return self._by_kind[kind]
