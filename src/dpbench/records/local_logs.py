@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpbench.privacy.processes import Processes
 from dpbench.records.training import replaced_methods
 
 
@@ -39,17 +40,38 @@ class LocalLogs:
         self._values: dict[str, _Logged] = {}
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Within, nothing is logged; after it, the means are."""
+    def collected(self, processes: Processes) -> Iterator[None]:
+        """Within, nothing is logged; after it, the means are.
+
+        Args:
+            processes: Of the training; a metric that one of them logs is logged by all.
+        """
         self._values = {}
         with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
             yield
+        if processes.world > 1:
+            self._share_metrics(processes)
         for name, (total, steps, options) in self._values.items():
             options["batch_size"] = max(steps, 1)
             # Not over the processes: those without a user in this round would not take part.
             options["sync_dist"] = False
             mean = total / steps if steps else total
             self._module.log(name, mean, **options)
+
+    def _share_metrics(self, processes: Processes) -> None:
+        """Log the metrics of rank 0 here too: computing one waits for all processes, also for those without a user.
+
+        Rank 0 trains the largest user of every cohort, so that it logs whenever a process does.
+        """
+        attributes = {id(metric): attribute for attribute, metric in self._module.named_modules()}
+        metrics = {
+            name: (attributes[id(logged.total)], logged.options)
+            for name, logged in self._values.items()
+            if id(logged.total) in attributes
+        }
+        for name, (attribute, options) in processes.broadcast(metrics).items():
+            if name not in self._values:
+                self._values[name] = _Logged(self._module.get_submodule(attribute), 0, dict(options))
 
     @contextmanager
     def silent(self) -> Iterator[None]:

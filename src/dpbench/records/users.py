@@ -199,7 +199,8 @@ class Users:
                 args,
                 measured=self._releases.recipe.metrics is not None,
             )
-            with kept_randomness(self._training.device), self._logs.collected(), self._client.weights():
+            logs = self._logs.collected(self._releases.processes)
+            with kept_randomness(self._training.device), logs, self._client.weights():
                 self._train(local_step)
             self._done = True
             if self._diverged:
