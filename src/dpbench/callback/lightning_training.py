@@ -22,7 +22,7 @@ from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import without_loss
 from dpbench.privacy.processes import Processes
-from dpbench.records.training import ReplacedMethods, Training, TrainingStep
+from dpbench.records.training import NotRepeatable, ReplacedMethods, Training, TrainingStep
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -166,6 +166,17 @@ class LightningTraining(Training):
         finally:
             self.trainer.loggers = loggers
 
+    @contextmanager
+    def without_progress(self) -> Iterator[None]:
+        """Within, the module sees of its Trainer only what stays as it is."""
+        module = self.module
+        trainer = module._trainer
+        module._trainer = _StillTrainer(trainer)
+        try:
+            yield
+        finally:
+            module._trainer = trainer
+
     def warn(self, text: str) -> None:
         """Show a warning, on the first process."""
         pl.utilities.rank_zero_warn(text)
@@ -173,6 +184,50 @@ class LightningTraining(Training):
     def inform(self, text: str) -> None:
         """Log a line, on the first process."""
         pl.utilities.rank_zero_info(text)
+
+
+_STILL = (
+    "accelerator",
+    "accumulate_grad_batches",
+    "datamodule",
+    "default_root_dir",
+    "global_rank",
+    "is_global_zero",
+    "local_rank",
+    "log_dir",
+    "logger",
+    "loggers",
+    "max_epochs",
+    "max_steps",
+    "num_devices",
+    "num_nodes",
+    "precision",
+    "precision_plugin",
+    "sanity_checking",
+    "state",
+    "strategy",
+    "testing",
+    "training",
+    "validating",
+    "world_size",
+)
+"""What of a Trainer is the same in each lot of a training."""
+
+
+class _StillTrainer:
+    """A Trainer without what moves from lot to lot.
+
+    Args:
+        trainer: What it stands for.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _STILL:
+            raise NotRepeatable(f"training_step asks the trainer for {name}")
+        return getattr(self._trainer, name)
 
 
 def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:

@@ -109,10 +109,16 @@ class StepState:
         """Whether a step has left anything behind but random numbers, gradients, and counts (whole numbers, flags)."""
         return not all(is_same() for is_same in self._is_same)
 
-    def drawn(self) -> bytes:
-        """States of all random generators: how much was drawn."""
+    def drawn(self, on_device: bool = True) -> bytes:
+        """States of all random generators: how much was drawn.
+
+        Args:
+            on_device: Whether torch's own generator of the module's device is one of them.
+        """
         states = []
-        for get in self._generator_states:
+        for number, get in enumerate(self._generator_states):
+            if number == 0 and not on_device:
+                continue
             state = get()
             if isinstance(state, Tensor):
                 state = state.cpu().numpy()
@@ -126,12 +132,12 @@ class StepState:
             parameter.grad = gradient
 
     def _keep_global_generators(self, device: torch.device) -> None:
-        self._keep_generator(torch.get_rng_state, torch.set_rng_state)
-        if device.type == "cuda":
+        if device.type == "cuda":  # first, for `drawn`
             self._keep_generator(
                 lambda: torch.cuda.get_rng_state(device),
                 lambda state: torch.cuda.set_rng_state(state, device),
             )
+        self._keep_generator(torch.get_rng_state, torch.set_rng_state)
         self._keep_generator(np.random.get_state, np.random.set_state)
         self._keep_generator(random.getstate, random.setstate)
 

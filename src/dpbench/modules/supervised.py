@@ -73,20 +73,28 @@ class Supervised(pl.LightningModule):
         """Bring a metric up to date with a batch that is not trained on."""
 
     def _result(self, losses: Tensor, record_metrics: Mapping[str, Callable[[], Tensor]]) -> dict[str, Any]:
-        """What a training step returns; the budget does not cover the logged value.
+        """What a training step returns.
 
         Args:
             losses: Of each record, (R,).
             record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
         """
-        mean = losses.mean()
-        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if len(losses) and (self.trainer.global_step + 1) % max(every, 1) == 0:
-            self.log("nonprivate/train_loss", mean.detach(), prog_bar=True, batch_size=len(losses))
         return {
-            "loss": losses.sum() if self._sums else mean,
+            "loss": losses.sum() if self._sums else losses.mean(),
             "record_metrics": {"loss": lambda: losses, **record_metrics},
         }
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the mean loss of a lot now and then; the budget does not cover it.
+
+        Here, and not in the step, which then does the same in each lot (`executor=graph` repeats it).
+        """
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        rows = len(batch if isinstance(batch, Tensor) else batch[0])
+        if rows and self.trainer.global_step % max(every, 1) == 0:
+            loss = outputs["loss"]
+            mean = loss / rows if self._sums else loss
+            self.log("nonprivate/train_loss", mean, prog_bar=True, batch_size=rows)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The metric on the monitored data."""

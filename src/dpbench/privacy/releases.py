@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -332,6 +333,38 @@ class ReleaseEngine:
             exact, norms = mechanism.accumulate(gradients, rows, merge, values)
             for observer in self.observers:
                 observer(mechanism, self._names, exact, norms)
+
+    @contextmanager
+    def sums_apart(self, total: Tensor, all_finite: Tensor) -> Iterator[None]:
+        """Within, what is accumulated is no part of the open lot: its sums are made in `total`.
+
+        Args:
+            total: Flat, like the mechanism's; overwritten.
+            all_finite: Cleared where a record is not finite; then the sums are of no use.
+        """
+        self._require_lot()
+        was_empty = self._empty
+        self._empty = False
+        try:
+            with self.mechanism.sums_apart(total, all_finite):
+                yield
+        finally:
+            self._empty = was_empty
+
+    @torch.no_grad()
+    def add_sums(self, total: Tensor, records: tuple[int, int]) -> None:
+        """Add sums of records of the open lot that were made apart; observers see nothing of them.
+
+        Args:
+            total: Flat.
+            records: See `Mechanism.records_of_lot`.
+        """
+        mechanism = self.mechanism
+        self._require_lot()
+        if self._empty:
+            mechanism.clear()
+            self._empty = False
+        mechanism.add_sums(total, records)
 
     @torch.no_grad()
     def release(self) -> list[Tensor]:

@@ -154,6 +154,36 @@ class Examples:
         self._released = True
         self.engine.recording = False
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why lots of one size are not made by the same operations; None where they are."""
+        training = self._training
+        if not training.automatic_optimization:
+            return "manual optimization makes the update itself"
+        if self._divisor is None or self._microbatch_size > 1:
+            return "which rows make a record differs from lot to lot"
+        if self._most_rows is not None and training.world_size > 1:
+            return "processes agree on the pieces of each lot (max_physical_batch_size)"
+        return None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the engine was compared with autograd, and the lot has records."""
+        return self._verified and self._rows_of_lot > 0
+
+    def rewind(self) -> None:
+        """Let the open lot begin again: nothing was accumulated."""
+        assert self.engine is not None
+        self._rows = self._rows_of_lot
+        self._next_row = 0
+        self._accumulated = False
+        self.engine.expect(self._rows)
+
+    def complete(self) -> None:
+        """Take note that all of the open lot was added to the sums."""
+        self._next_row = self._rows_of_lot
+        self._accumulated = True
+
     def detach(self) -> None:
         """Let go of the module."""
         if self.engine is not None:

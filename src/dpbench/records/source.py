@@ -155,6 +155,28 @@ class PerRecordStep(Protocol):
 
 
 @runtime_checkable
+class RepeatableSums(Protocol):
+    """A source that makes the sums of a lot by the same operations as those of any other lot of its size.
+
+    Attributes:
+        obstacle: Why it never does; None: it does.
+        is_settled: Whether it does from the open lot on: the first one may be looked at more closely.
+    """
+
+    @property
+    def obstacle(self) -> str | None: ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    def rewind(self) -> None:
+        """Let the open lot begin again: nothing was accumulated."""
+
+    def complete(self) -> None:
+        """Take note that all of the open lot was added to the sums."""
+
+
+@runtime_checkable
 class LocalUpdates(Protocol):
     """A source that trains one unit after the other on the module, which may remember the ones before."""
 

@@ -19,6 +19,10 @@ TrainingStep = Callable[..., Any]
 _ABSENT = object()
 
 
+class NotRepeatable(Exception):
+    """A step does what no graph of its kernels does again; its text ends a sentence that begins with "because"."""
+
+
 class LocalBatches(Protocol):
     """Moves the batches of local training to the device."""
 
@@ -116,6 +120,11 @@ class Training(ABC):
     @contextmanager
     def without_loggers(self) -> Iterator[None]:
         """Within, loggers are given nothing."""
+        yield
+
+    @contextmanager
+    def without_progress(self) -> Iterator[None]:
+        """Within, a step that asks its driver for what moves from lot to lot gets a NotRepeatable."""
         yield
 
     def warn(self, text: str) -> None:

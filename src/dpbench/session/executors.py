@@ -14,10 +14,12 @@ from torch import Tensor
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.releases import ReleaseEngine
-from dpbench.records.training import TrainingStep
+from dpbench.records.source import RecordSource
+from dpbench.records.training import Training, TrainingStep
+from dpbench.session.graphs import Graphs
 
-ExecutorName = Literal["auto", "eager"]
-"""Of an executor; "auto" takes the fastest one that can carry out a training."""
+ExecutorName = Literal["auto", "eager", "graph"]
+"""Of an executor; "auto" takes the fastest one that carries out every training alike."""
 
 REFERENCE = "eager"
 """Whose keys are those of the seed alone."""
@@ -35,6 +37,12 @@ class Executor(Protocol):
 
     name: str
 
+    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+        """Take note of a training; `step` and `backward` are called next."""
+
+    def detach(self) -> None:
+        """Let go of it, also after an error."""
+
     def step(self, step: TrainingStep) -> TrainingStep:
         """Carry out a source's step."""
 
@@ -49,6 +57,12 @@ class Eager:
     """Operation by operation, as PyTorch meets them: the reference, for every network and device."""
 
     name = REFERENCE
+
+    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+        """Nothing needs to be known."""
+
+    def detach(self) -> None:
+        """Nothing was kept."""
 
     def step(self, step: TrainingStep) -> TrainingStep:
         """The step as it is."""
@@ -69,9 +83,14 @@ def executor_of(name: str) -> Executor:
     Raises:
         ConfigurationError: There is none.
     """
-    if name not in ("auto", Eager.name):
-        raise ConfigurationError(f"unknown executor {name!r}; known are auto, {Eager.name}.")
-    return Eager()
+    executors: dict[str, Callable[[], Executor]] = {
+        "auto": Eager,
+        Eager.name: Eager,
+        Graphs.name: Graphs,
+    }
+    if name not in executors:
+        raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(executors)}.")
+    return executors[name]()
 
 
 def keyed_by(key: int | None, executor: Executor) -> int | None:

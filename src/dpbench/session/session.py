@@ -159,6 +159,7 @@ class PrivateSession:
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
         own = training.own_step
+        self._executor.attach(training, self.releases, self.source)
         training.mount(self._step_of(own), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
@@ -346,6 +347,7 @@ class PrivateSession:
         releases.budget.close()
         if self._training is not None:
             self._training.restore()
+        self._executor.detach()
         self.source.detach()
         leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module
 

@@ -133,10 +133,7 @@ def group_squared_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     """
     rows = []
     for group in groups:
-        members = norms
-        # Indexing copies: a group of all parameters goes without.
-        if group.parameters != tuple(range(len(norms))):
-            members = norms[list(group.parameters)]
+        members = _rows_of(norms, group.parameters)
         if group.scales:
             squared_scales = norms.new_tensor(group.scales).square()
             members = members / squared_scales[:, None]
@@ -146,11 +143,22 @@ def group_squared_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     return torch.stack(rows)
 
 
+def _rows_of(norms: Tensor, parameters: tuple[int, ...]) -> Tensor:
+    """Rows of some parameters: a view where they follow one another, since a list of positions has a GPU waited for."""
+    if parameters:
+        start = parameters[0]
+        end = parameters[-1] + 1
+        if parameters == tuple(range(start, end)):
+            return norms[start:end]
+    return norms[list(parameters)]
+
+
 def clip_and_sum(
     gradients: Sequence[ParameterGradients],
     groups: Sequence[VectorGroup],
     weights_of: ClipFactors = clip_factors,
     into: Sequence[Tensor] | None = None,
+    all_finite: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
 
@@ -163,14 +171,18 @@ def clip_and_sum(
         groups: A partition of the parameters.
         weights_of: How a record's norm becomes its factor.
         into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
+        all_finite: A flag on the device that is cleared where a record is not finite, instead of leaving that record
+            out: then nobody waits for the device, and the sums hold only if the flag is still set.
 
     Returns:
         The sums, one tensor for each parameter, in its shape; and the squared norms before clipping, shape
         (groups, R'), of the R' records that are finite (private: only for statistics that are noised themselves).
     """
     norms = torch.stack([parameter.squared_norms() for parameter in gradients])
+    if all_finite is not None:
+        all_finite.logical_and_(norms.sum().isfinite())
     # One number is read from the device where all is finite. The sum of finite norms may overflow, too.
-    if not math.isfinite(norms.sum()):
+    elif not math.isfinite(norms.sum()):
         finite = norms.isfinite().all(0)
         if not finite.all():
             positions = finite.nonzero().squeeze(1)

@@ -5,7 +5,8 @@ Without Lightning and without a model: what comes in are the per-record gradient
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -82,6 +83,7 @@ class Mechanism:
         statistics = sum(statistic.size for statistic in self.plan.statistics)
         self._layout = _flat_layout(parameters, statistics)
         self._noise_state = plan.noise.init(self._layout.size)
+        self._all_finite: Tensor | None = None
         self.clear()
 
     @property
@@ -108,11 +110,19 @@ class Mechanism:
             "metrics": list(self._metrics),
         }
 
-    def clear(self) -> None:
-        """Begin the sums of a lot."""
+    def clear(self, total: Tensor | None = None) -> None:
+        """Begin the sums of a lot.
+
+        Args:
+            total: Where they are made, overwritten; None: in new memory.
+        """
         self.records_of_lot = (0, 0)
         layout = self._layout
-        self.total = torch.zeros(layout.size, dtype=layout.dtype, device=layout.device)
+        if total is None:
+            total = torch.zeros(layout.size, dtype=layout.dtype, device=layout.device)
+        else:
+            total.zero_()
+        self.total = total
         self.gradients = [torch.as_strided(self.total, *view) for view in layout.views]
         self._statistics = self.total[layout.parameters :]
 
@@ -148,6 +158,7 @@ class Mechanism:
             self.plan.groups,
             recipe.clip_factors,
             self.gradients,
+            self._all_finite,
         )
         records, finite = self.records_of_lot
         records += rows if merge is None else merge[1]
@@ -172,6 +183,38 @@ class Mechanism:
             self._statistics.add_(flat)
         return per_record, norms
 
+    @contextmanager
+    def sums_apart(
+        self,
+        total: Tensor | None = None,
+        all_finite: Tensor | None = None,
+    ) -> Iterator[None]:
+        """Within, sums begin anew elsewhere; after it, those of the lot are as they were.
+
+        Args:
+            total: Where they are made, overwritten; None: in new memory.
+            all_finite: See `clip_and_sum`.
+        """
+        before = (self.total, self.gradients, self._statistics, self.records_of_lot)
+        self.clear(total)
+        self._all_finite = all_finite
+        try:
+            yield
+        finally:
+            self._all_finite = None
+            self.total, self.gradients, self._statistics, self.records_of_lot = before
+
+    def add_sums(self, total: Tensor, records: tuple[int, int]) -> None:
+        """Add sums that were made apart to those of the lot.
+
+        Args:
+            total: Flat sums like those of this object.
+            records: Like `records_of_lot`.
+        """
+        self.total.add_(total)
+        before = self.records_of_lot
+        self.records_of_lot = (before[0] + records[0], before[1] + records[1])
+
     def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
         """What records would add to the sums, which stay as they are; private metrics count as zero.
 
@@ -182,22 +225,12 @@ class Mechanism:
         Returns:
             Flat sums like `total`: private, for diagnostics.
         """
-        total = self.total
-        views = self.gradients
-        statistics = self._statistics
-        counts = self.records_of_lot
         values = {}
         for name, size in self.metric_sizes.items():
             values[name] = torch.zeros(records, size)
-        try:
-            self.clear()
+        with self.sums_apart():
             self.accumulate(gradients, records, None, values)
             return self.total
-        finally:
-            self.total = total
-            self.gradients = views
-            self._statistics = statistics
-            self.records_of_lot = counts
 
     def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""

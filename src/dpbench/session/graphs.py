@@ -1,0 +1,464 @@
+"""Lots repeated as one CUDA graph: step, backward pass, norms and clipped sums, recorded once for each size of a lot.
+
+On a GPU most of the time of a step of a small network goes into launching its kernels one by one. A graph launches all
+of them at once. It holds kernels only: the Python of a step ran when it was recorded, and does not run again. So
+whatever of a step could come out otherwise in the next lot is looked for when it is recorded, and a step that has such
+a thing is carried out eagerly, with a line that says why.
+
+Noise, ledger and update are as for `executors.Eager`. A recorded lot in which a record is not finite is made once more,
+eagerly: nothing of it was released.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from dpbench.guards.step_state import PLAIN, StepState
+from dpbench.privacy.releases import ReleaseEngine
+from dpbench.records.source import RecordSource, RepeatableSums
+from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
+
+_SIGHTINGS = 2
+"""Of a size, before it is recorded: a size that comes once would pay for nothing."""
+_MOST = 256
+"""Recordings; lots of further sizes are carried out eagerly."""
+_MOST_VALUES = 16
+"""Sets of plain values of a module for which there are recordings."""
+_EAGER = "executor=graph: lots are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
+_ON_CPU = "executor=graph: there is no GPU, so that nothing is recorded; each lot runs as it would be recorded."
+
+
+class _Call(NamedTuple):
+    """A call of `log` or `log_dict`.
+
+    Attributes:
+        method: Its name.
+        arguments: Its arguments.
+        options: Its arguments by name.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class _Outcome(NamedTuple):
+    """What a step leaves behind beside its sums; its tensors are overwritten by each repetition.
+
+    Attributes:
+        output: Of the step.
+        calls: What it logged.
+        records: See `Mechanism.records_of_lot`.
+    """
+
+    output: Any
+    calls: list[_Call]
+    records: tuple[int, int]
+
+
+class _Recording(NamedTuple):
+    """A lot of one size, ready to be repeated on other records.
+
+    Attributes:
+        inputs: Tensors that records are copied into.
+        outcome: Of the last repetition.
+        repeat: Makes the sums of what is in `inputs`.
+    """
+
+    inputs: list[Tensor]
+    outcome: _Outcome
+    repeat: Callable[[], object]
+
+
+class Graphs:
+    """Records the sums of a lot of each size that comes again, and repeats them.
+
+    Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
+    """
+
+    name = "graph"
+
+    def __init__(self) -> None:
+        self._recordings: dict[Any, _Recording] = {}
+        self._sightings: Counter[Any] = Counter()
+        self._values: set[Any] = set()
+        self._buffers: dict[Any, Tensor] = {}
+        self._training: Training | None = None
+        self._is_eager = True
+        self._is_repeated = False
+        self._pool: Any = None
+
+    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+        """Take note of a training."""
+        self._training = training
+        self._releases = releases
+        self._source = source
+        self._is_eager = False
+        self._is_repeated = False
+
+    def detach(self) -> None:
+        """Let go of it, and of the memory of its graphs."""
+        self._recordings.clear()
+        self._sightings.clear()
+        self._values.clear()
+        self._buffers.clear()
+        self._training = None
+        self._pool = None
+        self._is_eager = True
+        for name in ("_releases", "_source", "_total", "_all_finite", "_backward"):
+            self.__dict__.pop(name, None)
+
+    def step(self, step: TrainingStep) -> TrainingStep:
+        """Repeat a recording of the lot's size, where there is one."""
+
+        @functools.wraps(step)
+        def repeated(batch: Any, *arguments: Any, **options: Any) -> Any:
+            self._is_repeated = False
+            recording = self._recording_of(step, batch, arguments, options)
+            if recording is None or not self._repeat(recording, batch):
+                return step(batch, *arguments, **options)
+            self._is_repeated = True
+            return self._result(recording.outcome)
+
+        return repeated
+
+    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """Nothing is left of a lot that was repeated."""
+        self._backward = backward
+
+        def unless_repeated(loss: Tensor, *arguments: Any, **options: Any) -> None:
+            if not self._is_repeated:
+                backward(loss, *arguments, **options)
+
+        return unless_repeated
+
+    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+        """As `ReleaseEngine.release`."""
+        return releases.release()
+
+    # ------------------------------------------------------------------------------------- repeat
+
+    def _repeat(self, recording: _Recording, batch: Any) -> bool:
+        """Make the sums of a lot by a recording; False where they do not hold."""
+        assert self._training is not None
+        draws = _Draws(self._training.device)
+        leaves, _ = tree_flatten(batch)
+        for own, leaf in zip(recording.inputs, leaves, strict=True):
+            own.copy_(leaf)
+        recording.repeat()
+        if not bool(self._all_finite):
+            draws.put_back()
+            self._rewind()
+            return False
+        self._releases.add_sums(self._total, recording.outcome.records)
+        self._repeatable.complete()
+        return True
+
+    def _result(self, outcome: _Outcome) -> Any:
+        """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
+        assert self._training is not None
+        for call in outcome.calls:
+            arguments, options = tree_map(_copy, (call.arguments, call.options))
+            getattr(self._training.module, call.method)(*arguments, **options)
+        output = tree_map(_copy, outcome.output)
+        loss = loss_of(output)
+        loss.requires_grad_()
+        return output
+
+    # ------------------------------------------------------------------------------------- record
+
+    @property
+    def _repeatable(self) -> RepeatableSums:
+        source = self._source
+        assert isinstance(source, RepeatableSums)
+        return source
+
+    def _recording_of(
+        self,
+        step: TrainingStep,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> _Recording | None:
+        """The recording of a lot like this one; None where it is carried out eagerly."""
+        if self._is_eager or not self._may_repeat():
+            return None
+        leaves, structure = tree_flatten(batch)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            self._go_eager("a batch holds other things than tensors")
+            return None
+        assert self._training is not None
+        size = (
+            str(structure),
+            tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves),
+        )
+        values = _plain_values(self._training.module)
+        recording = self._recordings.get((size, values))
+        if recording is not None:
+            return recording
+        self._sightings[size] += 1
+        if self._sightings[size] < _SIGHTINGS or len(self._recordings) >= _MOST:
+            return None
+        self._values.add(values)
+        if len(self._values) > _MOST_VALUES:
+            self._go_eager("numbers that the module holds move from lot to lot")
+            return None
+        draws = _Draws(self._training.device)
+        try:
+            recording = self._record(step, leaves, structure, arguments, options)
+        except NotRepeatable as error:
+            self._go_eager(str(error))
+            return None
+        except Exception as error:  # of a step that eager lots carry out, or refuse in words of their own
+            self._go_eager(f"it could not be recorded ({type(error).__name__}: {_first_line(error)})")
+            return None
+        finally:
+            draws.put_back()
+            self._rewind()
+        self._recordings[size, values] = recording
+        return recording
+
+    def _may_repeat(self) -> bool:
+        """Whether this lot may be repeated; what stands in the way of all lots is said once."""
+        source = self._source
+        releases = self._releases
+        if not isinstance(source, RepeatableSums):
+            self._go_eager(f"{type(source).__name__} make their sums by Python")
+            return False
+        if source.obstacle is not None:
+            self._go_eager(source.obstacle)
+            return False
+        if releases.recipe.adaptation is not None or releases.mechanism.training_plan.bound_factors:
+            self._go_eager("the clipping bound moves from lot to lot")
+            return False
+        if releases.observers:
+            self._go_eager("records are looked at one by one (diagnostics, an audit)")
+            return False
+        return source.is_settled
+
+    def _go_eager(self, reason: str) -> None:
+        """Carry out all further lots eagerly."""
+        assert self._training is not None
+        self._is_eager = True
+        self._recordings.clear()
+        self._buffers.clear()
+        self._training.inform(_EAGER.format(reason=reason))
+
+    def _rewind(self) -> None:
+        """Let the open lot begin again."""
+        self._repeatable.rewind()
+        torch.clear_autocast_cache()
+
+    def _record(
+        self,
+        step: TrainingStep,
+        leaves: Sequence[Tensor],
+        structure: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> _Recording:
+        """Record the sums of a lot.
+
+        Raises:
+            NotRepeatable: The step is not made of kernels alone.
+        """
+        assert self._training is not None
+        device = self._training.device
+        if "_total" not in self.__dict__:
+            self._total = torch.zeros_like(self._releases.mechanism.total)
+            self._all_finite = torch.ones((), dtype=torch.bool, device=device)
+            if device.type != "cuda":
+                self._training.inform(_ON_CPU)
+        inputs = [self._input(position, leaf) for position, leaf in enumerate(leaves)]
+        for own, leaf in zip(inputs, leaves, strict=True):
+            own.copy_(leaf)
+        batch = tree_unflatten(inputs, structure)
+        unread = tuple(_UnreadNumber(x) if isinstance(x, int) else x for x in arguments)
+
+        def compute() -> _Outcome:
+            return self._sums(step, batch, unread, options)
+
+        self._refuse_python(compute)
+        if device.type != "cuda":
+            return _recording_without_graph(inputs, compute)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outcome = compute()
+        return _Recording(inputs, outcome, graph.replay)
+
+    def _input(self, position: int, leaf: Tensor) -> Tensor:
+        """Memory for a tensor of the batch, which recordings of other sizes share."""
+        if not leaf.is_contiguous():
+            return torch.empty_like(leaf)
+        key = (position, leaf.shape[1:], leaf.dtype, leaf.device)
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < len(leaf):
+            # A recording of a smaller size keeps the memory that it had.
+            buffer = leaf.new_empty(len(leaf) + len(leaf) // 4, *leaf.shape[1:])
+            self._buffers[key] = buffer
+        return buffer[: len(leaf)]
+
+    def _sums(
+        self,
+        step: TrainingStep,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> _Outcome:
+        """The step and its backward pass, whose sums go into `_total`."""
+        assert self._training is not None
+        calls: list[_Call] = []
+        self._rewind()
+        self._all_finite.fill_(True)
+        with _logging_to(calls, self._training), self._releases.sums_apart(self._total, self._all_finite):
+            output = step(batch, *arguments, **options)
+            loss = loss_of(output)
+            if not isinstance(loss, Tensor):
+                raise NotRepeatable("training_step gave no loss")
+            self._backward(loss)
+            records = self._releases.mechanism.records_of_lot
+        torch.clear_autocast_cache()
+        output, calls = tree_map(_detached, (output, calls))
+        return _Outcome(output, calls, records)
+
+    def _refuse_python(self, compute: Callable[[], _Outcome]) -> None:
+        """Run what is to be recorded once, and refuse what only Python can do again.
+
+        Raises:
+            NotRepeatable: Names it.
+        """
+        training = self._training
+        assert training is not None
+        values = _plain_values(training.module)
+        with training.without_progress():
+            state = StepState(training)
+            drawn = state.drawn(on_device=False)
+            try:
+                with _aside(training.device):
+                    compute()
+                if state.changed() or _plain_values(training.module) != values:
+                    raise NotRepeatable(
+                        "training_step leaves something behind in the module (a metric's state, a counter, a list)"
+                    )
+                if state.drawn(on_device=False) != drawn:
+                    raise NotRepeatable("training_step draws random numbers on the host")
+            finally:
+                state.finish()
+
+
+def _recording_without_graph(inputs: list[Tensor], compute: Callable[[], _Outcome]) -> _Recording:
+    """A recording that runs its Python again; its outcome is overwritten, as that of a graph is."""
+    outcome = compute()
+    own, _ = tree_flatten(outcome)
+
+    def repeat() -> None:
+        leaves, _ = tree_flatten(compute())
+        for before, now in zip(own, leaves, strict=True):
+            if isinstance(before, Tensor):
+                before.copy_(now)
+
+    return _Recording(inputs, outcome, repeat)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines() or [""]
+    return lines[0][:200]
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _plain_values(module: nn.Module) -> tuple[Any, ...]:
+    """Numbers, flags and words that the parts of a module hold: a recording holds them as they were."""
+    values: list[Any] = []
+    for part in module.modules():
+        values += [value for value in part.__dict__.values() if isinstance(value, PLAIN)]
+    return tuple(values)
+
+
+@contextmanager
+def _logging_to(calls: list[_Call], training: Training) -> Iterator[None]:
+    """Within, what the module logs is put into a list, and nothing is gathered from other processes."""
+
+    def log(*arguments: Any, **options: Any) -> None:
+        calls.append(_Call("log", arguments, options))
+
+    def log_dict(*arguments: Any, **options: Any) -> None:
+        calls.append(_Call("log_dict", arguments, options))
+
+    def all_gather(*arguments: Any, **options: Any) -> None:
+        raise NotRepeatable("training_step calls all_gather")
+
+    module = training.module
+    stand_ins = {"log": log, "log_dict": log_dict, "all_gather": all_gather}
+    there = {name: function for name, function in stand_ins.items() if hasattr(module, name)}
+    with replaced_methods(module, **there):
+        yield
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """Within, a GPU works in a stream of its own: libraries make their plans outside of a recording."""
+    if device.type != "cuda":
+        with nullcontext():
+            yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class _Draws:
+    """States of torch's generators, of the host and of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host = torch.get_rng_state()
+        self._on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back(self) -> None:
+        """Have the same numbers drawn again."""
+        torch.set_rng_state(self._host)
+        if self._on_device is not None:
+            torch.cuda.set_rng_state(self._on_device, self._device)
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*arguments: Any) -> Any:
+        raise NotRepeatable("training_step uses the number of the batch")
+
+    refuse.__name__ = name
+    return refuse
+
+
+_USES = (
+    *(
+        f"__{name}__"
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor")
+    ),
+    *(f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")),
+    *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "hash")),
+    *(
+        f"__{name}__"
+        for name in ("bool", "int", "float", "index", "str", "repr", "format", "round", "lshift", "rshift")
+    ),
+)
+_UnreadNumber: Any = type("_UnreadNumber", (int,), {name: _refusal(name) for name in _USES})
+"""The number of a batch, which a step may have and not read: another lot has another one."""
