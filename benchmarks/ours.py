@@ -10,10 +10,14 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
 from benchmarks.watch import Watch
 from benchmarks.workloads import Workload
+from dpbench.callback.loop import PrivateLoop
+from dpbench.data.lots import LotLoader
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
@@ -23,6 +27,7 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
 POPULATION = 60_000
+_LOTS = 8  # that the records of a loop would fill
 STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "flat": (DPSGD, {}),
     "per_layer": (DPSGD, {"clipping": "per_layer"}),
@@ -32,6 +37,7 @@ STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
 }
 HARNESS = {
     "flat": ["strategy=dpsgd"],
+    "flat graph": ["strategy=dpsgd", "strategy.executor=graph"],
     "per_layer": ["strategy=dpsgd", "strategy.clipping=per_layer"],
     "adaptive_quantile": ["strategy=adaptive_quantile"],
     "adaptive_mean": ["strategy=adaptive_mean", "strategy.initial_max_grad_norm=1.0"],
@@ -85,6 +91,50 @@ def _merge(workload: Workload, device: str) -> Merge | None:
     records = workload.batch // workload.microbatch_size
     members = torch.randint(records, (workload.batch,), generator=torch.Generator().manual_seed(2)).to(device)
     return members, records, 1 / workload.microbatch_size
+
+
+def loop(
+    workload: Workload, device: str, executor: str, make: Callable[..., PrivateStrategy] = DPSGD
+) -> tuple[Step, nn.Module]:
+    """A step of `PrivateLoop`: Poisson lots, guards and ledger, without Lightning.
+
+    Args:
+        workload: Its records come again until there are eight lots of them.
+        device: Of the model.
+        executor: Of the strategy.
+        make: The strategy.
+
+    Returns:
+        The step and the model.
+    """
+    layout = torch.channels_last
+    model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
+    x, y = workload.data()
+    records = TensorDataset(x.repeat(_LOTS, *[1] * (x.dim() - 1)), y.repeat(_LOTS))
+    folder = TemporaryDirectory()
+    strategy = make(
+        noise_multiplier=1.0,
+        delta=1e-5,
+        seed=1,
+        executor=executor,
+        ledger=str(Path(folder.name) / "ledger.jsonl"),
+    )
+    steps = iter(
+        PrivateLoop(
+            model,
+            SGD(model.parameters()),
+            LotLoader.poisson(records, workload.batch, seed=1),
+            strategy,
+            lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+            steps=10**6,
+        )
+    )
+
+    def step() -> object:
+        _ = folder  # until the steps are over
+        return next(steps)
+
+    return step, model
 
 
 class _Conductor(pl.Callback):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,13 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from benchmarks.gpu.ways import on_device
-from benchmarks.ours import mechanism_of
+from benchmarks.ours import loop, mechanism_of
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
+from dpbench.session.executors import REFERENCE, Eager
+from dpbench.session.graphs import Graphs
 
 Check = Callable[[str, Path], str]
 """(device, folder for files) → what was found; AssertionError where it does not hold."""
@@ -34,6 +37,7 @@ _CLOSE, _CLOSE_TF32 = 1e-4, 2e-2  # relative, of gradients
 _BEYOND = 1e-5  # of the bound, that a record may move a sum by, for the rounding of the sum itself
 _AFTER = (1, 20)  # steps of two processes
 _NUMBERS = 2_000_000
+_REPEATED = 60  # steps by graphs
 _STRATEGIES = ("flat", "per_layer", "adaptive_quantile", "adaptive_mean", "discretized")
 _RUN = [
     *("model=mnist_cnn", "data=digits", "data.image_size=28", "logger=none", "strategy.delta=1e-4", "seed=1"),
@@ -194,7 +198,44 @@ def processes(device: str, folder: Path) -> str:
     return f"weights differ by {found}"
 
 
+class _AlikeGraphs(Graphs):
+    """Graphs with the keys of the reference: the noise is the same, and what differs is rounding."""
+
+    name = REFERENCE
+    repeats = 0
+
+    def _repeat(self, recording: Any, batch: Any) -> bool:
+        is_repeated = super()._repeat(recording, batch)
+        self.repeats += is_repeated
+        return is_repeated
+
+
+def graphs(device: str, folder: Path) -> str:
+    """A lot that is repeated as a graph makes the release of an eager lot, up to rounding."""
+    differences = {}
+    for name in ("mnist_cnn b256", "mlp b256", "small_alexnet b128"):
+        weights = []
+        for executor in (Eager(), _AlikeGraphs()):
+            with patch("dpbench.callback.strategy.executor_of", lambda _, executor=executor: executor):
+                small = few(WORKLOADS[name], _LOT)
+                torch.manual_seed(0)
+                step, model = loop(small, device, "auto")
+            for _ in range(_REPEATED):
+                step()
+            weights.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
+            if isinstance(executor, _AlikeGraphs):
+                assert executor.repeats > _REPEATED // 4, (
+                    f"{name}: {executor.repeats} of {_REPEATED} lots were repeated"
+                )
+        eager, repeated = weights
+        differences[name] = float((eager - repeated).norm() / eager.norm())
+    found = ", ".join(f"{difference:.1e} ({name})" for name, difference in differences.items())
+    assert max(differences.values()) < _CLOSE_TF32, f"weights differ by {found}"
+    return f"relative difference of the weights after {_REPEATED} steps: {found}"
+
+
 CHECKS: dict[str, Check] = {
+    "graphs": graphs,
     "gradients": gradients,
     "sensitivity": sensitivity,
     "noise": noise,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from benchmarks.ours import mechanism_of
+from benchmarks.ours import loop, mechanism_of
 from benchmarks.plain import Step, laid_out
 from benchmarks.workloads import Workload
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -19,6 +19,7 @@ from dpbench.privacy.randomness import keyed_generator
 
 SEEDS = 4
 _LR = 0.01
+_MEETINGS = 500  # steps, after which few lots have a size that is new
 _ROOM = 4  # standard deviations of a Poisson lot's size that a graph has room for
 
 
@@ -190,7 +191,17 @@ def seeds(workload: Workload, device: str) -> Step:
     return step
 
 
+def session(workload: Workload, device: str, executor: str) -> Step:
+    """Steps of a loop, once lots of most sizes were met."""
+    step, _ = loop(workload, device, executor)
+    for _ in range(_MEETINGS if device == "cuda" else 3):
+        step()
+    return step
+
+
 WAYS: dict[str, Callable[[Workload, str], Step]] = {
+    "loop/flat": lambda workload, device: session(workload, device, "eager"),
+    "loop/flat graph": lambda workload, device: session(workload, device, "graph"),
     "graph/plain": plain_graph,
     "graph/flat": private_graph,
     "bf16/plain": plain_mixed,
