@@ -9,6 +9,7 @@ import time
 from typing import Any, TextIO
 
 _LOTS, _SECONDS = 60, 30.0  # steps to meet nearly all sizes of lots, and when it is enough of slow ones
+_LOTS_OF_GRAPHS = 600  # a size is recorded when it comes again, and that takes as long as several steps
 
 
 class Watch:
@@ -17,10 +18,12 @@ class Watch:
     Args:
         device: "cpu" or "cuda".
         answers: Where answers go.
+        records: Whether sizes of lots are recorded as graphs.
     """
 
-    def __init__(self, device: str, answers: TextIO) -> None:
+    def __init__(self, device: str, answers: TextIO, records: bool = False) -> None:
         self._device, self._answers = device, answers
+        self._lots = _LOTS_OF_GRAPHS if records and device == "cuda" else _LOTS
         self._cores = sorted(os.sched_getaffinity(0))
         self._threads, self._records = 0, 0
         self._sizes_until: tuple[int, float] | None = None
@@ -40,7 +43,7 @@ class Watch:
             os._exit(0)  # in the middle of a trainer's loop, too
         order = json.loads(line)
         threads = int(order["threads"])
-        self._sizes_until = (_LOTS, time.monotonic() + _SECONDS) if threads != self._threads else None
+        self._sizes_until = (self._lots, time.monotonic() + _SECONDS) if threads != self._threads else None
         self._use(threads)
         self._warm = int(order.get("warm", 0))
         return self._warm + int(order["steps"])

@@ -56,7 +56,7 @@ def main(name: str, method: str, device: str) -> None:
     """Serve orders until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes elsewhere
-    watch = Watch(device, answers)
+    watch = Watch(device, answers, records=method.endswith("graph"))
     try:
         import torch
 

@@ -30,6 +30,8 @@ _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""
 _MOST = 256
 """Recordings; lots of further sizes are carried out eagerly."""
+_LOOKS = 3
+"""Recordings, for one set of plain values, in which Python is looked for: a step is the same for all sizes."""
 _MOST_VALUES = 16
 """Sets of plain values of a module for which there are recordings."""
 _EAGER = "executor=graph: lots are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
@@ -89,7 +91,7 @@ class Graphs:
     def __init__(self) -> None:
         self._recordings: dict[Any, _Recording] = {}
         self._sightings: Counter[Any] = Counter()
-        self._values: set[Any] = set()
+        self._values: Counter[Any] = Counter()
         self._buffers: dict[Any, Tensor] = {}
         self._training: Training | None = None
         self._is_eager = True
@@ -207,13 +209,14 @@ class Graphs:
         self._sightings[size] += 1
         if self._sightings[size] < _SIGHTINGS or len(self._recordings) >= _MOST:
             return None
-        self._values.add(values)
+        self._values[values] += 1
         if len(self._values) > _MOST_VALUES:
             self._go_eager("numbers that the module holds move from lot to lot")
             return None
         draws = _Draws(self._training.device)
         try:
-            recording = self._record(step, leaves, structure, arguments, options)
+            is_known = self._values[values] > _LOOKS
+            recording = self._record(step, leaves, structure, arguments, options, is_known)
         except NotRepeatable as error:
             self._go_eager(str(error))
             return None
@@ -264,8 +267,17 @@ class Graphs:
         structure: Any,
         arguments: Sequence[Any],
         options: dict[str, Any],
+        is_known: bool,
     ) -> _Recording:
         """Record the sums of a lot.
+
+        Args:
+            step: Of the source.
+            leaves: Tensors of the batch.
+            structure: Of the batch.
+            arguments: Of the step, behind the batch.
+            options: Of the step, by name.
+            is_known: Whether the step was looked at in lots of other sizes.
 
         Raises:
             NotRepeatable: The step is not made of kernels alone.
@@ -286,7 +298,11 @@ class Graphs:
         def compute() -> _Outcome:
             return self._sums(step, batch, unread, options)
 
-        self._refuse_python(compute)
+        if not is_known:
+            self._refuse_python(compute)
+        elif torch.backends.cudnn.benchmark:
+            with _aside(device):  # cuDNN tries its kernels for each size
+                compute()
         if device.type != "cuda":
             return _recording_without_graph(inputs, compute)
         graph = torch.cuda.CUDAGraph()
