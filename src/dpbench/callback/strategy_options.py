@@ -54,7 +54,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
         gradients: How the gradients of examples are computed: "engine", all in one backward pass.
-        executor: How the arithmetic is carried out, for speed alone: "eager", or "auto", the fastest that can.
+        executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for each size of a
+            lot, see `session.graphs`), or "auto", the fastest that carries out every training alike: "eager".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
