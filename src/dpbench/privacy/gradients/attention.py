@@ -26,7 +26,13 @@ class AttentionInterception(Interception):
 
     def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         query, key, value, _, num_heads = args[:5]  # the others are known from the layer
-        return self._attend(query, key, value, num_heads, **kwargs)
+        return self._attend(
+            query,
+            key,
+            value,
+            num_heads,
+            **kwargs,
+        )
 
     def _attend(
         self,
@@ -41,6 +47,22 @@ class AttentionInterception(Interception):
         is_causal: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        """Attention from its parts, of the arguments that torch's function has.
+
+        Args:
+            query: Shape (L, R, width), or (L, width) of a single record, as key and value.
+            key: Shape (S, R, key width).
+            value: Shape (S, R, value width).
+            num_heads: Number of heads.
+            key_padding_mask: Added to the scores of a record's keys, (R, S).
+            attn_mask: Added to the scores, (L, S) or (R · heads, L, S).
+            need_weights: Whether weights are returned.
+            average_attn_weights: Whether they are averaged over the heads.
+            is_causal: Whether the mask is the causal one.
+
+        Returns:
+            Output (L, R, width), and weights (R, L, S), (R, heads, L, S) or None.
+        """
         single = query.dim() == 2
         if single:
             query, key, value = _unsqueezed(query, key, value)
@@ -49,7 +71,13 @@ class AttentionInterception(Interception):
         records = query.shape[1]
         q, k, v = self._projected(query, key, value)
         k, v, added = self._extended(k, v)
-        mask = _merged(attn_mask, key_padding_mask, records, num_heads, added)
+        mask = _merged(
+            attn_mask,
+            key_padding_mask,
+            records,
+            num_heads,
+            added,
+        )
         if is_causal and key_padding_mask is None and not need_weights:
             mask = None  # the fused function makes the causal mask itself
         else:
@@ -65,11 +93,20 @@ class AttentionInterception(Interception):
             if average_attn_weights:
                 weights = weights.mean(1)
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-        output = self._output(mixed.permute(2, 0, 1, 3).flatten(2))
+            mixed = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                mask,
+                dropout,
+                is_causal,
+            )
+        mixed = mixed.permute(2, 0, 1, 3)
+        output = self._output(mixed.flatten(2))
         if single:
             output = output.squeeze(1)
-            weights = None if weights is None else weights.squeeze(0)
+            if weights is not None:
+                weights = weights.squeeze(0)
         return output, weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
@@ -89,20 +126,29 @@ class AttentionInterception(Interception):
         if packed:
             weights = list(torch.split(layer.in_proj_weight, sizes))
         else:
-            weights = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
+            weights = [
+                layer.q_proj_weight,
+                layer.k_proj_weight,
+                layer.v_proj_weight,
+            ]
         biases: Sequence[Tensor | None] = [None] * len(sizes)
         if layer.in_proj_bias is not None:
             biases = torch.split(layer.in_proj_bias, sizes)
-        outputs = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+        outputs = []
+        for x, weight, bias in zip(inputs, weights, biases, strict=True):
+            outputs.append(F.linear(x, weight, bias))
 
         detached = [x.detach() for x in inputs]
         self.note(
-            outputs,
-            detached,
-            query.shape[1],
-            lambda grads: _input_gradients(grads, detached, sizes, packed),
+            outputs=outputs,
+            inputs=detached,
+            records=query.shape[1],
+            gradients=lambda grads: _input_gradients(grads, detached, sizes, packed),
         )
-        return [part for output in outputs for part in torch.split(output, width, 2)]
+        projected: list[Tensor] = []
+        for output in outputs:
+            projected.extend(torch.split(output, width, 2))
+        return projected
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
         """Append the learned and the zero positions (`add_bias_kv`, `add_zero_attn`) to k and v; returns how many."""
@@ -112,7 +158,12 @@ class AttentionInterception(Interception):
         if layer.bias_k is not None:
             bias_k = layer.bias_k.expand(1, records, -1)
             bias_v = layer.bias_v.expand(1, records, -1)
-            self.note([bias_k, bias_v], [], records, _bias_gradients)
+            self.note(
+                outputs=[bias_k, bias_v],
+                inputs=[],
+                records=records,
+                gradients=_bias_gradients,
+            )
             k = torch.cat([k, bias_k])
             v = torch.cat([v, bias_v])
             added += 1
@@ -129,10 +180,10 @@ class AttentionInterception(Interception):
         output = F.linear(mixed, projection.weight, projection.bias)
         inputs = mixed.detach()
         self.note(
-            [output],
-            [inputs],
-            mixed.shape[1],
-            lambda grads: _output_gradients(grads[0], inputs),
+            outputs=[output],
+            inputs=[inputs],
+            records=mixed.shape[1],
+            gradients=lambda grads: _output_gradients(grads[0], inputs),
         )
         return output
 
@@ -140,12 +191,16 @@ class AttentionInterception(Interception):
 def _split_heads(x: Tensor, heads: int) -> Tensor:
     """From (positions, R, heads · width) to (R, heads, positions, width)."""
     positions, records, width = x.shape
-    return x.reshape(positions, records, heads, width // heads).permute(1, 2, 0, 3)
+    head_width = width // heads
+    x = x.reshape(positions, records, heads, head_width)
+    return x.permute(1, 2, 0, 3)
 
 
 def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Weights (R, heads, L, S) of the values."""
-    scores = (q * math.sqrt(1.0 / q.shape[3])) @ k.mT
+    """Weights (R, heads, L, S) of the values, rounded as torch rounds them: q is scaled, not the scores."""
+    head_width = q.shape[3]
+    scale = math.sqrt(1.0 / head_width)
+    scores = (q * scale) @ k.mT
     if mask is not None:
         scores = scores + mask
     weights = torch.softmax(scores, dim=-1)
@@ -180,8 +235,12 @@ def _merged(
     """
     total = None
     if mask is not None:
-        shared = mask.dim() == 2
-        total = mask[None, None] if shared else mask.reshape(records, heads, *mask.shape[1:])
+        is_shared = mask.dim() == 2
+        if is_shared:
+            total = mask[None, None]
+        else:
+            positions = mask.shape[1:]
+            total = mask.reshape(records, heads, *positions)
     if padding is not None:
         rows = padding[:, None, None]
         total = rows if total is None else total + rows
@@ -191,12 +250,15 @@ def _merged(
 
 
 def _outer(grad: Tensor, x: Tensor) -> OuterProductGradients:
+    """Gradients of a projection's weight, by those of its output (positions, R, out) and its input."""
     g = grad.transpose(0, 1)
-    a = x.transpose(0, 1).to(grad.dtype)
+    a = x.transpose(0, 1)
+    a = a.to(grad.dtype)
     return OuterProductGradients(g, a)
 
 
 def _output_gradients(grad: Tensor | None, x: Tensor) -> LayerGradients:
+    """Gradients of the output projection, by those of its output (positions, R, out) and its input."""
     assert grad is not None
     return {
         "out_proj.weight": _outer(grad, x),
@@ -223,14 +285,23 @@ def _input_gradients(
     for grad, x, size in zip(grads, inputs, sizes, strict=True):
         if grad is not None:
             outputs.append(grad)
-        else:
-            outputs.append(x.new_zeros((*x.shape[:2], size), dtype=dtype))
-    weights: list[ParameterGradients] = [_outer(g, x) for g, x in zip(outputs, inputs, strict=True)]
-    result: LayerGradients = {
-        "in_proj_bias": InstantiatedGradients(lambda: torch.cat([g.sum(0) for g in outputs], 1)),
-    }
+            continue
+        positions, records = x.shape[:2]
+        shape = (positions, records, size)
+        outputs.append(x.new_zeros(shape, dtype=dtype))
+    weights: list[ParameterGradients] = []
+    for grad, x in zip(outputs, inputs, strict=True):
+        weights.append(_outer(grad, x))
+
+    def bias() -> Tensor:
+        sums = [grad.sum(0) for grad in outputs]
+        return torch.cat(sums, 1)
+
+    result: LayerGradients = {"in_proj_bias": InstantiatedGradients(bias)}
     if not packed:
-        result["q_proj_weight"], result["k_proj_weight"], result["v_proj_weight"] = weights
+        result["q_proj_weight"] = weights[0]
+        result["k_proj_weight"] = weights[1]
+        result["v_proj_weight"] = weights[2]
     elif len(weights) == 1:
         result["in_proj_weight"] = weights[0]
     else:
@@ -239,8 +310,10 @@ def _input_gradients(
 
 
 def _bias_gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
+    """Gradients of the learned positions of k and v, by those of their copies for each record (1, R, width)."""
     result: LayerGradients = {}
-    for name, grad in zip(("bias_k", "bias_v"), grads, strict=True):
+    names = ("bias_k", "bias_v")
+    for name, grad in zip(names, grads, strict=True):
         if grad is not None:
             result[name] = _bias_gradient(grad)
     return result

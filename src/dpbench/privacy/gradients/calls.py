@@ -16,19 +16,27 @@ _UNLIKELY = 8
 """From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
 
 
-def positional(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> Arguments:
+def positional(
+    layer: nn.Module,
+    args: Arguments,
+    kwargs: dict[str, Any],
+) -> Arguments:
     """The arguments of a call in the order of `forward`.
 
     Raises:
         UnsupportedModuleError: Some can be given by name only.
     """
-    bound = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs)
+    kind = type(layer)
+    signature = inspect.signature(kind.forward)
+    bound = signature.bind(layer, *args, **kwargs)
     if not bound.kwargs:
         return bound.args[1:]
+    # A default that lies between positions may be all that is missing.
     bound.apply_defaults()
     if bound.kwargs:
+        names = ", ".join(bound.kwargs)
         raise UnsupportedModuleError(
-            f"{type(layer).__name__} is called with {', '.join(bound.kwargs)} by name only: per-record gradients need "
+            f"{kind.__name__} is called with {names} by name only: per-record gradients need "
             "arguments that can be given by position."
         )
     return bound.args[1:]

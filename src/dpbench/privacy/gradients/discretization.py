@@ -36,8 +36,10 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     """
     rows = gradients.flatten(1)
     size = max(rows.shape[1], 1)
-    rms = torch.linalg.vector_norm(rows, dim=1) / math.sqrt(size)
-    smallest = per_row((1 - _SLACK) * threshold * rms, gradients)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    rms = norms / math.sqrt(size)
+    multiple = (1 - _SLACK) * threshold
+    smallest = per_row(multiple * rms, gradients)
     large = (gradients.abs() >= smallest) & smallest.isfinite()
     return torch.where(large, gradients, 0.0)
 
@@ -72,38 +74,44 @@ class DiscretizedGradients(ParameterGradients):
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Pairs of some records and their discretized gradients, at most `_CACHED` numbers at once."""
-        if self._stored is None and self._records * self._size <= _CACHED:
+        numbers = self._records * self._size
+        if self._stored is None and numbers <= _CACHED:
             self._stored = self._change(self._gradients.per_record(), self._threshold)
         if self._stored is not None:
             yield slice(0, self._records), self._stored
             return
         step = max(1, _CACHED // self._size)
         for start in range(0, self._records, step):
-            rows = slice(start, min(start + step, self._records))
-            piece = self._gradients.select(torch.arange(rows.start, rows.stop))
-            yield rows, self._change(piece.per_record(), self._threshold)
+            stop = min(start + step, self._records)
+            positions = torch.arange(start, stop)
+            piece = self._gradients.select(positions)
+            yield slice(start, stop), self._change(piece.per_record(), self._threshold)
 
     def squared_norms(self) -> Tensor:
         norms = []
         for _, block in self._blocks():
             rows = block.flatten(1)
-            norms.append(torch.einsum("rd,rd->r", rows, rows))  # whole numbers stay exact for signs
+            # A sum of squares, without a root in between: whole numbers stay exact for signs.
+            norms.append(torch.einsum("rd,rd->r", rows, rows))
         return torch.cat(norms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total: Tensor | None = None
         for rows, block in self._blocks():
-            block_sum = (weights[rows] @ block.flatten(1)).view(block.shape[1:])
+            block_sum = weights[rows] @ block.flatten(1)
+            block_sum = block_sum.view(block.shape[1:])
             total = block_sum if total is None else total.add_(block_sum)
         assert total is not None
         return total
 
     def per_record(self) -> Tensor:
-        return torch.cat([block for _, block in self._blocks()])
+        blocks = [block for _, block in self._blocks()]
+        return torch.cat(blocks)
 
     def select(self, records: Tensor) -> ParameterGradients:
+        gradients = self._gradients.select(records)
         return DiscretizedGradients(
-            self._gradients.select(records),
+            gradients,
             self._threshold,
             len(records),
             self._size,
@@ -129,25 +137,49 @@ class DiscretizedOuterProduct(ParameterGradients):
         return kernels.count_outer(self._outputs, self._inputs, self._threshold)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return kernels.sum_outer(self._outputs, self._inputs, weights, self._threshold)
+        return kernels.sum_outer(
+            self._outputs,
+            self._inputs,
+            weights,
+            self._threshold,
+        )
 
     def per_record(self) -> Tensor:
         products = self._outputs[:, :, None] * self._inputs[:, None, :]
         return discretize(products, self._threshold)
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return DiscretizedOuterProduct(self._outputs[records], self._inputs[records], self._threshold)
+        outputs = self._outputs[records]
+        inputs = self._inputs[records]
+        return DiscretizedOuterProduct(outputs, inputs, self._threshold)
 
 
-def _signs(gradients: ParameterGradients, threshold: float, records: int, size: int) -> ParameterGradients:
-    """Signs of one parameter's gradients, by the cheapest way that their form allows."""
+def _signs(
+    gradients: ParameterGradients,
+    threshold: float,
+    records: int,
+    size: int,
+) -> ParameterGradients:
+    """Signs of one parameter's gradients, by the cheapest way that their form allows.
+
+    Args:
+        gradients: Of R records.
+        threshold: τ.
+        records: R.
+        size: Number of coordinates of the parameter.
+    """
     if isinstance(gradients, ConvolutionGradients):
         return gradients.discretize(threshold)
     if isinstance(gradients, OuterProductGradients):
         g = gradients.outputs
         a = gradients.inputs
-        if g.shape[1] == 1 and kernels.suits(g, a):
-            return DiscretizedOuterProduct(g.squeeze(1), a.squeeze(1), threshold)
+        positions = g.shape[1]
+        if positions == 1 and kernels.suits(g, a):
+            return DiscretizedOuterProduct(
+                g.squeeze(1),
+                a.squeeze(1),
+                threshold,
+            )
     return DiscretizedGradients(gradients, threshold, records, size)
 
 
@@ -199,16 +231,36 @@ class Discretization:
         records: int,
         sizes: Sequence[int],
     ) -> list[ParameterGradients]:
-        """Discretize the gradients of R records by all parameters of the given numbers of coordinates."""
-        pairs = list(zip(gradients, sizes, strict=True))
-        if self.values == "kept":
-            return [DiscretizedGradients(part, self.threshold, records, size, keep_large) for part, size in pairs]
-        signs = [_signs(part, self.threshold, records, size) for part, size in pairs]
-        if self.values == "signs" or not signs:
-            return signs
-        scales = (_squared_norms(gradients) / _squared_norms(signs)).sqrt()
-        scales = torch.where(scales.isfinite(), scales, 0.0)  # no coordinate beyond τ, or no finite gradient
-        return [ScaledGradients(part, scales) for part in signs]
+        """Discretize gradients.
+
+        Args:
+            gradients: By all parameters.
+            records: R.
+            sizes: Number of coordinates of each parameter.
+
+        Returns:
+            The discretized gradients by each parameter.
+        """
+        discretized: list[ParameterGradients] = []
+        for part, size in zip(gradients, sizes, strict=True):
+            if self.values == "kept":
+                large = DiscretizedGradients(
+                    part,
+                    self.threshold,
+                    records,
+                    size,
+                    keep_large,
+                )
+                discretized.append(large)
+            else:
+                discretized.append(_signs(part, self.threshold, records, size))
+        if self.values != "rescaled" or not discretized:
+            return discretized
+        scales = _squared_norms(gradients) / _squared_norms(discretized)
+        scales = scales.sqrt()
+        # Not finite: no coordinate is beyond τ, or a gradient is not finite.
+        scales = torch.where(scales.isfinite(), scales, 0.0)
+        return [ScaledGradients(part, scales) for part in discretized]
 
 
 def _squared_norms(gradients: Sequence[ParameterGradients]) -> Tensor:

@@ -38,7 +38,18 @@ LossReduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class _Use:
-    """One call of a layer in the forward pass, or one part of it."""
+    """One call of a layer in the forward pass, or one part of it.
+
+    Attributes:
+        name: Of the layer in the model.
+        layer: The layer.
+        inputs: Arguments by position, detached.
+        versions: Of the tensors among them, when they were seen.
+        edges: Gradient edges of the outputs.
+        rule: Of the layer; None: `fallback`.
+        output: Detached; of layers without a rule of ours only.
+        part: Of a layer that is computed from its parts.
+    """
 
     name: str
     layer: nn.Module
@@ -46,12 +57,15 @@ class _Use:
     versions: tuple[int, ...]
     edges: tuple[GradientEdge, ...]
     rule: Rule | None = None
-    output: Tensor | None = None  # for layers without a rule of ours
-    part: Part | None = None  # of a layer that is computed from its parts
+    output: Tensor | None = None
+    part: Part | None = None
 
     @property
     def who(self) -> str:
-        return f"{self.name or 'the model'} ({type(self.layer).__name__})"
+        """The layer, as messages name it."""
+        name = self.name or "the model"
+        kind = type(self.layer)
+        return f"{name} ({kind.__name__})"
 
 
 class PerRecordEngine:
@@ -78,11 +92,14 @@ class PerRecordEngine:
         if loss_reduction not in ("mean", "sum"):
             raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
         refuse_unsupported(model)
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not trainable:
+        self.names: list[str] = []
+        self.parameters: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.names.append(name)
+                self.parameters.append(parameter)
+        if not self.parameters:
             raise ConfigurationError("the model has no trainable parameters.")
-        self.names = [name for name, _ in trainable]
-        self.parameters = [parameter for _, parameter in trainable]
         self._reduction = loss_reduction
         self._uses: list[_Use] = []
         self.recording = True
@@ -95,16 +112,19 @@ class PerRecordEngine:
         self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
+        """Register the hooks of every layer with trainable parameters."""
         for name, module in model.named_modules():
             if type(module) in INTERCEPTED:
                 if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
-                self._handles.append(module.register_forward_pre_hook(refuse_packed))
+                handle = module.register_forward_pre_hook(refuse_packed)
+                self._handles.append(handle)
             elif has_trainable(module, recurse=False):
                 is_embedding = type(module) is nn.Embedding
                 hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
-                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+                handle = module.register_forward_hook(hook, with_kwargs=True)
+                self._handles.append(handle)
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -138,10 +158,16 @@ class PerRecordEngine:
         return self.recording and torch.is_grad_enabled()
 
     def _hook(self, name: str, rule: Rule | None) -> Any:
+        """Make a forward hook that keeps a layer's input and the gradient edge of its output."""
         # The fallback, which also checks samplers, compares with the layer's own output.
         needs_output = rule is None or isinstance(rule, Sampled)
 
-        def record(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
+        def record(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+            output: Any,
+        ) -> None:
             if not self._is_recording():
                 return
             if not isinstance(output, Tensor):
@@ -187,17 +213,32 @@ class PerRecordEngine:
             output = copies(output, tokens, self.records)
             tokens = copies(tokens, tokens, self.records)
             record(layer, (tokens,), {}, output)
+            # In place of the layer's own: what follows sees one row for each record.
             return output
 
         return record_expanded
 
     def _attach_interception(self, name: str, module: nn.Module) -> None:
-        def before(layer: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
-            if self._is_recording():
-                arguments = (*args, *kwargs.values())
-                self._interceptions.open(INTERCEPTED[type(layer)](layer, arguments))
+        """Register hooks that compute a layer from its parts, and keep these."""
 
-        def after(layer: nn.Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
+        def before(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+        ) -> None:
+            if not self._is_recording():
+                return
+            kind = INTERCEPTED[type(layer)]
+            arguments = (*args, *kwargs.values())
+            interception = kind(layer, arguments)
+            self._interceptions.open(interception)
+
+        def after(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+            output: Any,
+        ) -> None:
             interception = self._interceptions.close(layer)
             if interception is None or output is None:  # not opened, or forward failed
                 return
@@ -208,7 +249,15 @@ class PerRecordEngine:
                 )
             for part in interception.parts:
                 edges = tuple(edge for edge in part.edges if edge is not None)
-                self._uses.append(_Use(name, layer, part.inputs, part.versions, edges, part=part))
+                use = _Use(
+                    name,
+                    layer,
+                    part.inputs,
+                    part.versions,
+                    edges,
+                    part=part,
+                )
+                self._uses.append(use)
 
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -241,17 +290,24 @@ class PerRecordEngine:
             # In one pass: a compiled network can go back only once.
             targets = [*edges, *self.parameters]
         results = backward(loss, targets, scale) if targets else ()
-        grads = results[: len(edges)]
-        expected = results[len(edges) :]
+        count = len(edges)
+        grads = results[:count]
+        expected = results[count:]
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, records, verify=True)
                 named = dict(zip(self.names, self.parameters, strict=True))
-                coarse = any(grad is not None and grad.dtype.itemsize < 4 for grad in grads)
+                coarse = any(_is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
-                self.verified |= check_sums(named, computed, expected, records, tolerance)
+                self.verified |= check_sums(
+                    named,
+                    computed,
+                    expected,
+                    records,
+                    tolerance,
+                )
             return self._gradients(uses, grads, records)
 
     def _gradients(
@@ -275,9 +331,10 @@ class PerRecordEngine:
             use_grads = [next(remaining) for _ in use.edges]
             if all(grad is None for grad in use_grads):
                 continue
-            for name, gradients in self._use_gradients(use, use_grads, records, verify).items():
+            of_layer = self._use_gradients(use, use_grads, records, verify)
+            for name, gradients in of_layer.items():
                 parameter = _parameter(use, name)
-                if parameter in by_parameter:
+                if parameter in by_parameter:  # it is trained
                     by_parameter[parameter].append(gradients)
         return [_combine(parameter, parts, records) for parameter, parts in by_parameter.items()]
 
@@ -292,10 +349,18 @@ class PerRecordEngine:
             return _part_gradients(use, use.part, grads, records)
         assert grads[0] is not None
         dimension = int(use.layer in self._sequence_first)
-        return _layer_gradients(use, grads[0], records, dimension, self._shared, verify)
+        return _layer_gradients(
+            use,
+            grads[0],
+            records,
+            dimension,
+            self._shared,
+            verify,
+        )
 
 
 def _refuse_changed(use: _Use) -> None:
+    """Raise UnsupportedModuleError where a kept input is not what the layer saw."""
     versions = tuple(x._version for x in use.inputs if isinstance(x, Tensor))
     if versions != use.versions:
         raise UnsupportedModuleError(f"the input of {use.who} was changed in place after its forward pass.")
@@ -314,18 +379,26 @@ def _part_gradients(
             "dimension 0 with batch_first=True, else in dimension 1."
         )
     remaining = iter(grads)
-    output_grads = [None if edge is None else _summable(next(remaining)) for edge in part.edges]
+    output_grads: list[Tensor | None] = []
+    for edge in part.edges:
+        grad = None if edge is None else next(remaining)
+        output_grads.append(_summable(grad))
     gradients = part.gradients(output_grads)
     # The layer may lack biases, or have a weight under two names.
     names = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}
     return {name: gradients[name] for name in gradients if name in names}
 
 
+def _is_coarse(x: Tensor) -> bool:
+    """Whether numbers are in half precision or below."""
+    return x.dtype.itemsize < 4
+
+
 def _summable(grad: Tensor | None) -> Tensor | None:
     """An output gradient in float32 at least: half precision is too coarse for norms and sums."""
-    if grad is not None and grad.is_floating_point() and grad.dtype.itemsize < 4:
-        return grad.float()
-    return grad
+    if grad is None or not grad.is_floating_point():
+        return grad
+    return grad.float() if _is_coarse(grad) else grad
 
 
 def _layer_gradients(
@@ -347,9 +420,10 @@ def _layer_gradients(
         verify: Compare those of a sampler with `fallback`.
     """
     _refuse_changed(use)
-    tensors = [grad]
+    tensors = []
     if type(use.layer) is not nn.EmbeddingBag:  # whose tokens are in one row
-        tensors = [*(x for x in use.inputs if isinstance(x, Tensor)), grad]
+        tensors = [x for x in use.inputs if isinstance(x, Tensor)]
+    tensors.append(grad)
     for x in tensors:
         if x.dim() <= dimension or x.shape[dimension] != records:
             raise UnsupportedModuleError(
@@ -365,10 +439,23 @@ def _layer_gradients(
     try:
         if use.rule is None:
             assert output is not None
-            return fallback(use.layer, inputs, grad, output, dimension)
+            return fallback(
+                use.layer,
+                inputs,
+                grad,
+                output,
+                dimension,
+            )
         gradients = use.rule(use.layer, inputs, grad)
         if verify and output is not None:
-            refuse_disagreement(use.layer, inputs, grad, output, dimension, gradients)
+            refuse_disagreement(
+                use.layer,
+                inputs,
+                grad,
+                output,
+                dimension,
+                gradients,
+            )
         return gradients
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
@@ -383,7 +470,20 @@ def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
     return x.transpose(0, 1) if dimension else x
 
 
-def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> str:
+def _hint(
+    use: _Use,
+    x: Tensor,
+    records: int,
+    shared: dict[nn.Module, str],
+) -> str:
+    """What may have brought about a wrong shape, and the way out; empty where nothing is likely.
+
+    Args:
+        use: A call of the layer.
+        x: A tensor that does not have the records where they belong.
+        records: R.
+        shared: Names of embeddings that were called with the same tokens for all records.
+    """
     if type(use.layer) is nn.Embedding:
         return f": pass its tokens (position ids are some) with shape ({records}, ...), for example by tokens.expand"
     if shared and x.dim() > 2 and x.shape[:2] == (1, records):
@@ -398,15 +498,22 @@ def _hint(use: _Use, x: Tensor, records: int, shared: dict[nn.Module, str]) -> s
     return ""
 
 
-def _combine(parameter: Tensor, parts: list[ParameterGradients], records: int) -> ParameterGradients:
+def _combine(
+    parameter: Tensor,
+    parts: list[ParameterGradients],
+    records: int,
+) -> ParameterGradients:
+    """Gradients of a parameter, summed over its uses."""
     if not parts:
         return zero_gradients(parameter, records)
-    if len(parts) == 1:
-        return parts[0]
-    return parts[0].plus(parts[1:])
+    first, *others = parts
+    if not others:
+        return first
+    return first.plus(others)
 
 
 def _parameter(use: _Use, name: str) -> nn.Parameter:
+    """The layer's parameter of this name; UnsupportedModuleError where it is none any more."""
     try:
         return use.layer.get_parameter(name)
     except AttributeError as error:

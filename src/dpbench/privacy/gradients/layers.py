@@ -34,37 +34,49 @@ from dpbench.privacy.native.choices import fastest
 Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
 
 
-def linear(layer: nn.Linear, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def linear(
+    layer: nn.Linear,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Y = a Wᵀ + b over any number of positions: a (R, ..., in), g (R, ..., out)."""
     g = _by_position(grad_output)
     a = _by_position(inputs[0])
     weight = OuterProductGradients(g, a)
     gradients: LayerGradients = {"weight": weight}
-    if layer.bias is not None and g.shape[1] == 1:
-        gradients["bias"] = OutputGradients(weight)
-    elif layer.bias is not None:
-        gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
+    if layer.bias is not None:
+        positions = g.shape[1]
+        if positions == 1:
+            gradients["bias"] = OutputGradients(weight)
+        else:
+            gradients["bias"] = InstantiatedGradients(lambda: g.sum(1))
     return gradients
 
 
 def _by_position(x: Tensor) -> Tensor:
     """(R, ..., width) as (R, positions, width)."""
     records = x.shape[0]
+    width = x.shape[-1]
     positions = x.shape[1:-1].numel() if records else 1
-    return x.reshape(records, positions, x.shape[-1])
+    return x.reshape(records, positions, width)
 
 
-def convolution(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def convolution(
+    layer: Any,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Conv1d, Conv2d and Conv3d of any stride, padding, dilation and groups: a (R, in, *), g (R, out, *)."""
     weights = _convolution_weights(layer, inputs[0], grad_output)
     gradients: LayerGradients = {"weight": weights}
     if layer.bias is None:
         return gradients
     if isinstance(weights, ConvolutionGradients):
+        # The kernel that computes the weights' gradients adds up the bias's, too.
         gradients["bias"] = InstantiatedGradients(weights.bias)
     else:
-        positions = tuple(range(2, grad_output.dim()))
-        gradients["bias"] = InstantiatedGradients(lambda: grad_output.sum(positions))
+        pixels = tuple(range(2, grad_output.dim()))
+        gradients["bias"] = InstantiatedGradients(lambda: grad_output.sum(pixels))
     return gradients
 
 
@@ -75,9 +87,12 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
         # Padded here as the layer does it, so that what follows knows zeros on both sides only.
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        mode = layer.padding_mode
+        if mode == "zeros":
+            mode = "constant"
         a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
-        padding = (0,) * (a.dim() - 2)
+        dimensions = a.dim() - 2
+        padding = (0,) * dimensions
     if a.dim() != 4 or layer.groups != 1 or not kernels.suits(a, g):
         return _pure_convolution_weights(layer, a, g, padding)
 
@@ -98,19 +113,30 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
         "native": lambda: native().squared_norms(),
         "pure": lambda: pure().squared_norms(),
     }
-    return native() if fastest(key, ways) == "native" else pure()
+    if fastest(key, ways) == "native":
+        return native()
+    return pure()
 
 
-def _pure_convolution_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> ParameterGradients:
+def _pure_convolution_weights(
+    layer: Any,
+    a: Tensor,
+    g: Tensor,
+    padding: Any,
+) -> ParameterGradients:
     """The same by PyTorch's operations; the choice depends on shapes only."""
-    records = len(g)
-    shape = layer.weight.shape
-    pointwise = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(padding)
-    if pointwise and layer.groups == 1:
-        return InstantiatedGradients(lambda: (g.flatten(2) @ a.flatten(2).mT).view(records, *shape))
-    patch_numbers = layer.weight[0].numel() * g[0, 0].numel()  # of a record
+    is_one_pixel = set(layer.kernel_size) == {1}
+    is_dense = set(layer.stride) == {1} and not any(padding)
+    if is_one_pixel and is_dense and layer.groups == 1:
+        return InstantiatedGradients(lambda: _pointwise_weights(layer, a, g))
+    kernel_numbers = layer.weight[0].numel()
+    pixels = g[0, 0].numel()
+    patch_numbers = kernel_numbers * pixels  # of a record
     if patch_numbers <= _IM2COL_LIMIT and a.dim() == 4 and layer.groups == 1:
-        return InstantiatedGradients(lambda: _im2col_weights(layer, a, g, padding), order=(0, 3, 1, 2))
+        return InstantiatedGradients(
+            lambda: _im2col_weights(layer, a, g, padding),
+            order=(0, 3, 1, 2),
+        )
     # From here on the weight gradient of torch: record by record where one fills the machine, else all in one call
     # with the records moved into the groups.
     if patch_numbers >= _LOOP_LIMIT:
@@ -127,8 +153,24 @@ _GROUPED_LIMIT = 2**25
 times as long on a CPU with AVX-512; not measured on GPUs."""
 
 
-def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: Any, records: int) -> Tensor:
+def _pointwise_weights(layer: Any, a: Tensor, g: Tensor) -> Tensor:
+    """One matrix product per record: (R, out, in, 1, ...)."""
+    records = len(g)
+    shape = layer.weight.shape
+    products = g.flatten(2) @ a.flatten(2).mT
+    return products.view(records, *shape)
+
+
+def _weight_gradient(
+    layer: Any,
+    a: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    padding: Any,
+    records: int,
+) -> Tensor:
     """PyTorch's weight gradient, of `records` records that lie side by side in the channels."""
+    dimensions = a.dim() - 2
     gradients = torch.ops.aten.convolution_backward(
         g,
         a,
@@ -138,7 +180,7 @@ def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: 
         padding,
         layer.dilation,
         False,  # not transposed
-        [0] * (a.dim() - 2),  # no output padding
+        [0] * dimensions,  # no output padding
         records * layer.groups,
         [False, True, False],  # of input, weight and bias
     )
@@ -146,16 +188,26 @@ def _weight_gradient(layer: Any, a: Tensor, g: Tensor, weight: Tensor, padding: 
 
 
 def _looped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+    """One call per record: (R, out, in / groups, *kernel)."""
     # One number, expanded: the function reads the weight's shape only.
     weight = g.new_empty(()).expand_as(layer.weight)
     rows = []
-    for r in range(len(g)):
-        row = slice(r, r + 1)
-        rows.append(_weight_gradient(layer, a[row], g[row], weight, padding, 1))
+    for record in range(len(g)):
+        row = slice(record, record + 1)
+        gradient = _weight_gradient(
+            layer,
+            a[row],
+            g[row],
+            weight,
+            padding,
+            records=1,
+        )
+        rows.append(gradient)
     return torch.stack(rows)
 
 
 def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+    """One call for as many records as `_GROUPED_LIMIT` allows: (R, out, in / groups, *kernel)."""
     shape = layer.weight.shape
     records = len(g)
     largest = max(1, _GROUPED_LIMIT // shape.numel())
@@ -165,26 +217,47 @@ def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
             rows = slice(start, start + largest)
             weights[rows] = _grouped_weights(layer, a[rows], g[rows], padding)
         return weights
-    weight = g.new_empty(()).expand(records * shape[0], *shape[1:])
+    outputs = records * shape[0]
+    weight = g.new_empty(()).expand(outputs, *shape[1:])
     wide_a = a.reshape(1, -1, *a.shape[2:])
     wide_g = g.reshape(1, -1, *g.shape[2:])
-    weights = _weight_gradient(layer, wide_a, wide_g, weight, padding, records)
+    weights = _weight_gradient(
+        layer,
+        wide_a,
+        wide_g,
+        weight,
+        padding,
+        records,
+    )
     return weights.view(-1, *shape)
 
 
-def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Tensor:
+def _im2col_weights(
+    layer: nn.Conv2d,
+    a: Tensor,
+    g: Tensor,
+    padding: Any,
+) -> Tensor:
     """Patches laid out channels-last, then one matrix product per record: (R, out, *kernel, in)."""
     kernel_height, kernel_width = layer.kernel_size
     stride_height, stride_width = layer.stride
     dilation_height, dilation_width = layer.dilation
     pad_height, pad_width = padding
-    a = F.pad(a, (pad_width, pad_width, pad_height, pad_height)).permute(0, 2, 3, 1)
+    a = F.pad(a, (pad_width, pad_width, pad_height, pad_height))
+    a = a.permute(0, 2, 3, 1)
     a = a.reshape(-1).view(a.shape)  # contiguous with canonical strides also where a dimension is 1
     records, height, width, channels = a.shape
     row = width * channels  # from a pixel to the one below
     rows, columns = g.shape[2:]
     patches = a.as_strided(
-        size=(records, rows, columns, kernel_height, kernel_width, channels),
+        size=(
+            records,
+            rows,
+            columns,
+            kernel_height,
+            kernel_width,
+            channels,
+        ),
         stride=(
             height * row,
             stride_height * row,
@@ -194,35 +267,50 @@ def _im2col_weights(layer: nn.Conv2d, a: Tensor, g: Tensor, padding: Any) -> Ten
             1,
         ),
     )
-    patches = patches.reshape(records, rows * columns, -1)
-    outputs = g.permute(0, 2, 3, 1).reshape(records, rows * columns, -1)
+    pixels = rows * columns
+    patches = patches.reshape(records, pixels, -1)
+    outputs = g.permute(0, 2, 3, 1)
+    outputs = outputs.reshape(records, pixels, -1)
     weights = outputs.mT @ patches
     return weights.view(records, -1, kernel_height, kernel_width, channels)
 
 
-def embedding(layer: nn.Embedding, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def embedding(
+    layer: nn.Embedding,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Rows of a table: tokens (R, ...), g (R, ..., width)."""
     records = grad_output.shape[0]
-    tokens = inputs[0].reshape(records, -1) if records else inputs[0].reshape(0, 1)
+    # Without records, torch cannot infer how many positions there are.
+    positions = -1 if records else 1
+    tokens = inputs[0].reshape(records, positions)
     g = grad_output.reshape(*tokens.shape, layer.embedding_dim)
     if layer.padding_idx is not None:
-        g = g * (tokens != layer.padding_idx)[:, :, None]
+        present = tokens != layer.padding_idx
+        g = g * present[:, :, None]
     return {"weight": EmbeddingGradients(g, tokens, layer.num_embeddings)}
 
 
-def group_norm(layer: nn.GroupNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def group_norm(
+    layer: nn.GroupNorm,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Scale and shift of each channel: a, g (R, C, *)."""
 
     def over_pixels(values: Tensor) -> Tensor:
         if values.dim() == 2:
             return values
-        return values.sum(tuple(range(2, values.dim())))
+        pixels = tuple(range(2, values.dim()))
+        return values.sum(pixels)
 
     def weight() -> Tensor:
         normalized = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return over_pixels(normalized.mul_(grad_output))
 
     if inputs[0].dim() == 4 and kernels.suits(inputs[0], grad_output):
+        # One pass of the kernel gives both.
         weight_and_bias = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
         return {
             "weight": InstantiatedGradients(lambda: weight_and_bias()[0]),
@@ -234,13 +322,20 @@ def group_norm(layer: nn.GroupNorm, inputs: Arguments, grad_output: Tensor) -> L
     return gradients
 
 
-def layer_norm(layer: nn.LayerNorm, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def layer_norm(
+    layer: nn.LayerNorm,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Scale and shift of each coordinate of the trailing dimensions, which `normalized_shape` names."""
     shape = layer.normalized_shape
 
     def over_positions(values: Tensor) -> Tensor:
-        middle = values.shape[1 : values.dim() - len(shape)].numel()
-        return values.reshape(values.shape[0], middle, *shape).sum(1)
+        records = values.shape[0]
+        first_normalized = values.dim() - len(shape)
+        positions = values.shape[1:first_normalized].numel()
+        values = values.reshape(records, positions, *shape)
+        return values.sum(1)
 
     def weight() -> Tensor:
         normalized = F.layer_norm(inputs[0], shape, eps=layer.eps)
@@ -252,7 +347,11 @@ def layer_norm(layer: nn.LayerNorm, inputs: Arguments, grad_output: Tensor) -> L
     return gradients
 
 
-def batch_norm(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def batch_norm(
+    layer: Any,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Scale and shift of each channel in evaluation mode, after running statistics: a, g (R, C, *)."""
     a = inputs[0]
 
@@ -273,8 +372,13 @@ def batch_norm(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradi
     }
 
 
-def embedding_bag(layer: nn.EmbeddingBag, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def embedding_bag(
+    layer: nn.EmbeddingBag,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
+    # Offsets and factors are optional arguments.
     tokens, offsets, factors = (*inputs, None, None)[:3]
     if offsets is None:
         present = torch.ones_like(tokens, dtype=torch.bool)
@@ -295,16 +399,33 @@ def embedding_bag(layer: nn.EmbeddingBag, inputs: Arguments, grad_output: Tensor
 
 
 def _bag_positions(layer: nn.EmbeddingBag, offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Positions of each record's tokens among all, and which of them are its own: both (R, longest bag)."""
+    """Where the tokens of each record are.
+
+    Args:
+        layer: The bag.
+        offsets: Position of each record's first token, (R,), or (R + 1,) with the end of the last.
+        length: T, the number of tokens of all records.
+
+    Returns:
+        Positions of each record's tokens among all, and which of them are its own: both (R, longest bag).
+    """
     starts = offsets[:-1] if layer.include_last_offset else offsets
-    ends = torch.cat([starts[1:], starts.new_tensor([length])])
+    following = starts[1:]
+    end = starts.new_tensor([length])
+    ends = torch.cat([following, end])
     longest = int((ends - starts).max()) if len(starts) else 0
-    positions = torch.arange(longest, device=offsets.device) + starts[:, None]
+    positions = torch.arange(longest, device=offsets.device)
+    positions = positions + starts[:, None]
     present = positions < ends[:, None]
-    return positions.clamp(max=max(length - 1, 0)), present
+    last = max(length - 1, 0)
+    return positions.clamp(max=last), present
 
 
-def transposed_linear(layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
+def transposed_linear(
+    layer: Any,
+    inputs: Arguments,
+    grad_output: Tensor,
+) -> LayerGradients:
     """Y = a W + b, as GPT-2 of `transformers` has it ("Conv1D"): a (R, ..., in), W (in, out)."""
     a = _by_position(inputs[0])
     g = _by_position(grad_output)
@@ -337,8 +458,10 @@ def fallback(
     parameters = {}
     for name, parameter in layer.named_parameters(recurse=False):
         if parameter.requires_grad:
-            parameters[name] = parameter.detach().to(grad_output.dtype)
-    if not grad_output.shape[0]:
+            detached = parameter.detach()
+            parameters[name] = detached.to(grad_output.dtype)
+    records = grad_output.shape[0]
+    if not records:
         return {name: zero_gradients(parameter, 0) for name, parameter in parameters.items()}
 
     def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -350,9 +473,10 @@ def fallback(
         value, pullback, *_ = torch.func.vjp(forward, parameters)
         return value, pullback(cotangent)[0]
 
-    in_dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
+    input_dims = [0 if isinstance(x, Tensor) else None for x in inputs]
+    over_records = torch.func.vmap(one_record, in_dims=(0, *input_dims))
     try:
-        values, rows = torch.func.vmap(one_record, in_dims=in_dims)(grad_output, *inputs)
+        values, rows = over_records(grad_output, *inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModuleError(
             f"it has no rule in dpbench.privacy.gradients.layers, and torch.func.vmap over its records failed "
@@ -391,7 +515,13 @@ def refuse_disagreement(
     few = slice(0, 4)
     inputs = _map_tensors(lambda x: x[few], inputs)
     try:
-        expected = fallback(layer, inputs, grad_output[few], output[few], dimension)
+        expected = fallback(
+            layer,
+            inputs,
+            grad_output[few],
+            output[few],
+            dimension,
+        )
     except UnsupportedModuleError as error:
         if error.__cause__ is None:
             raise
@@ -400,7 +530,8 @@ def refuse_disagreement(
         ours = gradients[name].per_record()[few]
         theirs = gradients_of_few.per_record()
         difference = float((ours - theirs).norm())
-        if difference > 1e-3 * float(theirs.norm()) + 1e-6:
+        tolerance = 1e-3 * float(theirs.norm()) + 1e-6
+        if difference > tolerance:
             raise UnsupportedModuleError(
                 f"the gradient sampler registered for {type(layer).__name__} gives other gradients for {name} than "
                 "autograd does record by record"
@@ -439,7 +570,8 @@ def rule_of(layer: nn.Module) -> Rule | None:
     kind = type(layer)
     if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
         return None
-    rule = RULES.get(kind) or ELSEWHERE.get((kind.__module__, kind.__name__))
+    qualified_name = (kind.__module__, kind.__name__)
+    rule = RULES.get(kind) or ELSEWHERE.get(qualified_name)
     return rule or sampler_of(layer)
 
 

@@ -37,7 +37,12 @@ class ParameterGradients(ABC):
     def select(self, records: Tensor) -> ParameterGradients:
         """Gradients of a subset of the records, given by their positions."""
 
-    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+    def merge(
+        self,
+        record_of: Tensor,
+        records: int,
+        factor: float,
+    ) -> ParameterGradients:
         """Sum rows into larger records, such as examples into microbatches.
 
         Args:
@@ -48,7 +53,8 @@ class ParameterGradients(ABC):
 
         def compute() -> Tensor:
             rows = self.per_record()
-            sums = rows.new_zeros(records, *rows.shape[1:])
+            shape = rows.shape[1:]
+            sums = rows.new_zeros(records, *shape)
             return sums.index_add_(0, record_of, rows, alpha=factor)
 
         return InstantiatedGradients(compute)
@@ -63,7 +69,10 @@ class ParameterGradients(ABC):
         """
 
         def compute() -> Tensor:
-            return sum((use.per_record() for use in others), self.per_record())
+            total = self.per_record()
+            for use in others:
+                total = total + use.per_record()
+            return total
 
         return InstantiatedGradients(compute)
 
@@ -82,11 +91,21 @@ class OneRecord(ParameterGradients):
 
     @classmethod
     def of(cls, gradients: Sequence[Tensor]) -> tuple[list[OneRecord], Tensor]:
-        """Gradients of all parameters, and their squared norms (parameters,), computed in one call."""
+        """Gradients of all parameters, whose norms are computed in one call.
+
+        Args:
+            gradients: One for each parameter, in its shape.
+
+        Returns:
+            The gradients of each parameter, and their squared norms, shape (parameters,).
+        """
         norms = torch._foreach_norm(list(gradients))
         squared_norms = torch.stack(norms).square()
-        pairs = zip(gradients, torch.split(squared_norms, 1), strict=True)
-        return [cls(gradient, squared_norm) for gradient, squared_norm in pairs], squared_norms
+        rows = torch.split(squared_norms, 1)
+        by_parameter = []
+        for gradient, squared_norm in zip(gradients, rows, strict=True):
+            by_parameter.append(cls(gradient, squared_norm))
+        return by_parameter, squared_norms
 
     def squared_norms(self) -> Tensor:
         return self._squared_norm
@@ -133,7 +152,8 @@ class InstantiatedGradients(ParameterGradients):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         rows = self._stored
-        total = (weights @ rows.flatten(1)).view(rows.shape[1:])
+        flat = weights @ rows.flatten(1)
+        total = flat.view(rows.shape[1:])
         if self._order is None:
             return total
         return total.permute(self._order)
@@ -141,6 +161,7 @@ class InstantiatedGradients(ParameterGradients):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         rows = self._stored
         if rows.dim() == 2 and rows.dtype == total.dtype:
+            # A parameter of one dimension, such as a bias: its sum is added without a temporary.
             total.addmv_(rows.t(), weights)
         else:
             super().add_weighted_sum(weights, total)
@@ -148,6 +169,7 @@ class InstantiatedGradients(ParameterGradients):
     def per_record(self) -> Tensor:
         if self._order is None:
             return self._stored
+        # The records stay in dimension 0.
         dimensions = [1 + dimension for dimension in self._order]
         return self._stored.permute(0, *dimensions)
 
@@ -161,7 +183,14 @@ class InstantiatedGradients(ParameterGradients):
             if not isinstance(use, InstantiatedGradients) or use._order != self._order:
                 return super().plus(others)
             uses.append(use)
-        return InstantiatedGradients(lambda: sum((use._stored for use in uses), self._stored), self._order)
+
+        def compute() -> Tensor:
+            total = self._stored
+            for use in uses:
+                total = total + use._stored
+            return total
+
+        return InstantiatedGradients(compute, self._order)
 
 
 class ScaledGradients(ParameterGradients):
@@ -178,7 +207,8 @@ class ScaledGradients(ParameterGradients):
 
     def squared_norms(self) -> Tensor:
         norms = self._gradients.squared_norms()
-        return norms * self._scales.to(norms).square()
+        scales = self._scales.to(norms)
+        return norms * scales.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._gradients.weighted_sum(self._scaled(weights))
@@ -191,10 +221,13 @@ class ScaledGradients(ParameterGradients):
 
     def per_record(self) -> Tensor:
         rows = self._gradients.per_record()
-        return rows * per_row(self._scales.to(rows), rows)
+        scales = self._scales.to(rows)
+        return rows * per_row(scales, rows)
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return ScaledGradients(self._gradients.select(records), self._scales[records])
+        gradients = self._gradients.select(records)
+        scales = self._scales[records]
+        return ScaledGradients(gradients, scales)
 
 
 class OuterProductGradients(ParameterGradients):
@@ -220,7 +253,7 @@ class OuterProductGradients(ParameterGradients):
         if positions == 1:
             return squares.squeeze(1)
         if positions * (n_in + n_out) < n_in * n_out:
-            # The two T × T Gram matrices are cheaper than the gradient.
+            # ‖Σ_t g_t a_tᵀ‖² = Σ_st (g_s · g_t)(a_s · a_t): two T × T matrices instead of the gradient.
             norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
         else:
             norms = (g.mT @ a).square().sum((1, 2))
@@ -248,9 +281,17 @@ class OuterProductGradients(ParameterGradients):
         return self.outputs.mT @ self.inputs
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return OuterProductGradients(self.outputs[records], self.inputs[records])
+        outputs = self.outputs[records]
+        inputs = self.inputs[records]
+        return OuterProductGradients(outputs, inputs)
 
-    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+    def merge(
+        self,
+        record_of: Tensor,
+        records: int,
+        factor: float,
+    ) -> ParameterGradients:
+        # Rows of one record become further positions of it: the gradient is a sum over both.
         outputs = _side_by_side(self.outputs * factor, record_of, records)
         inputs = _side_by_side(self.inputs, record_of, records)
         return OuterProductGradients(outputs, inputs)
@@ -282,16 +323,23 @@ class StackedGradients(ParameterGradients):
         return torch.stack(norms).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.cat([part.weighted_sum(weights) for part in self._parts])
+        sums = [part.weighted_sum(weights) for part in self._parts]
+        return torch.cat(sums)
 
     def per_record(self) -> Tensor:
-        return torch.cat([part.per_record() for part in self._parts], 1)
+        rows = [part.per_record() for part in self._parts]
+        return torch.cat(rows, 1)
 
     def select(self, records: Tensor) -> ParameterGradients:
         parts = [part.select(records) for part in self._parts]
         return StackedGradients(parts)
 
-    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+    def merge(
+        self,
+        record_of: Tensor,
+        records: int,
+        factor: float,
+    ) -> ParameterGradients:
         parts = [part.merge(record_of, records, factor) for part in self._parts]
         return StackedGradients(parts)
 
@@ -309,13 +357,15 @@ class OutputGradients(InstantiatedGradients):
 
 def per_row(values: Tensor, rows: Tensor) -> Tensor:
     """One value a row (R,) in a shape that multiplies rows (R, ...)."""
-    ones = [1] * (rows.dim() - 1)
+    dimensions = rows.dim() - 1
+    ones = [1] * dimensions
     return values.view(-1, *ones)
 
 
 def _weighted(outputs: Tensor, weights: Tensor) -> Tensor:
     """Output gradients (R, T, out) times `weights` (R,), all positions in a row: (R·T, out)."""
-    return (outputs * weights[:, None, None]).flatten(0, 1)
+    weighted = outputs * weights[:, None, None]
+    return weighted.flatten(0, 1)
 
 
 def _squares(rows: Tensor) -> Tensor:
@@ -326,7 +376,8 @@ def _squares(rows: Tensor) -> Tensor:
     """
     width = rows.shape[-1]
     slack = width * torch.finfo(rows.dtype).tiny
-    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    squares = norms.square_()
     return squares.add_(slack)
 
 
@@ -342,9 +393,11 @@ def _rounded_up(norms: Tensor, squares: Tensor) -> Tensor:
     """
     largest = squares.sqrt().sum(1).square()
     positions = squares.shape[1]
-    slack = 16 * positions * torch.finfo(norms.dtype).eps * largest
+    rounding = 16 * positions * torch.finfo(norms.dtype).eps
+    slack = rounding * largest
     cancelled = norms < 1e-3 * largest
-    return torch.where(cancelled, norms.clamp(min=0) + slack, norms)
+    with_slack = norms.clamp(min=0) + slack
+    return torch.where(cancelled, with_slack, norms)
 
 
 class EmbeddingGradients(ParameterGradients):
@@ -364,14 +417,18 @@ class EmbeddingGradients(ParameterGradients):
     def squared_norms(self) -> Tensor:
         tokens = self._tokens
         g = self._outputs
+        # Only positions with the same token meet in a row of the gradient.
         same_token = tokens[:, :, None] == tokens[:, None, :]
         norms = (g @ g.mT).mul_(same_token).sum((1, 2))
-        return _rounded_up(norms, g.square().sum(2))
+        squares = g.square().sum(2)
+        return _rounded_up(norms, squares)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         g = _weighted(self._outputs, weights)
-        total = g.new_zeros(self._size, g.shape[1])
-        return total.index_add_(0, self._tokens.flatten(), g)
+        width = g.shape[1]
+        total = g.new_zeros(self._size, width)
+        tokens = self._tokens.flatten()
+        return total.index_add_(0, tokens, g)
 
     def per_record(self) -> Tensor:
         records, _, width = self._outputs.shape
@@ -380,9 +437,16 @@ class EmbeddingGradients(ParameterGradients):
         return rows.scatter_add_(1, index, self._outputs)
 
     def select(self, records: Tensor) -> ParameterGradients:
-        return EmbeddingGradients(self._outputs[records], self._tokens[records], self._size)
+        outputs = self._outputs[records]
+        tokens = self._tokens[records]
+        return EmbeddingGradients(outputs, tokens, self._size)
 
-    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+    def merge(
+        self,
+        record_of: Tensor,
+        records: int,
+        factor: float,
+    ) -> ParameterGradients:
         outputs = _side_by_side(self._outputs * factor, record_of, records)
         tokens = _side_by_side(self._tokens, record_of, records)
         return EmbeddingGradients(outputs, tokens, self._size)
@@ -406,11 +470,16 @@ def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
     place = torch.arange(len(order), device=order.device)
     place = place - starts[sorted_record_of]  # within its record
     longest = int(counts.max()) if len(order) else 0
-    wide = rows.new_zeros(records, longest, *rows.shape[1:])
+    shape = rows.shape[1:]
+    wide = rows.new_zeros(records, longest, *shape)
     wide[sorted_record_of, place] = rows[order]
     return wide.flatten(1, 2)
 
 
 def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:
     """Gradients of a parameter that the loss of this lot does not depend on."""
-    return InstantiatedGradients(lambda: parameter.new_zeros(records, *parameter.shape))
+
+    def compute() -> Tensor:
+        return parameter.new_zeros(records, *parameter.shape)
+
+    return InstantiatedGradients(compute)

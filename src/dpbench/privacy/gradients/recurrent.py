@@ -42,8 +42,10 @@ class _Hidden(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Both with all time steps of all records in a row.
         flat = grad.flatten(0, 1)
-        states = ctx.states[0].flatten(0, 1).to(flat.dtype)
+        states = ctx.states[0].flatten(0, 1)
+        states = states.to(flat.dtype)
         weight_grad = flat.t() @ states
         bias_grad = flat.sum(0) if ctx.has_bias else None
         return weight_grad, bias_grad, None, None
@@ -52,9 +54,17 @@ class _Hidden(torch.autograd.Function):
 class _Scan(torch.autograd.Function):
     """The recurrence over time; see `scans` for what it computes.
 
-    Inputs: a cell, a list that gets the hidden states before each step (and before the projection), the gates' part of
-    the inputs (T, R, G), two stand-ins (see `_Hidden`) and the first states.
-    Outputs: hidden states (T, R, H), the last hidden state (R, H) and cell state.
+    Args:
+        cell: Computes it.
+        states: Gets the hidden states before each step, and those before the projection, where there is one.
+        gates: The inputs' part of the gates, (T, R, G).
+        hidden: Stand-in for the hidden states' part (see `_Hidden`), (T, R, G).
+        projected: Stand-in for the projection's output, (T, R, H).
+        h0: First hidden state, (R, H).
+        c0: First cell state (R, n), LSTM only.
+
+    Returns:
+        Hidden states (T, R, H), the last hidden state (R, H) and the last cell state (R, n), LSTM only.
     """
 
     @staticmethod
@@ -78,7 +88,9 @@ class _Scan(torch.autograd.Function):
         ctx.save_for_backward(*scan)
         # Clones: the scan's results are views of one memory, and autograd tracks writes to what a Function returns.
         last_cell = None if scan.last_cell is None else scan.last_cell.clone()
-        return scan.outputs.clone(), scan.last.clone(), last_cell
+        outputs = scan.outputs.clone()
+        last = scan.last.clone()
+        return outputs, last, last_cell
 
     @staticmethod
     @once_differentiable
@@ -89,10 +101,23 @@ class _Scan(torch.autograd.Function):
         last_cell: Tensor | None = None,
     ) -> tuple[Any, ...]:
         scan = ScanResult(*ctx.saved_tensors)
-        grads: ScanGradients = ctx.cell.backward(scan, outputs, last, last_cell)
+        grads: ScanGradients = ctx.cell.backward(
+            scan,
+            outputs,
+            last,
+            last_cell,
+        )
         hidden = grads.hidden if ctx.has_hidden else None
         projected = grads.projected if ctx.has_projected else None
-        return None, None, grads.gates, hidden, projected, grads.h0, grads.c0
+        return (
+            None,  # the cell
+            None,  # the list of states
+            grads.gates,
+            hidden,
+            projected,
+            grads.h0,
+            grads.c0,
+        )
 
 
 class RecurrentInterception(Interception):
@@ -104,9 +129,18 @@ class RecurrentInterception(Interception):
         batch_first = self.layer.batch_first
         with torch.autocast(args[0].device.type, enabled=False):
             if isinstance(args[3], Sequence):  # (data, batch sizes, states, weights, ...) of a PackedSequence
-                return self._packed(func, args[0], args[1], args[2])
-            x = args[0].transpose(0, 1) if batch_first else args[0]
-            outputs, *last = self._layers(func, x, args[1], None, None)
+                data, batch_sizes, states = args[:3]
+                return self._packed(func, data, batch_sizes, states)
+            x, states = args[:2]
+            if batch_first:
+                x = x.transpose(0, 1)
+            outputs, *last = self._layers(
+                func,
+                x,
+                states,
+                mask=None,
+                order=None,
+            )
             if batch_first:
                 outputs = outputs.transpose(0, 1)
             return outputs, *last
@@ -118,16 +152,33 @@ class RecurrentInterception(Interception):
         batch_sizes: Tensor,
         states: Any,
     ) -> Any:
-        """Rows of data are those of a (T, R) grid where a sequence has not ended yet, longest sequence first."""
+        """Lay a PackedSequence out as a (T, R) grid, longest sequence first, scan that, and take its rows back.
+
+        Args:
+            func: The function that this computes.
+            data: Inputs of all steps and sequences, (rows, I).
+            batch_sizes: Number of sequences that have not ended yet, (T,).
+            states: See `_layers`.
+        """
         steps = len(batch_sizes)
         records = int(batch_sizes[0])
-        mask = (torch.arange(records) < batch_sizes[:, None]).to(data.device)
+        mask = torch.arange(records) < batch_sizes[:, None]
+        mask = mask.to(data.device)
         positions = mask.flatten().nonzero().squeeze(1)
-        grid = data.new_zeros(steps * records, data.shape[1])
-        grid = grid.index_copy(0, positions, data).view(steps, records, -1)
+        width = data.shape[1]
+        grid = data.new_zeros(steps * records, width)
+        grid = grid.index_copy(0, positions, data)
+        grid = grid.view(steps, records, -1)
         sequence = next(x for x in self.arguments if isinstance(x, PackedSequence))
-        outputs, *last = self._layers(func, grid, states, mask[:, :, None], sequence.unsorted_indices)
-        return outputs.flatten(0, 1).index_select(0, positions), *last
+        outputs, *last = self._layers(
+            func,
+            grid,
+            states,
+            mask[:, :, None],
+            sequence.unsorted_indices,
+        )
+        rows = outputs.flatten(0, 1)
+        return rows.index_select(0, positions), *last
 
     def _layers(
         self,
@@ -147,7 +198,8 @@ class RecurrentInterception(Interception):
             order: Position of each record among the rows; None: in order.
         """
         layer: nn.RNNBase = self.layer
-        h0, c0 = states if isinstance(states, tuple | list) else (states, None)
+        has_cells = isinstance(states, tuple | list)
+        h0, c0 = states if has_cells else (states, None)
         directions = ("", "_reverse") if layer.bidirectional else ("",)
         last: list[Tensor] = []
         last_cell: list[Tensor] = []
@@ -170,9 +222,10 @@ class RecurrentInterception(Interception):
                 last.append(h)
                 last_cell.append(c)
             x = torch.cat(outputs, 2) if layer.bidirectional else outputs[0]
+        last_states = torch.stack(last)
         if c0 is None:
-            return x, torch.stack(last)
-        return x, torch.stack(last), torch.stack(last_cell)
+            return x, last_states
+        return x, last_states, torch.stack(last_cell)
 
     def _direction(
         self,
@@ -184,6 +237,20 @@ class RecurrentInterception(Interception):
         mask: Tensor | None,
         order: Tensor | None,
     ) -> Any:
+        """One direction of one layer.
+
+        Args:
+            func: The function that this computes.
+            suffix: Of the parameters' names.
+            x: Inputs, (T, R, I).
+            h0: First hidden state, (R, H).
+            c0: First cell state (R, n), LSTM only.
+            mask: See `Cell`.
+            order: See `_layers`.
+
+        Returns:
+            What `_Scan` does.
+        """
         layer = self.layer
         w_ih: Tensor = getattr(layer, f"weight_ih{suffix}")
         w_hh: Tensor = getattr(layer, f"weight_hh{suffix}")
@@ -204,7 +271,8 @@ class RecurrentInterception(Interception):
         # In the layout of the input: a view would be copied by the product.
         batch_major = x.transpose(0, 1)
         if not x.is_contiguous() and batch_major.is_contiguous():
-            gates = F.linear(batch_major, w_ih, input_bias).transpose(0, 1)
+            gates = F.linear(batch_major, w_ih, input_bias)
+            gates = gates.transpose(0, 1)
         else:
             gates = F.linear(x, w_ih, input_bias)
 
@@ -227,7 +295,15 @@ class RecurrentInterception(Interception):
             mask=mask,
         )
         states: list[Tensor] = []
-        result = _Scan.apply(cell, states, gates, hidden, projected, h0, c0)
+        result = _Scan.apply(
+            cell,
+            states,
+            gates,
+            hidden,
+            projected,
+            h0,
+            c0,
+        )
         previous.append(states[0])
         unprojected.extend(states[1:])
 
@@ -244,29 +320,54 @@ class RecurrentInterception(Interception):
 class CellInterception(Interception):
     """Computes one step of `torch.lstm_cell`, `gru_cell`, `rnn_tanh_cell` and `rnn_relu_cell`."""
 
-    targets = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+    targets = (
+        torch.lstm_cell,
+        torch.gru_cell,
+        torch.rnn_tanh_cell,
+        torch.rnn_relu_cell,
+    )
 
     def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        # Biases are optional arguments.
         x, state, w_ih, w_hh, b_ih, b_hh = (*args, None, None)[:6]
         h = state[0] if func is torch.lstm_cell else state
         from_input = F.linear(x, w_ih, b_ih)
         from_hidden = F.linear(h, w_hh, b_hh)
-        inputs = [x.detach()[None], h.detach()[None]]  # one time step
+        # Of one time step.
+        inputs = [
+            x.detach()[None],
+            h.detach()[None],
+        ]
 
         def gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
             one_step = [None if grad is None else grad[None] for grad in grads]
-            return _gradients("", one_step, inputs, separate=True, order=None)
+            return _gradients(
+                "",
+                one_step,
+                inputs,
+                separate=True,
+                order=None,
+            )
 
-        self.note([from_input, from_hidden], inputs, len(x), gradients)
+        self.note(
+            outputs=[from_input, from_hidden],
+            inputs=inputs,
+            records=len(x),
+            gradients=gradients,
+        )
         if func is torch.lstm_cell:
             i, f, g, o = (from_input + from_hidden).chunk(4, 1)
-            c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+            from_previous = f.sigmoid() * state[1]
+            from_candidate = i.sigmoid() * g.tanh()
+            c = from_previous + from_candidate
             return o.sigmoid() * c.tanh(), c
         if func is torch.gru_cell:
             r, z, n = from_input.chunk(3, 1)
             r_h, z_h, n_h = from_hidden.chunk(3, 1)
-            new = (n + (r + r_h).sigmoid() * n_h).tanh()
-            return torch.lerp(new, h, (z + z_h).sigmoid())
+            reset = (r + r_h).sigmoid()
+            new = (n + reset * n_h).tanh()
+            update = (z + z_h).sigmoid()
+            return torch.lerp(new, h, update)
         if func is torch.rnn_tanh_cell:
             return (from_input + from_hidden).tanh()
         return (from_input + from_hidden).relu()
@@ -289,11 +390,15 @@ def _gradients(
         order: Position of each record among the rows; None: in order.
     """
     result: LayerGradients = {}
-    for side, grad, x in zip(("ih", "hh", "hr"), grads, inputs, strict=False):
+    sides = ("ih", "hh", "hr")
+    side_of_hidden_bias = "hh" if separate else "ih"
+    for side, grad, x in zip(sides, grads, inputs, strict=False):
         if grad is None:
             continue
+        # Rules have the records in front.
         g = grad.transpose(0, 1)
-        a = x.transpose(0, 1).to(grad.dtype)
+        a = x.transpose(0, 1)
+        a = a.to(grad.dtype)
         if order is not None:
             g = g[order]
             a = a[order]
@@ -301,10 +406,11 @@ def _gradients(
         bias = _time_sum(g)
         if side == "ih":
             result[f"bias_ih{suffix}"] = bias
-        if side == ("hh" if separate else "ih"):
+        if side == side_of_hidden_bias:
             result[f"bias_hh{suffix}"] = bias
     return result
 
 
 def _time_sum(g: Tensor) -> ParameterGradients:
+    """Gradients of a bias: output gradients (R, T, out) added up over time."""
     return InstantiatedGradients(lambda: g.sum(1))

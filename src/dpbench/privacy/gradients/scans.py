@@ -91,7 +91,12 @@ class Cell(ABC):
         self.mask = mask
 
     @abstractmethod
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+    def forward(
+        self,
+        gates: Tensor,
+        h0: Tensor,
+        c0: Tensor | None,
+    ) -> ScanResult:
         """Scan over time.
 
         Args:
@@ -125,18 +130,33 @@ class Cell(ABC):
 
     def allocate(self, length: int, first: Tensor) -> _States:
         """Memory for the states at all T + 1 times in one piece, with the first one written."""
-        states = first.new_empty(length + 1, *first.shape)
+        times = length + 1
+        states = first.new_empty(times, *first.shape)
         if self.reverse:
             states[length] = first
-            return _States(before=states[1:], after=states[:length], last=states[0])
+            return _States(
+                before=states[1:],
+                after=states[:length],
+                last=states[0],
+            )
         states[0] = first
-        return _States(before=states[:length], after=states[1:], last=states[length])
+        return _States(
+            before=states[:length],
+            after=states[1:],
+            last=states[length],
+        )
 
     def hold(self, t: int, states: _States) -> None:
         """Leave states as they were where a sequence has ended."""
-        if self.mask is not None:
-            after = states.after[t]
-            torch.where(self.mask[t], after, states.before[t], out=after)
+        if self.mask is None:
+            return
+        after = states.after[t]
+        torch.where(
+            self.mask[t],
+            after,
+            states.before[t],
+            out=after,
+        )
 
     def hidden_gradient(self, t: int, dh: Tensor, gates: Tensor) -> Tensor:
         """Gradient of the hidden state before step t: through W_hh, and unchanged where a sequence has ended.
@@ -148,13 +168,19 @@ class Cell(ABC):
         """
         if self.mask is None:
             return gates @ self.weight
-        return torch.addmm(dh * ~self.mask[t], gates, self.weight)
+        unchanged = dh * ~self.mask[t]
+        return torch.addmm(unchanged, gates, self.weight)
 
 
 class LSTMCell(Cell):
     """i, f, g, o = gates + W_hh h; c = f c + i g; h = o tanh(c), projected where W_hr is given."""
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+    def forward(
+        self,
+        gates: Tensor,
+        h0: Tensor,
+        c0: Tensor | None,
+    ) -> ScanResult:
         assert c0 is not None
         length = len(gates)
         width = c0.shape[1]
@@ -164,10 +190,17 @@ class LSTMCell(Cell):
         tanh = gates.new_empty(length, *c0.shape)
         unprojected = hidden.after if self.projection is None else torch.empty_like(tanh)
         transposed = self.weight.t()
+        if_width = 2 * width
         for t in self.steps(length):
-            gate = torch.addmm(gates[t], hidden.before[t], transposed, out=activated[t])
+            gate = torch.addmm(
+                gates[t],
+                hidden.before[t],
+                transposed,
+                out=activated[t],
+            )
             i, f, g, o = torch.split(gate, width, 1)
-            gate[:, : 2 * width].sigmoid_()
+            # i and f lie side by side: one call for both.
+            gate[:, :if_width].sigmoid_()
             o.sigmoid_()
             cell = torch.mul(f, cells.before[t], out=cells.after[t])
             cell.addcmul_(i, g.tanh_())
@@ -204,17 +237,36 @@ class LSTMCell(Cell):
         # Derivatives of c by the inputs of i, f and g, and of m = o tanh(c) by that of o. They do not depend on the
         # gradient, which the loop multiplies in.
         gates = scan.gates.new_empty(length, records, 4, width)
-        torch.mul(g * i, 1 - i, out=gates[:, :, 0])
-        torch.mul(cells * f, 1 - f, out=gates[:, :, 1])
-        torch.mul(i, 1 - g.square(), out=gates[:, :, 2])
-        torch.mul(tanh * o, 1 - o, out=gates[:, :, 3])
+        torch.mul(
+            g * i,
+            1 - i,
+            out=gates[:, :, 0],
+        )
+        torch.mul(
+            cells * f,
+            1 - f,
+            out=gates[:, :, 1],
+        )
+        torch.mul(
+            i,
+            1 - g.square(),
+            out=gates[:, :, 2],
+        )
+        torch.mul(
+            tanh * o,
+            1 - o,
+            out=gates[:, :, 3],
+        )
         m_by_c = o * (1 - tanh.square())
         if self.mask is not None:
+            # Where a sequence has ended, the gates have no effect and c stays as it was.
             gates *= self.mask[:, :, None]
             m_by_c *= self.mask
             f = torch.where(self.mask, f, 1.0)
 
-        projected = None if self.projection is None else torch.empty_like(outputs)
+        projected = None
+        if self.projection is not None:
+            projected = torch.empty_like(outputs)
         flat = gates.flatten(2)
         dh = last
         dc = last_cell
@@ -222,20 +274,34 @@ class LSTMCell(Cell):
             dh = dh + outputs[t]
             dm = dh
             if self.projection is not None and projected is not None:
-                projected[t] = dh if self.mask is None else dh * self.mask[t]
+                if self.mask is None:
+                    projected[t] = dh
+                else:
+                    projected[t] = dh * self.mask[t]
                 dm = dh @ self.projection
             dc = torch.addcmul(dc, dm, m_by_c[t])
             gates[t, :, :3] *= dc[:, None]
             gates[t, :, 3] *= dm
             dc = dc * f[t]
             dh = self.hidden_gradient(t, dh, flat[t])
-        return ScanGradients(gates=flat, hidden=flat, projected=projected, h0=dh, c0=dc)
+        return ScanGradients(
+            gates=flat,
+            hidden=flat,
+            projected=projected,
+            h0=dh,
+            c0=dc,
+        )
 
 
 class GRUCell(Cell):
     """r, z = σ(gates + W_hh h + b_hh); n = tanh(gate + r (W_hn h + b_hn)); h = (1 - z) n + z h."""
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+    def forward(
+        self,
+        gates: Tensor,
+        h0: Tensor,
+        c0: Tensor | None,
+    ) -> ScanResult:
         length = len(gates)
         width = h0.shape[1]
         rz_width = 2 * width
@@ -252,12 +318,26 @@ class GRUCell(Cell):
             hidden_n[t] = product_n
             gate = activated[t]
             rz = gate[:, :rz_width]
-            torch.add(gates[t, :, :rz_width], product[:, :rz_width], out=rz)
+            torch.add(
+                gates[t, :, :rz_width],
+                product[:, :rz_width],
+                out=rz,
+            )
             rz.sigmoid_()
             r, z, n = torch.split(gate, width, 1)
-            torch.addcmul(gates[t, :, rz_width:], r, product_n, out=n)
+            torch.addcmul(
+                gates[t, :, rz_width:],
+                r,
+                product_n,
+                out=n,
+            )
             n.tanh_()
-            torch.lerp(n, hidden.before[t], z, out=hidden.after[t])
+            torch.lerp(
+                n,
+                hidden.before[t],
+                z,
+                out=hidden.after[t],
+            )
             self.hold(t, hidden)
         return ScanResult(
             outputs=hidden.after,
@@ -281,10 +361,23 @@ class GRUCell(Cell):
 
         # Derivatives of h by the inputs of r, z and n; the loop multiplies the gradient in.
         gates = scan.gates.new_empty(length, records, 3, width)
-        h_by_n = torch.mul(1 - z, 1 - n.square(), out=gates[:, :, 2])
-        torch.mul((scan.previous - n) * z, 1 - z, out=gates[:, :, 1])
-        torch.mul(h_by_n * hidden_n * r, 1 - r, out=gates[:, :, 0])
+        h_by_n = torch.mul(
+            1 - z,
+            1 - n.square(),
+            out=gates[:, :, 2],
+        )
+        torch.mul(
+            (scan.previous - n) * z,
+            1 - z,
+            out=gates[:, :, 1],
+        )
+        torch.mul(
+            h_by_n * hidden_n * r,
+            1 - r,
+            out=gates[:, :, 0],
+        )
         if self.mask is not None:
+            # Where a sequence has ended, the gates have no effect and h stays as it was.
             gates *= self.mask[:, :, None]
             z = torch.where(self.mask, z, 1.0)
         hidden = gates.clone()
@@ -296,8 +389,18 @@ class GRUCell(Cell):
             dh = dh + outputs[t]
             gates[t] *= dh[:, None]
             hidden[t] *= dh[:, None]
-            dh = torch.addmm(dh * z[t], flat[t], self.weight)
-        return ScanGradients(gates=gates.flatten(2), hidden=flat, projected=None, h0=dh, c0=None)
+            dh = torch.addmm(
+                dh * z[t],
+                flat[t],
+                self.weight,
+            )
+        return ScanGradients(
+            gates=gates.flatten(2),
+            hidden=flat,
+            projected=None,
+            h0=dh,
+            c0=None,
+        )
 
 
 class ElmanCell(Cell):
@@ -305,12 +408,22 @@ class ElmanCell(Cell):
 
     positive = False
 
-    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
+    def forward(
+        self,
+        gates: Tensor,
+        h0: Tensor,
+        c0: Tensor | None,
+    ) -> ScanResult:
         length = len(gates)
         hidden = self.allocate(length, h0)
         transposed = self.weight.t()
         for t in self.steps(length):
-            h = torch.addmm(gates[t], hidden.before[t], transposed, out=hidden.after[t])
+            h = torch.addmm(
+                gates[t],
+                hidden.before[t],
+                transposed,
+                out=hidden.after[t],
+            )
             if self.positive:
                 h.relu_()
             else:
@@ -330,6 +443,7 @@ class ElmanCell(Cell):
         last: Tensor,
         last_cell: Tensor | None,
     ) -> ScanGradients:
+        # The derivative of h by its gate, as a function of h.
         h = scan.outputs
         gates = (h > 0).to(outputs.dtype) if self.positive else 1 - h.square()
         if self.mask is not None:
@@ -339,7 +453,13 @@ class ElmanCell(Cell):
             dh = dh + outputs[t]
             gates[t] *= dh
             dh = self.hidden_gradient(t, dh, gates[t])
-        return ScanGradients(gates=gates, hidden=gates, projected=None, h0=dh, c0=None)
+        return ScanGradients(
+            gates=gates,
+            hidden=gates,
+            projected=None,
+            h0=dh,
+            c0=None,
+        )
 
 
 class ReLUCell(ElmanCell):

@@ -15,7 +15,9 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 _SHOWN = 3
 _LOW = 5e-2  # relative, of sums with the mantissa of bfloat16
 _ROUNDING = 2**-5  # of each record, where they are added up with that mantissa: twice what AVX2 was seen to leave
-_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+_InstanceNorm = nn.modules.instancenorm._InstanceNorm
+_STATISTICS = (_BatchNorm, _InstanceNorm)
 
 
 def refuse_unsupported(model: nn.Module) -> None:
@@ -28,11 +30,14 @@ def refuse_unsupported(model: nn.Module) -> None:
     for name, module in model.named_modules():
         problem = _problem(module)
         if problem is not None:
-            layer = f"{name or 'the model'} ({type(module).__name__})"
-            problems.setdefault(problem, []).append(layer)
+            kind = type(module)
+            layer = f"{name or 'the model'} ({kind.__name__})"
+            layers = problems.setdefault(problem, [])
+            layers.append(layer)
     if problems:
         reasons = [f"{_few(layers)} {problem}" for problem, layers in problems.items()]
-        raise UnsupportedModuleError(f"this model cannot be trained privately: {'; '.join(reasons)}.")
+        listing = "; ".join(reasons)
+        raise UnsupportedModuleError(f"this model cannot be trained privately: {listing}.")
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
@@ -48,13 +53,15 @@ def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list
             return
         problem = _problem(layer)
         if problem is not None:
-            raise UnsupportedModuleError(f"a {type(layer).__name__} was put into training mode: it {problem}.")
+            kind = type(layer)
+            raise UnsupportedModuleError(f"a {kind.__name__} was put into training mode: it {problem}.")
 
     layers = [module for module in model.modules() if isinstance(module, _STATISTICS)]
     return [layer.register_forward_pre_hook(refuse) for layer in layers]
 
 
 def _few(names: list[str]) -> str:
+    """The first names, and how many there are."""
     first = ", ".join(names[:_SHOWN])
     if len(names) <= _SHOWN:
         return first
@@ -70,25 +77,27 @@ def _problem(module: nn.Module) -> str | None:
 
 
 def _record_problem(module: nn.Module) -> str | None:
+    """Problems of modules with or without parameters: what hooks cannot see, and records that are mixed."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled by TorchScript, which lets no hooks in; take the module that it was made from"
-    if any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
+    hooks = module._forward_pre_hooks.values()
+    if any(isinstance(hook, BasePruningMethod) for hook in hooks):
         return "is pruned, so that its weight is computed from others; make it plain (torch.nn.utils.prune.remove)"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+    if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
             "statistics of a pretrained network, or replace it by torch.nn.GroupNorm"
         )
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
+    if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
     return None
 
 
 def _weight_problem(module: nn.Module) -> str | None:
+    """How a module comes by its weights, where that is by computing them."""
     hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
-    if any(
-        isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in module.parameters(recurse=False)
-    ):
+    parameters = module.parameters(recurse=False)
+    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         return "is not initialized yet; run one forward pass on random data before training"
     if "SpectralNorm" in hooks or type(module).__name__ == "_SpectralNorm":
         return "has spectral normalization, whose power iteration couples all weights; remove it or clip the weights"
@@ -103,6 +112,7 @@ def has_trainable(module: nn.Module, recurse: bool) -> bool:
 
 
 def _trainable_problem(module: nn.Module) -> str | None:
+    """What is wrong with the layer itself, where it is trained."""
     if not has_trainable(module, recurse=False):
         return None
     for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
@@ -139,11 +149,19 @@ def check_sums(
     Raises:
         UnsupportedModuleError: They differ: a parameter is used where no hook sees it, or its layer mixes records.
     """
-    squares = [float(grad.double().square().sum()) for grad in expected if grad is not None]
+    squares = []
+    for grad in expected:
+        if grad is not None:
+            squares.append(float(grad.double().square().sum()))
     total_norm = sum(squares) ** 0.5
     if not total_norm < float("inf"):
         return False
-    for (name, parameter), gradients, grad in zip(parameters.items(), computed, expected, strict=True):
+    for (name, parameter), gradients, grad in zip(
+        parameters.items(),
+        computed,
+        expected,
+        strict=True,
+    ):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         weights = torch.ones(records, dtype=dtype, device=parameter.device)
         ours = gradients.weighted_sum(weights).double()
@@ -154,7 +172,8 @@ def check_sums(
         if parameter.dtype.itemsize < 4 or tolerance >= _LOW:
             # Some processors add records up in bfloat16: then what cancels leaves its rounding behind.
             norms = gradients.squared_norms().double().sqrt()
-            allowed = max(_LOW * scale, _ROUNDING * float(norms.sum()))
+            rounding = _ROUNDING * float(norms.sum())
+            allowed = max(_LOW * scale, rounding)
         else:
             allowed = tolerance * scale
         if difference > allowed:
