@@ -65,7 +65,9 @@ def _composes(accountant: type[dp_accounting.PrivacyAccountant], sampling: Sampl
     """Whether an accountant of dp_accounting knows the event of a way of drawing lots."""
     if sampling.neighboring_relation == "none":
         return False
-    return bool(accountant(neighboring_relation=sampling.relation).supports(sampling.dp_event(1.0)))
+    composition = accountant(neighboring_relation=sampling.relation)
+    event = sampling.dp_event(1.0)
+    return bool(composition.supports(event))
 
 
 @dataclass(frozen=True)
@@ -140,11 +142,14 @@ def _canonne_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
 
 
 def _mironov_epsilon(orders: Array, curve: Array, delta: float) -> Array:
-    return np.asarray(curve - math.log(delta) / (orders - 1))
+    surcharge = math.log(delta) / (orders - 1)
+    return np.asarray(curve - surcharge)
 
 
 def _mironov_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
-    return np.asarray(np.minimum((curve - epsilon) * (orders - 1), 0.0))
+    excess = curve - epsilon
+    log_deltas = excess * (orders - 1)
+    return np.asarray(np.minimum(log_deltas, 0.0))
 
 
 CANONNE_2020 = Conversion(_canonne_epsilon, _canonne_log_delta)
@@ -156,9 +161,11 @@ MIRONOV_2017 = Conversion(_mironov_epsilon, _mironov_log_delta)
 @contextmanager
 def _without_unconverged_orders() -> Iterator[None]:
     """Keep dp_accounting from naming each order that it leaves out: others give the bound, and readers take fright."""
+
+    def converged(record: logging.LogRecord) -> bool:
+        return "failed to converge" not in str(record.msg)
+
     log = logging.getLogger("absl")
-    converged = logging.Filter()
-    converged.filter = lambda record: "failed to converge" not in str(record.msg)  # type: ignore[method-assign]
     log.addFilter(converged)
     try:
         yield
@@ -184,14 +191,17 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     alpha = np.asarray(orders)
     if sampling.without_replacement:
         # By quasi-convexity never more than without sampling; theorem 27 exceeds it.
-        curve = np.minimum(curve, alpha / (2 * z**2))
+        unsampled = alpha / (2 * z**2)
+        curve = np.minimum(curve, unsampled)
     # Divergences grow with the order, so from order 2 on that of order 2 is a lower bound; below it stands where
     # rounding left nothing.
     second = sampling.second_order_divergence(z)
     from_second = np.maximum(curve, second)
     below_second = np.where(curve > 0, curve, second)
     curve = np.where(alpha >= 2, from_second, below_second)
-    return np.asarray(curve + _ROUNDING * (1 + special.gammaln(alpha + 1)) / (alpha - 1))
+    log_factorial = special.gammaln(alpha + 1)
+    hidden_by_rounding = _ROUNDING * (1 + log_factorial) / (alpha - 1)
+    return np.asarray(curve + hidden_by_rounding)
 
 
 def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
@@ -200,8 +210,11 @@ def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
     logs = []
     for probability, sampling, z in parts:
         release = Event(sampling, (SumQuery("", 1.0, z),))
-        logs.append(math.log(probability) + factor * release_curve(release, orders))
-    return np.asarray(special.logsumexp(logs, axis=0) / factor)
+        log_probability = math.log(probability)
+        log_moment = factor * release_curve(release, orders)
+        logs.append(log_probability + log_moment)
+    log_mean = special.logsumexp(logs, axis=0)
+    return np.asarray(log_mean / factor)
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -219,19 +232,33 @@ def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
     >>> theorem5_curve(Event(FixedSizeSampling(1000, 50), (SumQuery("all", 2.0, 8.0),)), (2.0, 8.0)).round(5)
     array([0.00064, 0.00509])
     """
-    half = 1 / (2 * _multiplier(event) ** 2)
-    alpha = np.asarray(orders)[:, None]
-    j = np.arange(2, max(orders) + 1)[None, :]
-    log_binomial = special.gammaln(alpha + 1) - special.gammaln(j + 1) - special.gammaln(np.maximum(alpha - j, 0) + 1)
-    bound = math.log(2) + (j - 1) * j * half
+    z = _multiplier(event)
+    half = 1 / (2 * z**2)
+    order = np.asarray(orders)
+    alpha = order[:, None]
+    j = np.arange(2, max(orders) + 1)
+    j = j[None, :]
+    # Where j > α the binomial coefficient is not needed, but its logarithm must be a number.
+    difference = np.maximum(alpha - j, 0)
+    log_binomial = special.gammaln(alpha + 1) - special.gammaln(j + 1)
+    log_binomial = log_binomial - special.gammaln(difference + 1)
+    pairs = (j - 1) * j
+    later = math.log(2) + pairs * half
+    # For j = 2 the smaller of 4(e^ε(2) − 1) and 2e^ε(2), with e^ε(2) taken out so that nothing overflows.
     with np.errstate(over="ignore"):
-        second = 2 * half + min(math.log(4) + math.log(-math.expm1(-2 * half)), math.log(2))
-    terms = j * math.log(event.sampling.rate) + log_binomial
-    terms += np.where(j == 2, second, bound)
-    terms = np.where(j <= alpha, terms, -np.inf)  # the sum ends at α
-    log_moment = np.logaddexp(0, special.logsumexp(terms, axis=1))
-    sampled = (log_moment + _ROUNDING) / (alpha[:, 0] - 1)
-    unsampled = np.asarray(orders) * half
+        complement = -math.expm1(-2 * half)
+        log_four = math.log(4) + math.log(complement)
+        log_smaller = min(log_four, math.log(2))
+        second = 2 * half + log_smaller
+    log_rate = math.log(event.sampling.rate)
+    terms = j * log_rate + log_binomial
+    terms += np.where(j == 2, second, later)
+    is_summed = j <= alpha  # the sum ends at α
+    terms = np.where(is_summed, terms, -np.inf)
+    log_sum = special.logsumexp(terms, axis=1)
+    log_moment = np.logaddexp(0, log_sum)
+    sampled = (log_moment + _ROUNDING) / (order - 1)
+    unsampled = order * half
     return np.asarray(np.minimum(sampled, unsampled))
 
 
@@ -250,7 +277,7 @@ class RenyiAccountant(Accountant):
     def covers(self, sampling: Sampling) -> bool:
         parts = [part.sampling for part in sampling.mixture(1.0)]
         if not parts:
-            parts = [sampling]
+            return _composes(rdp.RdpAccountant, sampling)
         return all(_composes(rdp.RdpAccountant, part) for part in parts)
 
     @staticmethod
@@ -261,20 +288,29 @@ class RenyiAccountant(Accountant):
 
     def curve(self, events: Events) -> Array:
         """Divergence of the composition at each order of the grid."""
-        curves = [count * self.divergences(event, self.orders) for event, count in events.items()]
+        curves = []
+        for event, count in events.items():
+            divergences = self.divergences(event, self.orders)
+            curves.append(count * divergences)
         return np.asarray(np.sum(curves, axis=0))
 
     def epsilon_by_order(self, curve: Array, delta: float) -> Array:
         """ε that each order of the grid shows, from a curve over the grid."""
-        return self.conversion.epsilon(np.asarray(self.orders), curve, delta)
+        orders = np.asarray(self.orders)
+        return self.conversion.epsilon(orders, curve, delta)
 
     def epsilon(self, events: Events, delta: float) -> float:
-        epsilons = self.epsilon_by_order(self.curve(events), delta)
-        return max(0.0, float(epsilons.min()))
+        curve = self.curve(events)
+        epsilons = self.epsilon_by_order(curve, delta)
+        smallest = float(epsilons.min())
+        return max(0.0, smallest)
 
     def delta(self, events: Events, epsilon: float) -> float:
-        logs = self.conversion.log_delta(np.asarray(self.orders), self.curve(events), epsilon)
-        return math.exp(min(0.0, float(logs.min())))
+        orders = np.asarray(self.orders)
+        curve = self.curve(events)
+        log_deltas = self.conversion.log_delta(orders, curve, epsilon)
+        smallest = float(log_deltas.min())
+        return math.exp(min(0.0, smallest))
 
 
 @dataclass(frozen=True)
@@ -301,14 +337,20 @@ class ContinuousRenyiAccountant(RenyiAccountant):
     """
 
     def epsilon(self, events: Events, delta: float) -> float:
-        best = self._best(events, lambda orders, curve: self.conversion.epsilon(orders, curve, delta))
-        return max(0.0, best)
+        def epsilons(orders: Array, curve: Array) -> Array:
+            return self.conversion.epsilon(orders, curve, delta)
+
+        smallest = self._smallest(events, epsilons)
+        return max(0.0, smallest)
 
     def delta(self, events: Events, epsilon: float) -> float:
-        best = self._best(events, lambda orders, curve: self.conversion.log_delta(orders, curve, epsilon))
-        return math.exp(min(0.0, best))
+        def log_deltas(orders: Array, curve: Array) -> Array:
+            return self.conversion.log_delta(orders, curve, epsilon)
 
-    def _best(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
+        smallest = self._smallest(events, log_deltas)
+        return math.exp(min(0.0, smallest))
+
+    def _smallest(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
         """Smallest score of any order.
 
         Args:
@@ -317,22 +359,31 @@ class ContinuousRenyiAccountant(RenyiAccountant):
         """
 
         def score_at(order: float) -> float:
-            curve = sum(count * release_curve(event, (order,)) for event, count in events.items())
-            return float(score(np.array([order]), np.asarray(curve))[0])
+            curves = []
+            for event, count in events.items():
+                divergences = release_curve(event, (order,))
+                curves.append(count * divergences)
+            curve = np.asarray(sum(curves))
+            scores = score(np.array([order]), curve)
+            return float(scores[0])
 
-        scores = score(np.asarray(self.orders), self.curve(events))
+        orders = np.asarray(self.orders)
+        curve = self.curve(events)
+        scores = score(orders, curve)
         best = int(scores.argmin())
-        if not math.isfinite(scores[best]):
-            return float(scores[best])
+        best_score = float(scores[best])
+        if not math.isfinite(best_score):
+            return best_score
+        last = len(scores) - 1
         low = self.orders[max(best - 1, 0)]
-        high = self.orders[min(best + 1, len(scores) - 1)]
+        high = self.orders[min(best + 1, last)]
         result = optimize.minimize_scalar(
             score_at,
             bounds=(low, high),
             method="bounded",
             options={"xatol": 1e-4},
         )
-        return min(float(scores[best]), float(result.fun))
+        return min(best_score, float(result.fun))
 
 
 @dataclass(frozen=True)
@@ -348,8 +399,10 @@ class PldAccountant(Accountant):
     interval: float = 1e-4
 
     def covers(self, sampling: Sampling) -> bool:
+        if not _composes(PLDAccountant, sampling):
+            return False
         # By rdp is told whether pld takes too long.
-        return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
+        return ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:
         """All releases, for those who ask for more than one ε or δ.
@@ -371,10 +424,12 @@ class PldAccountant(Accountant):
         return accountant
 
     def epsilon(self, events: Events, delta: float) -> float:
-        return float(self.composed(events).get_epsilon(delta))
+        composed = self.composed(events)
+        return float(composed.get_epsilon(delta))
 
     def delta(self, events: Events, epsilon: float) -> float:
-        return float(self.composed(events).get_delta(epsilon))
+        composed = self.composed(events)
+        return float(composed.get_delta(epsilon))
 
 
 @dataclass(frozen=True)
@@ -391,7 +446,10 @@ class GaussianDpAccountant(Accountant):
 
     def mu(self, events: Events) -> float:
         """μ of the whole composition."""
-        squares = [count * _squared_mu(event) for event, count in events.items()]
+        squares = []
+        for event, count in events.items():
+            squared_mu = _squared_mu(event)
+            squares.append(count * squared_mu)
         return math.sqrt(sum(squares))
 
     def epsilon(self, events: Events, delta: float) -> float:
@@ -406,10 +464,13 @@ class GaussianDpAccountant(Accountant):
         if not math.isfinite(mu):
             return 1.0
         # δ = Φ(μ/2 − ε/μ) − exp(ε) Φ(−μ/2 − ε/μ), by the logarithms of the two.
-        minuend = special.log_ndtr(mu / 2 - epsilon / mu)
-        subtrahend = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+        half = mu / 2
+        shift = epsilon / mu
+        minuend = special.log_ndtr(half - shift)
+        subtrahend = epsilon + special.log_ndtr(-half - shift)
         if subtrahend < minuend:
-            return float(math.exp(minuend) * -math.expm1(subtrahend - minuend))
+            remainder = -math.expm1(subtrahend - minuend)
+            return float(math.exp(minuend) * remainder)
         return 0.0
 
 

@@ -22,7 +22,11 @@ _SMALLEST_EPSILON = 1e-10
 _MOST_STEPS = 10**9
 _FEW = 3  # distinct costs, whose epsilon takes milliseconds
 _TRIALS = 30
-_QUICK_ORDERS = tuple(map(float, [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 192, 256]))
+_QUICK_ORDERS = (
+    *map(float, range(2, 33)),
+    *map(float, range(36, 65, 4)),
+    *(80.0, 96.0, 128.0, 192.0, 256.0),
+)
 """Of Rényi divergences, for a first guess where there are many: whole orders take milliseconds, others do not."""
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
 
@@ -35,30 +39,53 @@ def check_target(target_epsilon: float) -> None:
         )
 
 
-def _bounded_epsilon(events: Mapping[Event, int], delta: float, accountant: str, target: float) -> float:
+def _bounded_epsilon(
+    events: Mapping[Event, int],
+    delta: float,
+    accountant: str,
+    target: float,
+) -> float:
     """Epsilon, or infinity where it is so far above what is sought that pld would take hours."""
     if accountant == "pld":
-        limit = min(max(4 * target, 20), PLD_LIMIT)
-        if sum(events.values()) > PLD_MOST_RELEASES or epsilon(events, delta, "rdp") > limit:
+        releases = sum(events.values())
+        if releases > PLD_MOST_RELEASES:
+            return math.inf
+        limit = max(4 * target, 20)
+        limit = min(limit, PLD_LIMIT)
+        if epsilon(events, delta, "rdp") > limit:
             return math.inf
     return epsilon(events, delta, accountant)
 
 
-def _solve(epsilon_at: Callable[[float], float], target: float, low: float, high: float) -> float:
+def _solve(
+    epsilon_at: Callable[[float], float],
+    target: float,
+    low: float,
+    high: float,
+) -> float:
     """Solve for where a monotone epsilon meets the target between two numbers, to 1e-7, never above the target."""
 
     def gap(log: float) -> float:
         value = epsilon_at(math.exp(log))
         if value > 0:
-            return max(-_FAR, min(_FAR, math.log(value / target)))
+            log_ratio = math.log(value / target)
+            return max(-_FAR, min(_FAR, log_ratio))
         return -_FAR
 
     rises = epsilon_at(high) > epsilon_at(low)
-    root = optimize.brentq(gap, math.log(low), math.log(high), xtol=1e-8)
+    root = optimize.brentq(
+        gap,
+        math.log(low),
+        math.log(high),
+        xtol=1e-8,
+    )
     solution = math.exp(root)
     step = 1e-8
     while epsilon_at(solution) > target:  # its monotony holds only up to rounding
-        solution *= 1 - step if rises else 1 + step
+        if rises:
+            solution *= 1 - step
+        else:
+            solution *= 1 + step
         step *= 2
     return min(max(solution, low), high)
 
@@ -84,12 +111,21 @@ def _solve_near(
     number = guess
     inside = epsilon_at(number) <= target
     while True:
-        following = number / cheaper if inside else number * cheaper
-        following = min(max(following, low), high)
+        following = number * cheaper
+        if inside:
+            following = number / cheaper
+        following = max(following, low)
+        following = min(following, high)
         if following == number:
             return number
-        if (epsilon_at(following) <= target) != inside:
-            return _solve(epsilon_at, target, min(number, following), max(number, following))
+        following_inside = epsilon_at(following) <= target
+        if following_inside != inside:
+            return _solve(
+                epsilon_at,
+                target,
+                low=min(number, following),
+                high=max(number, following),
+            )
         number = following
 
 
@@ -111,24 +147,31 @@ def _refined(
     slope = -1.5  # of log ε by log noise
     previous: tuple[float, float] | None = None
     for _ in range(_TRIALS):
-        gap = math.log(max(epsilon_at(noise), 1e-300) / target)
+        value = max(epsilon_at(noise), 1e-300)
+        gap = math.log(value / target)
         if gap <= 0:
             sufficient = min(sufficient, noise)
             if gap >= -1e-5:
                 return noise
         else:
             insufficient = max(insufficient, noise)
-        if previous is not None and math.isfinite(gap) and previous[0] != noise:
-            slope = (gap - previous[1]) / math.log(noise / previous[0])
-            slope = min(slope, -0.1)
+        if previous is not None and math.isfinite(gap):
+            previous_noise, previous_gap = previous
+            if previous_noise != noise:
+                rise = gap - previous_gap
+                slope = rise / math.log(noise / previous_noise)
+                slope = min(slope, -0.1)
         previous = (noise, gap)
         following = 2 * noise
         if math.isfinite(gap):
             aim = gap + 3e-6  # a little below the target
-            step = min(max(-aim / slope, -1.0), 1.0)
+            step = -aim / slope
+            step = max(step, -1.0)
+            step = min(step, 1.0)
             following = noise * math.exp(step)
-        between = insufficient < following < sufficient
-        noise = following if between else math.sqrt(insufficient * sufficient)
+        noise = following
+        if not insufficient < following < sufficient:
+            noise = math.sqrt(insufficient * sufficient)
     return sufficient
 
 
@@ -159,7 +202,18 @@ def calibrate_noise_multiplier(
     >>> round(calibrate_noise_multiplier(release, steps=8000, target_epsilon=3.0, delta=1e-5), 3)
     0.879
     """
-    return calibrate_scale(lambda z: Counter({event_for(z): steps}), target_epsilon, delta, accountant, spent)
+
+    def events_for(noise_multiplier: float) -> Counter[Event]:
+        event = event_for(noise_multiplier)
+        return Counter({event: steps})
+
+    return calibrate_scale(
+        events_for,
+        target_epsilon,
+        delta,
+        accountant,
+        spent,
+    )
 
 
 def calibrate_scale(
@@ -188,7 +242,7 @@ def calibrate_scale(
     composable(example + earlier, accountant)  # refuses what the accountant does not cover
     steps = example.total()
 
-    def at(scale: float, name: str = accountant) -> float:
+    def epsilon_at(scale: float, name: str = accountant) -> float:
         events = earlier + events_for(scale)
         return _bounded_epsilon(events, delta, name, target_epsilon)
 
@@ -198,23 +252,42 @@ def calibrate_scale(
         quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)  # an upper bound for rdp
 
         def estimate(scale: float) -> float:
-            return quick.epsilon(earlier + events_for(scale), delta)
+            events = earlier + events_for(scale)
+            return quick.epsilon(events, delta)
 
         if estimate(high) <= target_epsilon:
             guess = _solve(estimate, target_epsilon, low, high)
-            return _refined(at, target_epsilon, guess, low, high)
-    if at(high) > target_epsilon:
+            return _refined(
+                epsilon_at,
+                target_epsilon,
+                guess,
+                low,
+                high,
+            )
+    least_epsilon = epsilon_at(high)
+    if least_epsilon > target_epsilon:
         raise ConfigurationError(
             f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
-            f"delta={delta} (the {accountant} accountant shows {at(high):.4g} there): raise target_epsilon or delta, "
-            "or train for fewer steps."
+            f"delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
+            "delta, or train for fewer steps."
         )
-    if accountant == "pld" and at(high, "rdp") <= target_epsilon < at(low, "rdp"):
-        guess = _solve(lambda z: at(z, "rdp"), target_epsilon, low, high)
-        return _solve_near(at, target_epsilon, low, high, guess, cheaper=2)
-    if at(low) <= target_epsilon:
+
+    def rdp_epsilon_at(scale: float) -> float:
+        return epsilon_at(scale, "rdp")
+
+    if accountant == "pld" and rdp_epsilon_at(high) <= target_epsilon < rdp_epsilon_at(low):
+        guess = _solve(rdp_epsilon_at, target_epsilon, low, high)
+        return _solve_near(
+            epsilon_at,
+            target_epsilon,
+            low,
+            high,
+            guess,
+            cheaper=2,
+        )
+    if epsilon_at(low) <= target_epsilon:
         return low
-    return _solve(at, target_epsilon, low, high)
+    return _solve(epsilon_at, target_epsilon, low, high)
 
 
 def remaining_releases(
@@ -229,11 +302,15 @@ def remaining_releases(
 
     def fits(count: int, name: str = accountant) -> bool:
         events = Counter(spent) + Counter({event: count})
-        return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
+        total = _bounded_epsilon(events, delta, name, target_epsilon)
+        return total <= target_epsilon
+
+    def fits_by_rdp(count: int) -> bool:
+        return fits(count, "rdp")
 
     start = 1
     if accountant == "pld":  # slow: begin where rdp ends
-        start = largest_count(lambda count: fits(count, "rdp"), most)
+        start = largest_count(fits_by_rdp, most)
     return largest_count(fits, most, max(start, 1))
 
 
@@ -248,9 +325,11 @@ def affordable_releases(
 
     def fits(count: int) -> bool:
         events = Counter(spent) + Counter(ahead[:count])
-        return _bounded_epsilon(events, delta, accountant, target_epsilon) <= target_epsilon
+        total = _bounded_epsilon(events, delta, accountant, target_epsilon)
+        return total <= target_epsilon
 
-    return largest_count(fits, len(ahead), max(len(ahead), 1))
+    most = len(ahead)
+    return largest_count(fits, most, start=max(most, 1))
 
 
 def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
@@ -336,7 +415,8 @@ class TrainingSetting:
             raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
         if self.sample_rate is not None:
             size = self.sample_rate * self.population
-            if round(size) < 1 or abs(size - round(size)) > 1e-6 * size:
+            whole = round(size)
+            if whole < 1 or abs(size - whole) > 1e-6 * size:
                 raise ConfigurationError(f"lots of a fixed size hold a whole number of records, not {size:g}.")
 
     @property
@@ -347,7 +427,8 @@ class TrainingSetting:
     @property
     def event(self) -> Event:
         """One release."""
-        assert self.noise_multiplier is not None and self.sample_rate is not None
+        assert self.noise_multiplier is not None
+        assert self.sample_rate is not None
         sampling = self.scheme.at_rate(self.population or 1, self.sample_rate)
         query = SumQuery("all", 1.0, self.noise_multiplier)
         return Event(sampling, (query,))
@@ -360,12 +441,15 @@ class TrainingSetting:
             return self.steps
         assert self.sample_rate is not None
         steps = self.epochs / self.sample_rate
-        return max(1, int(steps * (1 + 1e-12)))  # a whole number that rounding has put below itself stays whole
+        # A whole number that rounding has put below itself stays whole.
+        whole = int(steps * (1 + 1e-12))
+        return max(1, whole)
 
     @property
     def events(self) -> Counter[Event]:
         """The whole composition."""
-        return Counter(self.spent) + Counter({self.event: self.number_of_steps})
+        training = Counter({self.event: self.number_of_steps})
+        return Counter(self.spent) + training
 
     def epsilon_by(self, accountant: str) -> float:
         """ε of the whole composition."""
@@ -375,10 +459,13 @@ class TrainingSetting:
 
 def missing_in(setting: TrainingSetting) -> list[str]:
     """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
+    duration: float | None = setting.steps
+    if duration is None:
+        duration = setting.epochs
     values = {
         "noise_multiplier": setting.noise_multiplier,
         "sample_rate": setting.sample_rate,
-        "steps": setting.epochs if setting.steps is None else setting.steps,
+        "steps": duration,
         "epsilon": setting.epsilon,
         "delta": setting.delta,
     }
@@ -405,14 +492,20 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     find_accountant(accountant)
     missing = missing_in(setting)
     if len(missing) != 1:
-        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        problem = "nothing is missing"
+        if missing:
+            problem = f"missing are {', '.join(missing)}"
         raise ConfigurationError(
             "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
             f"delta: {problem}."
         )
     solve = _SOLVERS[missing[0]]
     solution = solve(setting, accountant)
-    return replace(solution, steps=solution.number_of_steps, epochs=None)
+    return replace(
+        solution,
+        steps=solution.number_of_steps,
+        epochs=None,
+    )
 
 
 def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
@@ -431,37 +524,53 @@ def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     assert setting.epsilon is not None
     value = delta_of(setting.events, setting.epsilon, accountant)
     if not 0 < value < 1:
-        side = "no delta below 1 is shown" if value >= 1 else "delta is smaller than a number can be"
+        side = "delta is smaller than a number can be"
+        if value >= 1:
+            side = "no delta below 1 is shown"
         raise ConfigurationError(f"at epsilon={setting.epsilon} {side} by the {accountant} accountant: change epsilon.")
     return replace(setting, delta=value)
 
 
 def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    assert setting.epsilon is not None and setting.delta is not None
-    z = calibrate_noise_multiplier(
-        lambda value: replace(setting, noise_multiplier=value).event,
+    assert setting.epsilon is not None
+    assert setting.delta is not None
+
+    def event_for(noise_multiplier: float) -> Event:
+        candidate = replace(setting, noise_multiplier=noise_multiplier)
+        return candidate.event
+
+    noise_multiplier = calibrate_noise_multiplier(
+        event_for,
         setting.number_of_steps,
         setting.epsilon,
         setting.delta,
         accountant,
         setting.spent,
     )
-    return replace(setting, noise_multiplier=z)
+    return replace(setting, noise_multiplier=noise_multiplier)
 
 
 def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     target = setting.epsilon
     delta = setting.delta
     population = setting.population
-    assert target is not None and delta is not None
+    assert target is not None
+    assert delta is not None
+    quick = accountant
+    if accountant == "pld":  # too slow at the smallest rates
+        quick = "rdp"
 
-    def at(rate: float, name: str = accountant) -> float:
-        events = replace(setting, sample_rate=min(rate, 1.0)).events
-        return _bounded_epsilon(events, delta, name, target)
+    def epsilon_at(rate: float, name: str = accountant) -> float:
+        candidate = replace(setting, sample_rate=min(rate, 1.0))
+        return _bounded_epsilon(candidate.events, delta, name, target)
 
-    smallest = _SMALLEST_RATE if population is None else 1 / population
-    quick = "rdp" if accountant == "pld" else accountant  # the smallest rates are too slow for pld
-    least_epsilon = at(smallest, quick)
+    def quick_epsilon_at(rate: float) -> float:
+        return epsilon_at(rate, quick)
+
+    smallest = _SMALLEST_RATE
+    if population is not None:
+        smallest = 1 / population
+    least_epsilon = quick_epsilon_at(smallest)
     if least_epsilon > target:
         raise ConfigurationError(
             f"epsilon={target} is out of reach at every rate: the {quick} accountant shows {least_epsilon:.4g} "
@@ -469,27 +578,52 @@ def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
         )
     if setting.scheme.whole_lots:
         assert population is not None
-        size = largest_count(lambda count: count == 0 or at(count / population) <= target, population)
+
+        def fits(size: int) -> bool:
+            if size == 0:
+                return True
+            return epsilon_at(size / population) <= target
+
+        size = largest_count(fits, population)
         return replace(setting, sample_rate=size / population)
     rate = 1.0
-    if at(1.0, quick) > target:
-        rate = _solve(lambda rate: at(rate, quick), target, smallest, 1.0)
+    if quick_epsilon_at(1.0) > target:
+        rate = _solve(quick_epsilon_at, target, smallest, 1.0)
     if accountant != quick:
-        rate = _solve_near(at, target, smallest, 1.0, rate, cheaper=0.5)
+        rate = _solve_near(
+            epsilon_at,
+            target,
+            low=smallest,
+            high=1.0,
+            guess=rate,
+            cheaper=0.5,
+        )
     return replace(setting, sample_rate=rate)
 
 
 def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     target = setting.epsilon
     delta = setting.delta
-    assert target is not None and delta is not None
-    most = PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS
+    assert target is not None
+    assert delta is not None
+    most = _MOST_STEPS
+    if accountant == "pld":
+        most = PLD_MOST_RELEASES
     most -= sum(setting.spent.values())
-    count = remaining_releases(setting.spent, setting.event, target, delta, accountant, most)
+    count = remaining_releases(
+        setting.spent,
+        setting.event,
+        target,
+        delta,
+        accountant,
+        most,
+    )
     if count == 0:
         one_step = Counter(setting.spent) + Counter({setting.event: 1})
         least_epsilon = epsilon(one_step, delta, accountant)
-        step = "further step" if setting.spent else "step"
+        step = "step"
+        if setting.spent:
+            step = "further step"
         raise ConfigurationError(
             f"epsilon={target} allows no {step}: with one, the {accountant} "
             f"accountant shows {least_epsilon:.4g}; add noise, or raise epsilon or delta."

@@ -49,7 +49,11 @@ def check_delta(delta: float) -> None:
         raise ConfigurationError(f"delta must lie strictly between 0 and 1, not {delta}.")
 
 
-def doubt_about_delta(delta: float, population: int, unit: str) -> str | None:
+def doubt_about_delta(
+    delta: float,
+    population: int,
+    unit: str,
+) -> str | None:
     """Say why a δ is too large to mean anything; None if it is not.
 
     Args:
@@ -149,7 +153,10 @@ def _require_coverage(events: Collection[Event], accountant: str) -> None:
     for sampling, _ in events:
         if ACCOUNTANTS[accountant].covers(sampling):
             continue
-        names = [name for name, other in ACCOUNTANTS.items() if other.covers(sampling)]
+        names = []
+        for name, other in ACCOUNTANTS.items():
+            if other.covers(sampling):
+                names.append(name)
         raise ConfigurationError(
             f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
             f"({', '.join(names)})."
@@ -178,7 +185,8 @@ def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
             rounded = math.exp(lowest + stair * step)
             # The rounding of `exp` must not make a release cheaper than it is.
             multiplier = min(rounded, math.exp(log)) * (1 - 1e-14)
-            coarser[event] = Event(sampling, (SumQuery("equivalent", 1.0, multiplier),))
+            query = SumQuery("equivalent", 1.0, multiplier)
+            coarser[event] = Event(sampling, (query,))
     return coarser
 
 
@@ -214,7 +222,8 @@ def _microbatch_event(
     moved = []
     for query in with_units(queries, size):
         factor = whole_over_example if query.unit else size
-        moved.append(query._replace(sensitivity=query.sensitivity * factor))
+        sensitivity = query.sensitivity * factor
+        moved.append(query._replace(sensitivity=sensitivity))
     return Event(sampling, equivalent_queries(moved))
 
 
@@ -249,8 +258,12 @@ def nominal_events(
         rate = min(1.0, sampling.rate)
         covered = mathematics.nominal.at_rate(sampling.population, rate, sampling.unit)
         changes = record_changes(covered, microbatch_size)
-        factor = changes / max(1, record_changes(sampling, microbatch_size))
-        moved = [query._replace(sensitivity=query.sensitivity * factor) for query in queries]
+        drawn_changes = record_changes(sampling, microbatch_size)
+        factor = changes / max(1, drawn_changes)
+        moved = []
+        for query in queries:
+            sensitivity = query.sensitivity * factor
+            moved.append(query._replace(sensitivity=sensitivity))
         nominal[Event(covered, equivalent_queries(moved))] += count
     return nominal
 
@@ -299,9 +312,12 @@ def selection_epsilon(
     mathematics = find_accountant(accountant)
     check_delta(delta)
     if not isinstance(mathematics, RenyiAccountant):
-        known = [name for name, other in ACCOUNTANTS.items() if isinstance(other, RenyiAccountant)]
+        names = []
+        for name, other in ACCOUNTANTS.items():
+            if isinstance(other, RenyiAccountant):
+                names.append(name)
         raise ConfigurationError(
-            f"the cost of selection is known for Rényi accountants ({', '.join(known)}), not {accountant}."
+            f"the cost of selection is known for Rényi accountants ({', '.join(names)}), not {accountant}."
         )
     kinds = [composable(run, accountant) for run in runs]
     relations = {sampling.relation for counts in kinds for sampling, _ in counts}

@@ -220,10 +220,11 @@ class Ledger:
     @property
     def secure(self) -> bool:
         """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
-        return all(
-            header.replay is None and header.noise_source is None and header.lot_source is None
-            for header in self.headers
-        )
+        for header in self.headers:
+            sources = (header.replay, header.noise_source, header.lot_source)
+            if sources != (None, None, None):
+                return False
+        return True
 
     @property
     def header(self) -> Header:
@@ -232,7 +233,12 @@ class Ledger:
 
     def prefix(self, releases: int) -> Ledger:
         """The ledger as it was after so many releases, in the order of writing; what is wrong stays wrong."""
-        return Ledger(self.headers, self.releases[:releases], self.damage, self.doubt)
+        return Ledger(
+            headers=self.headers,
+            releases=self.releases[:releases],
+            damage=self.damage,
+            doubt=self.doubt,
+        )
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
@@ -258,15 +264,19 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     tail = lines.pop()
     other_schema = None
     for number, line in enumerate(lines, start=1):
+        damage = None
         try:
             reader.read(line)
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
-            ledger.damage = ledger.damage or f"line {number} is damaged ({error})"
+            damage = f"line {number} is damaged ({error})"
         except _NOT_A_LINE as error:
-            ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
+            kind = type(error).__name__
+            damage = f"line {number} is damaged ({kind}: {error})"
+        ledger.damage = ledger.damage or damage
     if tail:
-        ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
+        damage = f"line {len(lines) + 1} is cut off"
+        ledger.damage = ledger.damage or damage
     if ledger.headers:
         return ledger
     if other_schema:
@@ -289,7 +299,13 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
         for header in ledger.headers:
             if first is None:
                 first = (name, header)
-            _refuse_other_records(name, header, *first)
+            first_name, first_header = first
+            _refuse_other_records(
+                name,
+                header,
+                first_name,
+                first_header,
+            )
         _refuse_contradiction(name, ledger)
 
 
@@ -320,12 +336,17 @@ def _refuse_contradiction(name: str, ledger: Ledger) -> None:
                 f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
                 f"{sampling.unit}."
             )
+        same_population = sampling.population == header.population
         relations = ("none", header.neighboring_relation)
-        if sampling.population != header.population or sampling.neighboring_relation not in relations:
+        if not same_population or sampling.neighboring_relation not in relations:
             raise LedgerError(
                 f"{name} contradicts itself: its header says {header.neighboring_relation} among "
                 f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
             )
+
+
+_Checksums = dict[int, str | None]
+"""Number of each release of a phase → its checksum."""
 
 
 def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
@@ -337,11 +358,15 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
     Args:
         ledgers: By the name that the error shows.
     """
+    # (noise or lots, phase, source) → (name, checksums) of the ledgers that have it.
     drawn: dict[tuple[str, int, str], list[tuple[str, _Checksums]]] = {}
     for name, ledger in ledgers.items():
         for phase, mine in _checksums_by_phase(ledger).items():
             header = ledger.headers[phase]
-            sources = {"noise": header.noise_source, "lots": header.lot_source}
+            sources = {
+                "noise": header.noise_source,
+                "lots": header.lot_source,
+            }
             for kind, source in sources.items():
                 if source is None:
                     continue
@@ -354,9 +379,6 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                             f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]})."
                         )
                 earlier.append((name, mine))
-
-
-_Checksums = dict[int, str | None]
 
 
 def _checksums_by_phase(ledger: Ledger) -> dict[int, _Checksums]:
@@ -508,8 +530,9 @@ class _Reader:
                 f"the checksum of release {number} does not stand directly after the line of that release, or is its "
                 "second one"
             )
-        phase, release = self.ledger.releases[-1]
-        self.ledger.releases[-1] = (phase, replace(release, checksum=checksum))
+        releases = self.ledger.releases
+        phase, release = releases[-1]
+        releases[-1] = (phase, replace(release, checksum=checksum))
 
 
 def _check_queries(queries: Queries) -> None:

@@ -111,7 +111,10 @@ class StatedNoise:
         """Plain JSON data."""
         if self.noise_multiplier is None:
             return {"process": self.process, "described": False}
-        data: dict[str, Any] = {"process": self.process, "noise_multiplier": self.noise_multiplier}
+        data: dict[str, Any] = {
+            "process": self.process,
+            "noise_multiplier": self.noise_multiplier,
+        }
         if self.process == "scheduled":
             data["factors"] = self.factors.to_list()
         return data
@@ -235,8 +238,10 @@ class StatedPlan:
                 f"the noise process {self.noise.process} is not one of dpbench's: what a release costs stands in its "
                 "line, and cannot be computed from the plan."
             )
-        changes = record_changes(self.sampling_of(step), self.per_summand)
-        return multiplier * self.noise.factors.at(step) / max(1, changes)
+        sampling = self.sampling_of(step)
+        changes = record_changes(sampling, self.per_summand)
+        scaled = multiplier * self.noise.factors.at(step)
+        return scaled / max(1, changes)
 
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own, by the plan alone; errors as for `effective_multiplier`."""
@@ -276,7 +281,9 @@ def own_process(noise: Mapping[str, Any]) -> str | None:
     Args:
         noise: What a plan states of its noise.
     """
-    return str(noise["process"]) if noise.get("described") is False else None
+    if noise.get("described") is False:
+        return str(noise["process"])
+    return None
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -340,7 +347,8 @@ def _noise(data: dict[str, Any]) -> StatedNoise:
     if data == {"process": process, "described": False}:
         return StatedNoise(process, None)
     if process == "gaussian" and set(data) == {"process", "noise_multiplier"}:
-        return StatedNoise(process, _positive("noise_multiplier", data["noise_multiplier"]))
+        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
+        return StatedNoise(process, multiplier)
     if process == "scheduled" and set(data) == {"process", "noise_multiplier", "factors"}:
         multiplier = _positive("noise_multiplier", data["noise_multiplier"])
         factors = _stairs("factors of the noise", data["factors"])

@@ -30,7 +30,11 @@ def _tail(x: float) -> float:
     return math.erfc(x / math.sqrt(2)) / 2
 
 
-def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COORDINATES) -> float:
+def mass_beyond(
+    noise_multiplier: float,
+    end: float,
+    coordinates: int = MOST_COORDINATES,
+) -> float:
     """Bound the probability that a record moves a coordinate of one release to where noise alone never is.
 
     Args:
@@ -46,13 +50,19 @@ def mass_beyond(noise_multiplier: float, end: float, coordinates: int = MOST_COO
     shift = 1 / noise_multiplier
     powers_of_two = [2**power for power in range(coordinates.bit_length())]
     largest = 0.0
+    unmoved = _tail(end)
     for k in [*powers_of_two, coordinates]:
-        moved = _tail(end - shift / math.sqrt(k))
-        largest = max(largest, k * (moved - _tail(end)))
+        nearer = end - shift / math.sqrt(k)
+        mass = k * (_tail(nearer) - unmoved)
+        largest = max(largest, mass)
     return min(1.0, largest)
 
 
-def uncovered_mass(events: Mapping[Event, int], end: float, coordinates: int = MOST_COORDINATES) -> float:
+def uncovered_mass(
+    events: Mapping[Event, int],
+    end: float,
+    coordinates: int = MOST_COORDINATES,
+) -> float:
     """Delta that no ε covers, of all releases together: that one of them shows a record which was in its lot.
 
     Args:
@@ -62,8 +72,13 @@ def uncovered_mass(events: Mapping[Event, int], end: float, coordinates: int = M
     """
     log_unseen = 0.0  # of the probability that no release shows a record
     for (sampling, queries), count in events.items():
-        probability = min(1.0, sampling.rate) * mass_beyond(effective_noise_multiplier(queries), end, coordinates)
-        log_unseen += count * (math.log1p(-probability) if probability < 1 else -math.inf)
+        in_lot = min(1.0, sampling.rate)
+        noise_multiplier = effective_noise_multiplier(queries)
+        probability = in_lot * mass_beyond(noise_multiplier, end, coordinates)
+        log_unseen_once = -math.inf
+        if probability < 1:
+            log_unseen_once = math.log1p(-probability)
+        log_unseen += count * log_unseen_once
     return -math.expm1(log_unseen)
 
 
@@ -76,7 +91,8 @@ def uncovered_delta(ledger: Ledger) -> float:
     """
     phases: dict[int, Counter[Event]] = {}
     for phase, release in ledger.releases:
-        phases.setdefault(phase, Counter())[counted_event(release)] += 1
+        events = phases.setdefault(phase, Counter())
+        events[counted_event(release)] += 1
     covered = 1.0
     for phase, events in phases.items():
         end = ledger.headers[phase].noise_end

@@ -16,7 +16,7 @@ from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Ledger, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
-from dpbench.privacy.events import EARLIER, Event, SumQuery
+from dpbench.privacy.events import EARLIER, Event, Queries, SumQuery
 from dpbench.privacy.sampling import Sampling
 
 _END = "}\n"
@@ -24,34 +24,54 @@ _SPELLING_OF_SCHEMA_1 = {"neighboring_relation": "neighbouring_relation"}
 
 
 def _dump(data: dict[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+    text = json.dumps(
+        data,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    return text + "\n"
 
 
 def _header_line(header: Header) -> str:
-    facts = {field.name: getattr(header, field.name) for field in fields(header)}
-    plan = facts.pop("plan")
+    data: dict[str, Any] = {
+        "record": "header",
+        "schema": header.schema,
+    }
+    for field in fields(header):
+        name = field.name
+        if header.schema == WITHOUT_PLANS:
+            name = _SPELLING_OF_SCHEMA_1.get(name, name)
+        data[name] = getattr(header, field.name)
+    plan = data.pop("plan")
     if plan is not None:
-        facts["plan"] = plan.to_dict()
-    if header.schema == WITHOUT_PLANS:
-        facts = {_SPELLING_OF_SCHEMA_1.get(name, name): value for name, value in facts.items()}
-    return _dump({"record": "header", "schema": header.schema, **facts})
+        data["plan"] = plan.to_dict()
+    return _dump(data)
 
 
 def _head(release: Release, awaits_checksum: bool) -> str:
-    head: dict[str, Any] = {"record": "release", "number": release.number}
+    head: dict[str, Any] = {
+        "record": "release",
+        "number": release.number,
+    }
     if not awaits_checksum:
         head["checksum"] = release.checksum
     return _dump(head)[: -len(_END)]
 
 
-def _facts(sampling: Sampling, queries: tuple[SumQuery, ...]) -> str:
-    data = []
+def _facts(sampling: Sampling, queries: Queries) -> str:
+    stated_queries = []
     for query in queries:
-        fields_of_query = query._asdict()
+        stated_query = query._asdict()
         if not query.unit:
-            del fields_of_query["unit"]
-        data.append(fields_of_query)
-    return _dump({"sampling": sampling.to_dict(), "queries": data})[1:]
+            del stated_query["unit"]
+        stated_queries.append(stated_query)
+    text = _dump(
+        {
+            "sampling": sampling.to_dict(),
+            "queries": stated_queries,
+        }
+    )
+    return text[1:]
 
 
 class LedgerWriter:
@@ -102,13 +122,21 @@ class LedgerWriter:
         self._pending_header = ""
         self._pending_checksum = ""
         self._awaiting: int | None = None  # number of the last release, if its line lacks the checksum
-        self._facts: tuple[Sampling | None, tuple[SumQuery, ...], str] = (None, (), "")  # of the last release
+        # Of the last release, with the text that states them: most releases share both.
+        self._sampling: Sampling | None = None
+        self._queries: Queries = ()
+        self._text = ""
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self._file = self._open()
         try:
-            self._header = self._begin(replace(header, phase=0), start, resume, known)
+            self._header = self._begin(
+                replace(header, phase=0),
+                start,
+                resume,
+                known,
+            )
             self.phase = self._header.phase
             self.lot_phase = self.phase
             if place is not None and place[0] == self.phase:
@@ -135,7 +163,13 @@ class LedgerWriter:
         except OSError as error:
             raise LedgerError(f"cannot write the ledger {self.path}: {error.strerror}.") from None
 
-    def _begin(self, header: Header, start: int, resume: bool, known: Seal | None) -> Header:
+    def _begin(
+        self,
+        header: Header,
+        start: int,
+        resume: bool,
+        known: Seal | None,
+    ) -> Header:
         size = os.fstat(self._file.fileno()).st_size
         if size and (start or not _without_release(self.path)):
             if not resume:
@@ -155,13 +189,18 @@ class LedgerWriter:
         self._write(_header_line(header))
         return header
 
-    def _continue(self, header: Header, start: int, known: Seal | None) -> Header:
+    def _continue(
+        self,
+        header: Header,
+        start: int,
+        known: Seal | None,
+    ) -> Header:
         """Go on in the newest phase of the file, or in a new one where the run is another one than made it."""
         ledger = self._read_intact()
         if known is not None:
-            wrong = difference(self.path, known, "the checkpoint")
-            if wrong is not None:
-                raise LedgerError(f"cannot continue {self.path}: it has {wrong}. Restore the ledger of this run.")
+            other = difference(self.path, known, witness="the checkpoint")
+            if other is not None:
+                raise LedgerError(f"cannot continue {self.path}: it has {other}. Restore the ledger of this run.")
         last = ledger.header
         _refuse_another_training_set(self.path, header, last)
         numbers = {release.number for _, release in ledger.releases}
@@ -170,7 +209,10 @@ class LedgerWriter:
         self.events.update(ledger.events)
         header = replace(header, phase=last.phase)
         is_same_run = header == last
-        newest = [release for phase, release in ledger.releases if phase == last.phase]
+        newest = []
+        for phase, release in ledger.releases:
+            if phase == last.phase:
+                newest.append(release)
         # Else the releases before `start` were made in another phase.
         is_here = _begins_within(newest, start)
         ahead = [release for release in newest if release.number >= start]
@@ -197,7 +239,8 @@ class LedgerWriter:
             raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
         # That release was not used, or its sum is not known here: the piece may go.
         whole = self.path.read_bytes()
-        os.truncate(self.path, whole.rindex(b"\n") + 1)
+        end = whole.rindex(b"\n") + 1
+        os.truncate(self.path, end)
         return ledger
 
     def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
@@ -245,16 +288,16 @@ class LedgerWriter:
 
         The lots stay those of the phase before, and so does what `joint` says of them.
         """
-        left = []
+        unrepeated = []
         for release, lines in self._recorded.values():
-            left.append(release)
+            unrepeated.append((self.phase, release))
             self._seal.update(lines)
         self._recorded.clear()
         self.repeated.clear()
         self.phase += 1
         self._header = replace(self._header, phase=self.phase)
         self._pending_header = _header_line(self._header)
-        self._join((self.phase - 1, release) for release in left)
+        self._join(unrepeated)
 
     def append(self, release: Release) -> None:
         """Record a release; must return before the release is used.
@@ -281,8 +324,10 @@ class LedgerWriter:
             self.repeated[counted_event(release)] -= 1
             return
         self._require_plan(release)
+        text = self._pending_checksum + self._pending_header
+        text += self._line(release)
         try:
-            self._write(self._pending_checksum + self._pending_header + self._line(release))
+            self._write(text)
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
@@ -290,7 +335,9 @@ class LedgerWriter:
             ) from None
         self._pending_checksum = ""
         self._pending_header = ""
-        self._awaiting = release.number if self._awaits_checksum(release) else None
+        self._awaiting = None
+        if self._awaits_checksum(release):
+            self._awaiting = release.number
         self.events[counted_event(release)] += 1
 
     def add_checksum(self, number: int, checksum: str) -> None:
@@ -311,7 +358,13 @@ class LedgerWriter:
                 "Tell it between that release and the next."
             )
         self._awaiting = None
-        self._pending_checksum = _dump({"record": "checksum", "number": number, "checksum": checksum})
+        self._pending_checksum = _dump(
+            {
+                "record": "checksum",
+                "number": number,
+                "checksum": checksum,
+            }
+        )
 
     def _awaits_checksum(self, release: Release) -> bool:
         return self._header.plan is not None and release.checksum is None
@@ -329,14 +382,15 @@ class LedgerWriter:
             )
 
     def _line(self, release: Release) -> str:
-        sampling, queries, text = self._facts
-        # Equal ones may be written otherwise.
-        is_same = sampling is release.sampling and queries is release.queries
-        if not is_same:
-            text = _facts(release.sampling, release.queries)
-            self._facts = (release.sampling, release.queries, text)
+        # Compared by identity: equal ones may be written otherwise.
+        same_sampling = release.sampling is self._sampling
+        same_queries = release.queries is self._queries
+        if not (same_sampling and same_queries):
+            self._text = _facts(release.sampling, release.queries)
+            self._sampling = release.sampling
+            self._queries = release.queries
         head = _head(release, self._awaits_checksum(release))
-        return f"{head},{text}"
+        return f"{head},{self._text}"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -387,8 +441,10 @@ def _without_release(path: Path) -> bool:
 
 def _refuse_another_training_set(path: Path, header: Header, last: Header) -> None:
     for name in ("unit", "neighboring_relation", "population", "microbatch_size"):
-        if getattr(header, name) != getattr(last, name):
+        mine = getattr(header, name)
+        recorded = getattr(last, name)
+        if mine != recorded:
             raise LedgerError(
-                f"{path} has {name} {getattr(last, name)!r}, this run {getattr(header, name)!r}: "
+                f"{path} has {name} {recorded!r}, this run {mine!r}: "
                 "one ledger describes one training set. Start a new run."
             )

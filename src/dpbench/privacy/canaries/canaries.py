@@ -29,7 +29,13 @@ from dpbench.privacy.randomness import Stream, keyed_sequence
 from dpbench.privacy.sampling import Sampling
 
 _DEFAULT = 2000
-_LENGTHS = torch.logspace(2, 9, 8, dtype=torch.float64)  # of a spike, in bounds: what is not clipped is seen
+# Of a spike, in bounds: what is not clipped is seen.
+_LENGTHS = torch.logspace(
+    start=2,
+    end=9,
+    steps=8,
+    dtype=torch.float64,
+)
 _WHOLE = 0.9995  # of the bound: what a spike moves at least, the shortest one that does
 _FEWEST = 20  # below, no bound says anything
 
@@ -52,10 +58,16 @@ class GradientCanaries:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.canaries is not None and (type(self.canaries) is not int or self.canaries < _FEWEST):
-            raise ConfigurationError(f"canaries must be a whole number from {_FEWEST} on, not {self.canaries!r}.")
-        if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
-            raise ConfigurationError(f"the seed of an audit must be a whole number from 0 on, not {self.seed!r}.")
+        self._require_whole("canaries", self.canaries, _FEWEST)
+        self._require_whole("the seed of an audit", self.seed, 0)
+
+    @staticmethod
+    def _require_whole(name: str, value: int | None, least: int) -> None:
+        if value is None:
+            return
+        # A bool is an int to Python.
+        if type(value) is not int or value < least:
+            raise ConfigurationError(f"{name} must be a whole number from {least} on, not {value!r}.")
 
 
 class SparseGradients(ParameterGradients):
@@ -85,16 +97,19 @@ class SparseGradients(ParameterGradients):
 
     def squared_norms(self) -> Tensor:
         norms = self._values.new_zeros(self._records)
-        return norms.index_add_(0, self._rows, self._values.square())
+        squares = self._values.square()
+        return norms.index_add_(0, self._rows, squares)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self._values.new_zeros(self._shape.numel())
         entry_weights = weights.to(self._values)[self._rows]
-        total.index_add_(0, self._places, self._values * entry_weights)
+        weighted = self._values * entry_weights
+        total.index_add_(0, self._places, weighted)
         return total.view(self._shape)
 
     def per_record(self) -> Tensor:
-        dense = self._values.new_zeros(self._records, self._shape.numel())
+        coordinates = self._shape.numel()
+        dense = self._values.new_zeros(self._records, coordinates)
         dense[self._rows, self._places] = self._values
         return dense.view(self._records, *self._shape)
 
@@ -168,32 +183,60 @@ class Canaries:
         groups = recipe.groups(names, sizes)
         bounded = recipe.transform is not None
         # Signs of a spike are as long as it has coordinates; what else there is leaves it as it is, for clipping.
-        self._signs = bounded and getattr(recipe.transform, "values", "signs") == "signs"
+        values = getattr(recipe.transform, "values", "signs")
+        self._signs = bounded and values == "signs"
         self._coordinates = 1
         if bounded:
-            self._coordinates = max(math.ceil(2 * group.max_grad_norm**2) for group in groups)
-        room = []
-        for group in groups:
-            slots = [sizes[parameter] // self._coordinates for parameter in group.parameters]
-            room.append(sum(slots))
-        count = self._number(options.canaries, sampling.population, max(room))
-        rng = np.random.default_rng(keyed_sequence((key, Stream.CANARIES)))
+            largest_bound = max(group.max_grad_norm for group in groups)
+            self._coordinates = math.ceil(2 * largest_bound**2)
+        room = [sum(self._slots(group, sizes)) for group in groups]
+        count = self._number(
+            options.canaries,
+            sampling.population,
+            room=max(room),
+        )
+        seeds = keyed_sequence((key, Stream.CANARIES))
+        rng = np.random.default_rng(seeds)
         self.member = rng.random(count) < 0.5
         # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
         self._reach = 1 / sampling.records_affected
-        self.sums = ScoreSums(self.member, self._replace_one, self._reach)
-        self.probe = RunProbe(key, self.sums, counts, processes)
+        self.sums = ScoreSums(
+            self.member,
+            self._replace_one,
+            self._reach,
+        )
+        self.probe = RunProbe(
+            key,
+            self.sums,
+            counts,
+            processes,
+        )
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self._index: list[tuple[Tensor, ...]] = []
         self.left_out: dict[str, int] = {}
         for number, group in enumerate(groups):
             if room[number] >= count:
-                self._place_in(number, group, sizes, rng)
-            else:
-                self.left_out[group.name] = sum(sizes[parameter] for parameter in group.parameters)
+                self._place_in(
+                    number,
+                    group,
+                    sizes,
+                    rng,
+                )
+                continue
+            group_sizes = [sizes[parameter] for parameter in group.parameters]
+            self.left_out[group.name] = sum(group_sizes)
 
-    def _number(self, requested: int | None, population: int, room: int) -> int:
+    def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
+        """How many canaries have room in each parameter of a group, with coordinates of their own."""
+        return [sizes[parameter] // self._coordinates for parameter in group.parameters]
+
+    def _number(
+        self,
+        requested: int | None,
+        population: int,
+        room: int,
+    ) -> int:
         """How many canaries there are.
 
         Args:
@@ -205,7 +248,9 @@ class Canaries:
             ConfigurationError: So many have no room, or the room is too small.
         """
         most = min(population, room)
-        count = min(_DEFAULT, most) if requested is None else requested
+        count = requested
+        if count is None:
+            count = min(_DEFAULT, most)
         if _FEWEST <= count <= most:
             return count
         remedy = "an audit needs a larger model or data set."
@@ -232,16 +277,24 @@ class Canaries:
             rng: Draws.
         """
         # A slot is room for one canary: first all draw slots, which gives the parameter, then its coordinates.
-        slots = np.array([sizes[parameter] // self._coordinates for parameter in group.parameters])
-        canaries = len(self.member)
-        slot_of = rng.choice(int(slots.sum()), canaries, replace=False)
-        index_of = np.searchsorted(slots.cumsum(), slot_of, side="right")
+        ends = np.cumsum(self._slots(group, sizes))
+        slot_of = rng.choice(
+            int(ends[-1]),
+            len(self.member),
+            replace=False,
+        )
+        index_of = np.searchsorted(ends, slot_of, side="right")
         for index, parameter in enumerate(group.parameters):
             owners = np.flatnonzero(index_of == index)
             if not len(owners):
                 continue
-            place = rng.choice(sizes[parameter], len(owners) * self._coordinates, replace=False)
-            self._places[parameter] = _Places(np.repeat(owners, self._coordinates), place)
+            place = rng.choice(
+                sizes[parameter],
+                len(owners) * self._coordinates,
+                replace=False,
+            )
+            owner = np.repeat(owners, self._coordinates)
+            self._places[parameter] = _Places(owner, place)
             self._group_of[parameter] = number
 
     @property
@@ -285,24 +338,36 @@ class Canaries:
     def _add(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> None:
         """Add some canaries to the sums, as often as a record moves them by its bound."""
         rows = self._rows(mechanism, numbers)
-        metrics = {name: torch.zeros(len(numbers), size) for name, size in mechanism.metric_sizes.items()}
+        count = len(numbers)
+        metrics = {}
+        for name, size in mechanism.metric_sizes.items():
+            metrics[name] = torch.zeros(count, size)
         times = round(self._changes * self._reach)
         if self._replace_one:
             times //= 2  # the replacement makes the other half
         for _ in range(times):
-            mechanism.accumulate(rows, len(numbers), None, metrics)
+            mechanism.accumulate(
+                rows,
+                count,
+                merge=None,
+                values=metrics,
+            )
 
     def _sign_move(self, bound: float) -> float:
         """How far a spike moves a sum of signs, which are as long as it has coordinates."""
-        longest = torch.tensor([float(self._coordinates)], dtype=torch.float64).sqrt()
-        return float(self._recipe.contributions(longest, bound))
+        coordinates = float(self._coordinates)
+        length = torch.tensor([coordinates], dtype=torch.float64).sqrt()
+        contribution = self._recipe.contributions(length, bound)
+        return float(contribution)
 
     def _length(self, bound: float) -> float:
         """Of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
-        suffices = self._recipe.contributions(_LENGTHS * bound, bound) >= _WHOLE * bound
+        contributions = self._recipe.contributions(_LENGTHS * bound, bound)
+        suffices = contributions >= _WHOLE * bound
         if not suffices.any():
             return float(_LENGTHS[0])
-        return float(_LENGTHS[suffices].min())
+        sufficient = _LENGTHS[suffices]
+        return float(sufficient.min())
 
     def _rows(self, mechanism: Mechanism, numbers: NDArray[np.int64]) -> list[ParameterGradients]:
         """Gradients of some canaries by all parameters."""
@@ -314,18 +379,22 @@ class Canaries:
             sign = np.where(self.member, 1.0, -1.0)
         plan = mechanism.plan
         lengths = [self._length(group.max_grad_norm) for group in plan.groups]
-        nowhere = _Places(np.empty(0, np.int64), np.empty(0, np.int64))
+        no_entry = np.empty(0, np.int64)
+        nowhere = _Places(no_entry, no_entry)
         rows: list[ParameterGradients] = []
         for parameter, view in enumerate(mechanism.gradients):
             places = self._places.get(parameter, nowhere)
             in_rows = row_of[places.owner] >= 0
             owner = places.owner[in_rows]
-            length = lengths[self._group_of.get(parameter, 0)]
-            height = length * plan.parameter_bounds[parameter] / math.sqrt(self._coordinates)
+            place = places.place[in_rows]
+            group = self._group_of.get(parameter, 0)
+            length = lengths[group] * plan.parameter_bounds[parameter]
+            height = length / math.sqrt(self._coordinates)
+            values = _moved(height * sign[owner], view)
             gradients = SparseGradients(
                 rows=_moved(row_of[owner], view),
-                places=_moved(places.place[in_rows], view),
-                values=_moved(height * sign[owner], view).to(view.dtype),
+                places=_moved(place, view),
+                values=values.to(view.dtype),
                 records=len(numbers),
                 shape=view.shape,
             )
@@ -336,7 +405,8 @@ class Canaries:
         """See the noised sums of all processes, as they are released and before anything is made of them."""
         plan = mechanism.plan
         self.probe.after_noise(mechanism)
-        noised = (self._read(mechanism) - self._background).double().cpu().numpy()
+        difference = self._read(mechanism) - self._background
+        noised = difference.double().cpu().numpy()
         power = dict.fromkeys(self._group_of.values(), 0.0)
         score = np.zeros(len(self.member))
         start = 0
@@ -346,21 +416,33 @@ class Canaries:
             power[group] = ratio**2
             end = start + len(places.owner)
             values = noised[start:end] / plan.parameter_stds[parameter]
-            np.add.at(score, places.owner, values * ratio / math.sqrt(self._coordinates))
+            projections = values * ratio / math.sqrt(self._coordinates)
+            np.add.at(score, places.owner, projections)
             start = end
         total = sum(power.values())
         noise_multiplier = 1 / (math.sqrt(total) * self._changes)
         observed = score / (total * self._changes)
-        self.sums.add(observed, self._drawn, noise_multiplier, plan.sampling.rate)
+        self.sums.add(
+            observed,
+            self._drawn,
+            noise_multiplier,
+            plan.sampling.rate,
+        )
 
     def _read(self, mechanism: Mechanism) -> Tensor:
         """The sums at the canaries' coordinates, one parameter after the other."""
         views = [mechanism.gradients[parameter] for parameter in self._places]
         if not self._index:
             for view, places in zip(views, self._places.values(), strict=True):
-                position = np.unravel_index(places.place, view.shape) if view.dim() else ()
-                self._index.append(tuple(_moved(index, view) for index in position))
-        parts = [view[index].reshape(-1) for view, index in zip(views, self._index, strict=True)]
+                position: tuple[NDArray[np.intp], ...] = ()
+                if view.dim():
+                    position = np.unravel_index(places.place, view.shape)
+                index = tuple(_moved(indices, view) for indices in position)
+                self._index.append(index)
+        parts = []
+        for view, index in zip(views, self._index, strict=True):
+            values = view[index]
+            parts.append(values.reshape(-1))
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:

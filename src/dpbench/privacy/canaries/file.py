@@ -14,7 +14,12 @@ SCHEMA = 2
 READABLE = (1, SCHEMA)  # files of schema 1 hold no residuals
 
 
-def write_scores(path: Path, scores: Scores, ledger: Seal, left_out: Mapping[str, int] | None = None) -> None:
+def write_scores(
+    path: Path,
+    scores: Scores,
+    ledger: Seal,
+    left_out: Mapping[str, int] | None = None,
+) -> None:
     """Write scores, whole or not at all.
 
     Args:
@@ -23,5 +28,10 @@ def write_scores(path: Path, scores: Scores, ledger: Seal, left_out: Mapping[str
         ledger: By which a reader knows that the ledger beside the file is the one that the scores belong to.
         left_out: Groups that showed nothing, see `Canaries`.
     """
-    facts = {"schema": SCHEMA, "ledger": ledger._asdict(), "scores": scores.to_json(), "left_out": dict(left_out or {})}
-    write_json(path, facts)
+    data = {
+        "schema": SCHEMA,
+        "ledger": ledger._asdict(),
+        "scores": scores.to_json(),
+        "left_out": dict(left_out or {}),
+    }
+    write_json(path, data)

@@ -48,26 +48,42 @@ class Probes:
             statistics_squared=self.statistics_squared + _cut(squared),
         )
 
-    def with_size(self, size: int, mean: float, cumulants: tuple[float, float]) -> Probes:
+    def with_size(
+        self,
+        size: int,
+        mean: float,
+        cumulants: tuple[float, float],
+    ) -> Probes:
         """Add the size of a lot, with its declared mean, and second and fourth cumulants."""
+        variance, fourth = cumulants
         return replace(
             self,
             lots=self.lots + 1,
             size_squared=self.size_squared + (size - mean) ** 2,
-            size_variance=self.size_variance + cumulants[0],
-            size_cumulant=self.size_cumulant + cumulants[1],
+            size_variance=self.size_variance + variance,
+            size_cumulant=self.size_cumulant + fourth,
         )
 
-    def with_records(self, records: int, largest: float, difference: float, surplus: int) -> Probes:
+    def with_records(
+        self,
+        records: int,
+        largest: float,
+        difference: float,
+        surplus: int,
+    ) -> Probes:
         """Add what was measured of the records of a lot."""
         # Within tolerance nothing is kept; NaN is beyond any.
-        largest = 1.0 if largest <= 1 + RECORD_TOLERANCE else _cut(largest)
-        difference = 0.0 if difference <= SUM_TOLERANCE else _cut(difference)
+        kept_largest = 1.0
+        if not largest <= 1 + RECORD_TOLERANCE:
+            kept_largest = _cut(largest)
+        kept_difference = 0.0
+        if not difference <= SUM_TOLERANCE:
+            kept_difference = _cut(difference)
         return replace(
             self,
             records=self.records + records,
-            largest=max(self.largest, largest),
-            difference=max(self.difference, difference),
+            largest=max(self.largest, kept_largest),
+            difference=max(self.difference, kept_difference),
             surplus=max(self.surplus, surplus),
         )
 
@@ -84,7 +100,9 @@ class Probes:
         """
         kinds: dict[str, tuple[type, ...]] = {}
         for field in fields(cls):
-            kinds[field.name] = (int,) if field.type == "int" else (int, float)
+            kinds[field.name] = (int, float)
+            if field.type == "int":
+                kinds[field.name] = (int,)
         if not isinstance(data, Mapping) or set(data) != set(kinds):
             raise ValueError(f"probes should have the keys {', '.join(kinds)}")
         for name, kind in kinds.items():

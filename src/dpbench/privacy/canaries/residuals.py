@@ -80,7 +80,9 @@ class Residuals:
         }
         if not isinstance(data, Mapping) or set(data) != set(shapes):
             raise ValueError(f"residuals should have the keys {', '.join(shapes)}")
-        arrays = {name: _array(data[name], shape, f"residuals.{name}") for name, shape in shapes.items()}
+        arrays = {}
+        for name, shape in shapes.items():
+            arrays[name] = _array(data[name], shape, f"residuals.{name}")
         return cls(
             squared=float(arrays["squared"]),
             fourth=float(arrays["fourth"]),
@@ -101,7 +103,8 @@ def _array(data: object, shape: tuple[int, ...], name: str) -> Floats:
         raise ValueError(f"{name} holds something else than numbers") from None
     expected = shape
     if shape[:1] == (-1,):
-        expected = (array.size // shape[1], *shape[1:])
+        width = shape[1]
+        expected = (array.size // width, width)
     if not array.size and 0 in expected:  # an empty list does not tell its width
         array = array.reshape(expected)
     if array.shape != expected or not np.isfinite(array).all():
@@ -123,7 +126,7 @@ class ResidualSums:
         self._over_releases = np.zeros((OVER_RELEASES, canaries))
         self._weights = np.zeros((OVER_RELEASES, OVER_RELEASES))
         self._by_canary = np.zeros(canaries)
-        self._extremes: tuple[float, float] | None = None
+        self._extremes: tuple[float, float] | None = None  # the quietest and the loudest release
         self._over_canaries: list[list[float]] = []
 
     def add(self, residual: Floats, release: int) -> None:
@@ -140,12 +143,15 @@ class ResidualSums:
         self._fourth += float(squares @ squares)
         self._by_canary += squares
         quietest, loudest = self._extremes or (power, power)
-        self._extremes = (min(quietest, power), max(loudest, power))
+        quietest = min(quietest, power)
+        loudest = max(loudest, power)
+        self._extremes = (quietest, loudest)
         self._over_releases += weights[:, None] * residual
         self._weights += np.outer(weights, weights)
         if len(self._over_canaries) < MOST_RELEASES:
             projections = directions(self._canaries) @ residual
-            self._over_canaries.append(np.round(projections, _DIGITS).tolist())
+            rounded = np.round(projections, _DIGITS)
+            self._over_canaries.append(rounded.tolist())
 
     def residuals(self) -> Residuals:
         """What was added so far; later releases do not change it."""
@@ -179,9 +185,15 @@ class ResidualSums:
 
 def release_weights(release: int) -> Floats:
     """Weights of a release in the sums of a canary's residuals, shape (4,): one, and three normal numbers."""
-    rng = np.random.Generator(np.random.PCG64DXSM([_DIRECTIONS, release]))
+    rng = _generator(release)
     normal = rng.standard_normal(OVER_RELEASES - 1)
     return np.concatenate([np.ones(1), normal])
+
+
+def _generator(number: int) -> np.random.Generator:
+    """Random numbers that are the same in each audit."""
+    bits = np.random.PCG64DXSM([_DIRECTIONS, number])
+    return np.random.Generator(bits)
 
 
 @lru_cache(maxsize=4)
@@ -190,9 +202,10 @@ def directions(canaries: int) -> Floats:
 
     Fewer than sixteen canaries have as many directions; the others are zero.
     """
-    rng = np.random.Generator(np.random.PCG64DXSM([_DIRECTIONS, canaries]))
-    basis = np.zeros((OVER_CANARIES, canaries))
-    normal = rng.standard_normal((canaries, min(canaries, OVER_CANARIES)))
+    rng = _generator(canaries)
+    count = min(canaries, OVER_CANARIES)
+    normal = rng.standard_normal((canaries, count))
     orthonormal, _ = np.linalg.qr(normal)
-    basis[: orthonormal.shape[1]] = orthonormal.T
+    basis = np.zeros((OVER_CANARIES, canaries))
+    basis[:count] = orthonormal.T
     return basis

@@ -52,7 +52,13 @@ class RunProbe:
         processes: All of this training.
     """
 
-    def __init__(self, key: int, sums: ScoreSums, counts: LotCounts, processes: Processes) -> None:
+    def __init__(
+        self,
+        key: int,
+        sums: ScoreSums,
+        counts: LotCounts,
+        processes: Processes,
+    ) -> None:
         self._key = key
         self._sums = sums
         self._counts = counts
@@ -78,7 +84,12 @@ class RunProbe:
         self._measured[0] += records
         self._pieces += 1
         if records and self._pieces <= _MOST_PIECES:
-            self._measure(mechanism, gradients, norms, records)
+            self._measure(
+                mechanism,
+                gradients,
+                norms,
+                records,
+            )
 
     def _measure(
         self,
@@ -89,32 +100,39 @@ class RunProbe:
     ) -> None:
         """Measure some of the records of a piece alone, and their sum with that of the others."""
         total = self._gradient_sums(mechanism, mechanism.total).clone()
-        remainder = total if self._previous is None else total - self._previous
+        remainder = total
+        if self._previous is not None:
+            remainder = total - self._previous
         self._previous = total.clone()
         alone = _measured_alone(records, norms, mechanism)
         largest = 0.0
         for number in alone:
             part = self._part(mechanism, gradients, [number])
-            largest = _largest(largest, float(_over_bounds(mechanism, part).max()))
+            over_bounds = _over_bounds(mechanism, part)
+            largest = _largest(largest, float(over_bounds.max()))
             remainder -= part
-        together = sorted(set(range(records)) - set(alone))
+        together = set(range(records)).difference(alone)
         if together:
-            remainder -= self._part(mechanism, gradients, together)
-        difference = float(_over_bounds(mechanism, remainder).max()) / records**0.5
+            remainder -= self._part(mechanism, gradients, sorted(together))
+        over_bounds = _over_bounds(mechanism, remainder)
+        difference = float(over_bounds.max()) / records**0.5
+        _, _, earlier_largest, earlier_difference = self._measured.tolist()
         self._measured[1] += len(alone)
-        self._measured[2] = _largest(float(self._measured[2]), largest)
-        self._measured[3] = _largest(float(self._measured[3]), difference)
+        self._measured[2] = _largest(earlier_largest, largest)
+        self._measured[3] = _largest(earlier_difference, difference)
 
     def before_noise(self, mechanism: Mechanism, release: int) -> None:
         """Note what the sums of a lot hold, its canaries too, before noise is added."""
-        if self._sums.probes is None:
+        probes = self._sums.probes
+        if probes is None:
             return
         sampling = mechanism.plan.sampling
-        if sampling.lot_size_cumulants is not None:
-            self._sums.probes = self._sums.probes.with_size(
+        cumulants = sampling.lot_size_cumulants
+        if cumulants is not None:
+            self._sums.probes = probes.with_size(
                 self._counts.size(release),
                 sampling.expected_batch_size,
-                sampling.lot_size_cumulants,
+                cumulants,
             )
         self._statistics = self._statistic_sums(mechanism)
         if self._processes.world > 1 and len(self._statistics):
@@ -126,13 +144,22 @@ class RunProbe:
 
     def after_noise(self, mechanism: Mechanism) -> None:
         """Measure the noise of the statistics."""
+        probes = self._sums.probes
         statistics = mechanism.plan.statistics
-        if self._sums.probes is None or not statistics:
+        if probes is None or not statistics:
             return
-        stds = [torch.full((statistic.size,), statistic.noise_std, dtype=torch.float64) for statistic in statistics]
-        noise = (self._statistic_sums(mechanism) - self._statistics).double().cpu()
-        noise = noise / torch.cat(stds)
-        self._sums.probes = self._sums.probes.with_statistics(len(noise), float(noise.square().sum()))
+        stds = []
+        for statistic in statistics:
+            std = torch.full(
+                (statistic.size,),
+                statistic.noise_std,
+                dtype=torch.float64,
+            )
+            stds.append(std)
+        noise = self._statistic_sums(mechanism) - self._statistics
+        noise = noise.double().cpu() / torch.cat(stds)
+        squared = float(noise.square().sum())
+        self._sums.probes = probes.with_statistics(len(noise), squared)
 
     def _begin(self) -> None:
         """Forget the lot before, once."""
@@ -145,34 +172,53 @@ class RunProbe:
     @property
     def _due(self) -> bool:
         """Whether the coming release is of a lot that is looked at record by record."""
-        return self._sums.probes is not None and is_looked_at(self._key, self._sums.releases)
+        if self._sums.probes is None:
+            return False
+        return is_looked_at(self._key, self._sums.releases)
 
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
         """Keep what all processes measured in a lot."""
         processes = self._processes
         measured = torch.zeros(processes.world, 4, dtype=torch.float64)
-        measured[processes.rank] = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
+        # Finite also in the type of the sums, in which the processes add it up.
+        finite = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
+        measured[processes.rank] = finite
         if processes.world > 1:
             shared = measured.to(mechanism.total)
             processes.add_up(shared)
             measured = shared.double().cpu()
-        summands, records = measured[:, :2].sum(0).tolist()
-        largest, difference = measured[:, 2:].max(0).values.tolist()
-        surplus = max(0, round(summands) - self._counts.summands(release))
-        assert self._sums.probes is not None
-        self._sums.probes = self._sums.probes.with_records(round(records), largest, difference, surplus)
+        totals = measured[:, :2].sum(0)
+        maxima = measured[:, 2:].max(0).values
+        summands, records = totals.tolist()
+        largest, difference = maxima.tolist()
+        surplus = round(summands) - self._counts.summands(release)
+        probes = self._sums.probes
+        assert probes is not None
+        self._sums.probes = probes.with_records(
+            round(records),
+            largest,
+            difference,
+            surplus=max(0, surplus),
+        )
 
     @staticmethod
     def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:
         """The part of a flat sum that belongs to parameters; the statistics follow it."""
-        return total[: sum(mechanism.plan.sizes)]
+        end = sum(mechanism.plan.sizes)
+        return total[:end]
 
     @staticmethod
     def _statistic_sums(mechanism: Mechanism) -> Tensor:
         """The statistics in the sums of a lot."""
-        return mechanism.total[sum(mechanism.plan.sizes) :].clone()
+        start = sum(mechanism.plan.sizes)
+        return mechanism.total[start:].clone()
 
-    def _part(self, mechanism: Mechanism, gradients: Sequence[ParameterGradients], numbers: Sequence[int]) -> Tensor:
+    def _part(
+        self,
+        mechanism: Mechanism,
+        gradients: Sequence[ParameterGradients],
+        numbers: Sequence[int],
+    ) -> Tensor:
         """What some of the records add to the sums of gradients."""
         index = torch.tensor(numbers, device=mechanism.total.device)
         selected = [parameter.select(index) for parameter in gradients]
@@ -183,8 +229,10 @@ class RunProbe:
 @lru_cache(maxsize=4)
 def is_looked_at(key: int, release: int) -> bool:
     """Whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
-    rng = np.random.default_rng(keyed_sequence((key, Stream.CANARIES, release)))
-    return bool(rng.random() * (release + 1) < _LOTS)
+    seeds = keyed_sequence((key, Stream.CANARIES, release))
+    rng = np.random.default_rng(seeds)
+    number = rng.random() * (release + 1)
+    return bool(number < _LOTS)
 
 
 def _largest(first: float, second: float) -> float:
@@ -194,7 +242,11 @@ def _largest(first: float, second: float) -> float:
     return max(first, second)
 
 
-def _measured_alone(records: int, norms: Tensor, mechanism: Mechanism) -> list[int]:
+def _measured_alone(
+    records: int,
+    norms: Tensor,
+    mechanism: Mechanism,
+) -> list[int]:
     """Records that are measured alone: half of them the largest, the others evenly spread.
 
     Args:
@@ -203,12 +255,15 @@ def _measured_alone(records: int, norms: Tensor, mechanism: Mechanism) -> list[i
         mechanism: With the bounds.
     """
     half = min(records, _MOST // 2)
-    spread = {int(number) for number in torch.linspace(0, records - 1, half)}
+    evenly = torch.linspace(0, records - 1, half)
+    spread = {int(number) for number in evenly}
     if norms.shape[1] != records:
         return sorted(spread)
-    bounds = torch.tensor([group.max_grad_norm for group in mechanism.plan.groups], device=norms.device)
-    squared_bounds = bounds.to(norms)[:, None].square()
-    over_bounds = (norms / squared_bounds).max(0).values
+    max_grad_norms = [group.max_grad_norm for group in mechanism.plan.groups]
+    bounds = torch.tensor(max_grad_norms, device=norms.device)
+    bounds = bounds.to(norms)[:, None]
+    ratios = norms / bounds.square()
+    over_bounds = ratios.max(0).values
     largest = over_bounds.topk(half).indices.tolist()
     return sorted(spread.union(largest))
 
@@ -218,8 +273,12 @@ def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
     pieces = torch.split(part, list(mechanism.plan.sizes))
     ratios = []
     for group in mechanism.plan.groups:
-        scales = group.scales or (1.0,) * len(group.parameters)
-        scaled = [pieces[position] / scale for position, scale in zip(group.parameters, scales, strict=True)]
+        scales = group.scales
+        if not scales:
+            scales = (1.0,) * len(group.parameters)
+        scaled = []
+        for position, scale in zip(group.parameters, scales, strict=True):
+            scaled.append(pieces[position] / scale)
         norm = torch.linalg.vector_norm(torch.cat(scaled))
         ratios.append(norm / group.max_grad_norm)
     return torch.stack(ratios)

@@ -44,14 +44,19 @@ def log_likelihood_ratio(
     >>> log_likelihood_ratio(np.array([0.5, 1.5]), 1.0, 1.0)
     array([0., 1.])
     """
-    log_not_drawn = math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
+    log_not_drawn = -math.inf
+    if sample_rate < 1:
+        log_not_drawn = math.log1p(-sample_rate)
     log_drawn = math.log(sample_rate)
     precision = noise_multiplier**-2
-    move = reach / 2 if replace_one else reach
+    move = reach
+    if replace_one:
+        move = reach / 2
 
     def mixture(x: Floats) -> Floats:
         """Log likelihood ratio of a sum that moves by `move` with probability q to one that does not."""
-        return np.logaddexp(log_not_drawn, log_drawn + (move * x - move**2 / 2) * precision)
+        gaussian = (move * x - move**2 / 2) * precision
+        return np.logaddexp(log_not_drawn, log_drawn + gaussian)
 
     if replace_one:
         return mixture(observed) - mixture(-observed)
@@ -182,38 +187,54 @@ class Scores:
             ValueError: It is something else; one line says what.
         """
         names = {field.name for field in fields(cls)}
-        values = _with_keys(_with_later_keys(data), names, "scores")
+        data = _with_later_keys(data)
+        values = _with_keys(data, names, "scores")
         drawn = _column(values["drawn"], int, "drawn")
         member = _column(values["member"], bool, "member")
         llr = _column(values["llr"], float, "llr")
         centred = _column(values["centred"], float, "centred")
-        lengths = {len(column) for column in (member, drawn, llr, centred)}
+        columns = (member, drawn, llr, centred)
+        lengths = {len(column) for column in columns}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError("member, llr, centred and drawn differ in length, or are empty")
         if type(values["replace_one"]) is not bool:
             raise ValueError("replace_one is neither true nor false")
-        residuals = values["residuals"]
-        probes = values["probes"]
+        releases = _number(values["releases"], int, "releases")
+        reach = _number(values["reach"], float, "reach")
+        not_finite = _number(values["not_finite"], int, "not_finite")
+        lots = _sums_from(LotSums, values["lots"], "lots")
+        game = _sums_from(GameSums, values["game"], "game")
+        correlation = _sums_from(CorrelationSums, values["correlation"], "correlation")
+        residuals = None
+        if values["residuals"] is not None:
+            residuals = Residuals.from_json(values["residuals"], len(member))
+        probes = None
+        if values["probes"] is not None:
+            probes = Probes.from_json(values["probes"])
         return cls(
             member=member,
             llr=llr,
             centred=centred,
             drawn=drawn,
-            releases=_number(values["releases"], int, "releases"),
+            releases=releases,
             replace_one=values["replace_one"],
-            reach=_number(values["reach"], float, "reach"),
-            not_finite=_number(values["not_finite"], int, "not_finite"),
-            lots=_sums_from(LotSums, values["lots"], "lots"),
-            game=_sums_from(GameSums, values["game"], "game"),
-            correlation=_sums_from(CorrelationSums, values["correlation"], "correlation"),
-            residuals=None if residuals is None else Residuals.from_json(residuals, len(member)),
-            probes=None if probes is None else Probes.from_json(probes),
+            reach=reach,
+            not_finite=not_finite,
+            lots=lots,
+            game=game,
+            correlation=correlation,
+            residuals=residuals,
+            probes=probes,
         )
 
 
 _GROUPS = ("lots", "game", "correlation")
 _LATER = ("residuals", "probes")  # which earlier versions do not write
-_KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
+_KINDS: dict[type, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+}
 
 
 def _with_later_keys(data: object) -> object:
@@ -236,8 +257,11 @@ def _with_keys(data: object, keys: set[str], name: str) -> Mapping[str, Any]:
 
 def _number(value: object, kind: type, name: str) -> Any:
     if type(value) not in _KINDS[kind] or not math.isfinite(value):  # type: ignore[arg-type]
-        adjective = "whole" if kind is int else "finite"
-        raise ValueError(f"{name} is no {adjective} number: {str(value)[:40]}")
+        adjective = "finite"
+        if kind is int:
+            adjective = "whole"
+        beginning = str(value)[:40]
+        raise ValueError(f"{name} is no {adjective} number: {beginning}")
     return kind(value)
 
 
@@ -246,8 +270,9 @@ def _column(values: object, kind: type, name: str) -> NDArray[Any]:
         raise ValueError(f"{name} is no list")
     if not set(map(type, values)) <= set(_KINDS[kind]):
         raise ValueError(f"{name} holds something else than {kind.__name__}")
+    dtype = np.int64 if kind is int else kind
     try:
-        column: NDArray[Any] = np.array(values, dtype=np.int64 if kind is int else kind)
+        column: NDArray[Any] = np.array(values, dtype=dtype)
     except OverflowError:
         raise ValueError(f"{name} holds a number that is too large") from None
     if kind is float and not np.isfinite(column).all():
@@ -257,11 +282,16 @@ def _column(values: object, kind: type, name: str) -> NDArray[Any]:
 
 def _sums_from(kind: Any, data: object, name: str) -> Any:
     """The sums of one dataclass, whose fields are whole or finite numbers."""
-    values = _with_keys(data, {field.name for field in fields(kind)}, name)
+    names = {field.name for field in fields(kind)}
+    values = _with_keys(data, names, name)
     numbers = {}
     for field in fields(kind):
         number_type = int if field.type == "int" else float
-        numbers[field.name] = _number(values[field.name], number_type, f"{name}.{field.name}")
+        numbers[field.name] = _number(
+            values[field.name],
+            number_type,
+            f"{name}.{field.name}",
+        )
     return kind(**numbers)
 
 
@@ -278,7 +308,12 @@ class ScoreSums:
         probes: What the run measured of itself; None in a run that began with an earlier version.
     """
 
-    def __init__(self, member: Flags, replace_one: bool = False, reach: float = 1.0) -> None:
+    def __init__(
+        self,
+        member: Flags,
+        replace_one: bool = False,
+        reach: float = 1.0,
+    ) -> None:
         self.member = np.array(member, dtype=np.bool_)
         if self.member.ndim != 1 or not len(self.member):
             raise ValueError(f"member must be one flag for each canary, not of shape {self.member.shape}")
@@ -288,16 +323,23 @@ class ScoreSums:
         self.reach = float(reach)
         self.releases = 0
         self.not_finite = 0
-        self._arrays = {name: np.zeros(len(self.member)) for name in _PER_CANARY}
-        self._drawn = np.zeros(len(self.member), dtype=np.int64)
+        canaries = len(self.member)
+        self._arrays = {name: np.zeros(canaries) for name in _PER_CANARY}
+        self._drawn = np.zeros(canaries, dtype=np.int64)
         self._expected = 0.0  # mean over the releases of what is expected of a canary of unknown membership
         self._lots = LotSums()
         self._game = GameSums()
         self._correlation = CorrelationSums()
-        self._residuals: ResidualSums | None = ResidualSums(len(self.member))
+        self._residuals: ResidualSums | None = ResidualSums(canaries)
         self.probes: Probes | None = Probes()
 
-    def add(self, observed: Floats, drawn: Flags, noise_multiplier: float, sample_rate: float) -> None:
+    def add(
+        self,
+        observed: Floats,
+        drawn: Flags,
+        noise_multiplier: float,
+        sample_rate: float,
+    ) -> None:
         """Add one release.
 
         Args:
@@ -313,14 +355,22 @@ class ScoreSums:
         """
         x = np.asarray(observed, dtype=np.float64)
         in_lot = np.asarray(drawn, dtype=np.bool_)
-        if x.shape != self.member.shape or in_lot.shape != self.member.shape:
-            raise ValueError(f"expected {self.member.shape} observations and flags, not {x.shape} and {in_lot.shape}")
+        shape = self.member.shape
+        if x.shape != shape or in_lot.shape != shape:
+            raise ValueError(f"expected {shape} observations and flags, not {x.shape} and {in_lot.shape}")
         if not (0 < noise_multiplier < math.inf and 0 < sample_rate <= 1):
             raise ValueError(f"noise multiplier {noise_multiplier} or sample rate {sample_rate} is out of range")
         if not self.replace_one and (in_lot & ~self.member).any():
             raise ValueError("a canary that is no member was drawn")
-        self.not_finite += int((~np.isfinite(x)).sum())
-        x = np.clip(np.nan_to_num(x, nan=0.0, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)
+        not_finite = ~np.isfinite(x)
+        self.not_finite += int(not_finite.sum())
+        x = np.nan_to_num(
+            x,
+            nan=0.0,
+            posinf=LIMIT,
+            neginf=-LIMIT,
+        )
+        x = np.clip(x, -LIMIT, LIMIT)
         self._add_scores(x, noise_multiplier, sample_rate)
         self._drawn += in_lot
         variance = sample_rate * (1 - sample_rate)
@@ -344,8 +394,16 @@ class ScoreSums:
         """
         sums = self._arrays
         earlier = self.releases
-        sums["llr"] += log_likelihood_ratio(x, z, q, self.replace_one, self.reach)
-        expected = 0.0 if self.replace_one else q * self.reach / 2
+        sums["llr"] += log_likelihood_ratio(
+            x,
+            z,
+            q,
+            self.replace_one,
+            self.reach,
+        )
+        expected = 0.0
+        if not self.replace_one:
+            expected = q * self.reach / 2
         centred = x - x.mean() + expected
         repeated = sums["mean"] - self._expected
         if earlier:  # without an earlier release nothing repeated would cancel
@@ -356,8 +414,9 @@ class ScoreSums:
                 self.replace_one,
                 self.reach,
             )
-        sums["mean"] += (centred - sums["mean"]) / (earlier + 1)
-        self._expected += (expected - self._expected) / (earlier + 1)
+        releases = earlier + 1
+        sums["mean"] += (centred - sums["mean"]) / releases
+        self._expected += (expected - self._expected) / releases
 
     def _add_game(self, x: Floats, drawn: Flags, z: float) -> Floats:
         """Add one release to the game's sums.
@@ -379,6 +438,8 @@ class ScoreSums:
         move = self._moves(drawn) / z
         residual: Floats = x / z - move
         mu = self.reach / z
+        misses = inside & (x <= middle)
+        alarms = outside & (x > middle)
         game = self._game
         self._game = GameSums(
             count=game.count + len(x),
@@ -388,9 +449,9 @@ class ScoreSums:
             residual_squared=game.residual_squared + float(residual @ residual),
             product=game.product + float(move @ residual),
             ins=game.ins + int(inside.sum()),
-            misses=game.misses + int((inside & (x <= middle)).sum()),
+            misses=game.misses + int(misses.sum()),
             outs=game.outs + int(outside.sum()),
-            alarms=game.alarms + int((outside & (x > middle)).sum()),
+            alarms=game.alarms + int(alarms.sum()),
             least_mu=min(game.least_mu, mu),
             most_mu=max(game.most_mu, mu),
         )
@@ -399,7 +460,8 @@ class ScoreSums:
     def _add_residual(self, residual: Floats) -> None:
         """Add one release's residuals (m,) to the sums for correlations and for the tests of the noise."""
         previous = self._arrays["residual"]
-        sums = CorrelationSums(across=float(residual.sum()) ** 2)
+        total = float(residual.sum())
+        sums = CorrelationSums(across=total**2)
         if self.releases:
             sums = replace(
                 sums,
@@ -417,11 +479,15 @@ class ScoreSums:
         """What each canary should have added to this sum, in declared sensitivities."""
         if not self.replace_one:
             return np.where(drawn, self.reach, 0.0)
-        move = np.where(self.member, self.reach / 2, -self.reach / 2)
+        half = self.reach / 2
+        move = np.where(self.member, half, -half)
         return np.where(drawn, move, 0.0)
 
     def scores(self) -> Scores:
         """What was added so far; later releases do not change it."""
+        residuals = None
+        if self._residuals is not None:
+            residuals = self._residuals.residuals()
         return Scores(
             member=self.member.copy(),
             llr=self._arrays["llr"].copy(),
@@ -434,18 +500,25 @@ class ScoreSums:
             lots=self._lots,
             game=self._game,
             correlation=self._correlation,
-            residuals=None if self._residuals is None else self._residuals.residuals(),
+            residuals=residuals,
             probes=self.probes,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Lists and numbers, which any checkpoint holds; whoever loads them goes on bit-identically."""
-        residuals = None if self._residuals is None else self._residuals.residuals().to_json()
-        probes = None if self.probes is None else self.probes.to_json()
+        per_canary = {}
+        for name, values in self._arrays.items():
+            per_canary[name] = values.tolist()
+        residuals = None
+        if self._residuals is not None:
+            residuals = self._residuals.residuals().to_json()
+        probes = None
+        if self.probes is not None:
+            probes = self.probes.to_json()
         return {
             **self._identity(),
             "drawn": self._drawn.tolist(),
-            "per_canary": {name: values.tolist() for name, values in self._arrays.items()},
+            "per_canary": per_canary,
             "releases": self.releases,
             "not_finite": self.not_finite,
             "expected": self._expected,
@@ -467,7 +540,11 @@ class ScoreSums:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ScoreSums:
         """The sums whose `state_dict` was kept."""
-        sums = cls(np.array(state["member"], dtype=np.bool_), state["replace_one"], state["reach"])
+        sums = cls(
+            np.array(state["member"], dtype=np.bool_),
+            state["replace_one"],
+            state["reach"],
+        )
         sums.load_state_dict(state)
         return sums
 
@@ -478,9 +555,14 @@ class ScoreSums:
             ValueError: It is of other canaries.
         """
         identity = self._identity()
-        if {key: state.get(key) for key in identity} != identity:
+        saved = {key: state.get(key) for key in identity}
+        if saved != identity:
             raise ValueError("the saved scores are of other canaries")
-        self._arrays = {name: np.array(state["per_canary"][name], dtype=np.float64) for name in _PER_CANARY}
+        arrays = {}
+        for name in _PER_CANARY:
+            values = state["per_canary"][name]
+            arrays[name] = np.array(values, dtype=np.float64)
+        self._arrays = arrays
         self._drawn = np.array(state["drawn"], dtype=np.int64)
         self.releases = int(state["releases"])
         self.not_finite = int(state["not_finite"])
@@ -490,16 +572,17 @@ class ScoreSums:
         self._correlation = CorrelationSums(**state["correlation"])
         # Checkpoints of earlier versions have neither of these.
         self._residuals = None
-        residuals = state.get("residuals")
-        if residuals is not None:
-            self._residuals = ResidualSums.of(Residuals.from_json(residuals, len(self.member)))
+        if state.get("residuals") is not None:
+            residuals = Residuals.from_json(state["residuals"], len(self.member))
+            self._residuals = ResidualSums.of(residuals)
         self.probes = None
-        probes = state.get("probes")
-        if probes is not None:
-            self.probes = Probes.from_json(probes)
+        if state.get("probes") is not None:
+            self.probes = Probes.from_json(state["probes"])
 
 
 def _plus(first: Any, second: Any) -> Any:
     """Sum of two groups of sums."""
-    sums = {name: value + getattr(second, name) for name, value in asdict(first).items()}
+    sums = {}
+    for name, value in asdict(first).items():
+        sums[name] = value + getattr(second, name)
     return type(first)(**sums)
