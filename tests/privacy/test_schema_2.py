@@ -493,6 +493,33 @@ def test_a_full_disk_at_the_end(tmp_path: Path) -> None:
     assert writer._file.closed and len(read_ledger(tmp_path / "l").releases) == 1
 
 
+def test_a_disk_that_fills_up_in_a_line_and_has_room_again(tmp_path: Path) -> None:
+    """What was written of the line is taken back: behind it `close` writes another one."""
+    path = tmp_path / "l"
+    writer = LedgerWriter(path, HEADER)
+    writer.append(release(0, checksum=None))
+    writer.add_checksum(0, "a")
+    whole = writer._file
+
+    class Full:
+        def write(self, data: bytes) -> int:
+            return whole.write(data[: len(data) // 2]) or 0
+
+        def fileno(self) -> int:
+            return whole.fileno()
+
+    writer._file = Full()  # type: ignore[assignment]
+    with pytest.raises(LedgerError, match="free some space and resume"):
+        writer.append(release(1))
+    writer._file = whole
+    writer.close()
+    ledger = read_ledger(path)
+    assert ledger.damage is None and [one.checksum for _, one in ledger.releases] == ["a"]
+    with closing(LedgerWriter(path, HEADER, 1, True)) as resumed:
+        resumed.append(release(1))
+    assert len(read_ledger(path).releases) == 2
+
+
 # ------------------------------------------------------------------------------- schema 1
 
 OLD = Path(__file__).parents[1] / "golden" / "ledgers"

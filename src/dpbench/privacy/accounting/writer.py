@@ -393,8 +393,16 @@ class LedgerWriter:
         return f"{head},{self._text}"
 
     def _write(self, text: str) -> None:
+        """Append whole lines.
+
+        Raises:
+            OSError: The disk is full; nothing of them is left in the file, behind which others may be written.
+        """
         data = text.encode()
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
         if self._file.write(data) != len(data):
+            os.ftruncate(descriptor, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._seal.update(data)
 

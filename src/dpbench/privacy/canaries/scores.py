@@ -256,13 +256,20 @@ def _with_keys(data: object, keys: set[str], name: str) -> Mapping[str, Any]:
 
 
 def _number(value: object, kind: type, name: str) -> Any:
-    if type(value) not in _KINDS[kind] or not math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) not in _KINDS[kind] or not _is_finite(value):
         adjective = "finite"
         if kind is int:
             adjective = "whole"
         beginning = str(value)[:40]
         raise ValueError(f"{name} is no {adjective} number: {beginning}")
     return kind(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _column(values: object, kind: type, name: str) -> NDArray[Any]:
