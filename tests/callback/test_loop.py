@@ -285,17 +285,15 @@ def test_two_trainings_do_not_share_a_loader(tmp_path: Path) -> None:
     assert list(one) == [2, 3, 4, 5] and not refused.releases and not (tmp_path / "b").exists()
 
 
-def test_the_body_of_the_loop_takes_no_lots_and_changes_no_parameters(tmp_path: Path) -> None:
-    def freeze(model: Any, lots: LotLoader) -> None:
-        model[0].requires_grad_(False)
-
+def test_the_body_of_the_loop_takes_no_lots_and_replaces_no_parameter_alone(tmp_path: Path) -> None:
     def replace(model: Any, lots: LotLoader) -> None:
         model[0].weight = nn.Parameter(torch.zeros(8, 6))
 
     def take(model: Any, lots: LotLoader) -> None:
         next(iter(lots))
 
-    for number, (act, message) in enumerate(((freeze, "are others"), (replace, "are others"), (take, "somebody else"))):
+    acts = ((replace, "updates trainable parameters to which nothing is released"), (take, "somebody else"))
+    for number, (act, message) in enumerate(acts):
         model, strategy = network(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / str(number)))
         lots = LotLoader(data(), Lots(make_sampling("fixed_size", 120, 12), None))
         training = iter(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), lots, strategy, loss, 5))

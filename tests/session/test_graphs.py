@@ -6,6 +6,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_lots_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Metered(Classifier):
-    record_metrics = {"loss": 1}
+    record_metrics = MappingProxyType({"loss": 1})
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         losses = nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction="none")

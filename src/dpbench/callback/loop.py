@@ -71,7 +71,6 @@ class PrivateLoop:
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(LOOP)
-        self._trainable: list[int] = []
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything released so far, at the strategy's δ.
@@ -93,7 +92,7 @@ class PrivateLoop:
             self._begin()
             batches: Iterator[Any] = iter(())
             while releases.num_releases < self._steps and not releases.budget.exhausted:
-                self._refuse_changes()
+                self._refuse_other_lots()
                 batch = next(batches, _OVER)
                 if batch is _OVER:
                     batches = iter(self._loader)
@@ -131,7 +130,6 @@ class PrivateLoop:
             )
         session.begin(ALONE, key, strategy.ledger_path, TrainingLength(self._steps), metric_sizes={})
         strategy.take_solution()
-        self._trainable = training.trainable()
 
     def _run_key(self) -> int | None:
         """Key of a seeded run; None without a seed."""
@@ -143,16 +141,10 @@ class PrivateLoop:
         key, _ = run_key.run_key(strategy.seed, settings, weights, self._loader)
         return key
 
-    def _refuse_changes(self) -> None:
-        """Refuse what the body of the loop may not do between two lots."""
+    def _refuse_other_lots(self) -> None:
+        """Refuse that the body of the loop draws lots."""
         if self._loader.lots.position != self._session.releases.num_releases:
             raise ConfigurationError(OTHERS_TOOK_LOTS)
-        if self._training.trainable() != self._trainable:
-            raise ConfigurationError(
-                "the trainable parameters, or those of the optimizer, are others than when the loop began: freeze, add "
-                "and replace them before it, or train on with a new strategy, ledger and loop (dpbench account LEDGER "
-                "LEDGER tells what both cost)."
-            )
 
     def _one_lot(self, batch: Any) -> None:
         """One lot, one release, one update."""

@@ -137,12 +137,6 @@ class LoopTraining(Training):
         for part, mode in self._modes.items():
             part.training = mode
 
-    def trainable(self) -> list[int]:
-        """What is trained, and what the optimizer moves, as ids."""
-        trained = [id(parameter) for parameter in self.module.parameters() if parameter.requires_grad]
-        moved = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
-        return trained + moved
-
 
 def refuse_scaled_losses(device: str) -> None:
     """Raise ConfigurationError for autocast to float16, whose losses are scaled, so that clipping would be wrong."""

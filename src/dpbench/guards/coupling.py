@@ -62,6 +62,13 @@ class Coupling(Guard):
 
     def on_attach(self) -> None:
         """Take note of the engine."""
+        self._look_anew()
+
+    def on_change(self) -> None:
+        """Probe the coming lot: what was frozen before had no gradients."""
+        self._look_anew()
+
+    def _look_anew(self) -> None:
         source = self.session.source
         if isinstance(source, PerRecordStep) and source.engine is not None:
             self._source = source

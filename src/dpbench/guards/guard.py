@@ -78,6 +78,9 @@ class Guard:
     def on_begin(self) -> None:
         """Lots are known; the ledger is not open yet."""
 
+    def on_change(self) -> None:
+        """Other parameters are trained from the lot on that is about to be opened."""
+
     def on_open(self, batch: Any) -> None:
         """A lot was drawn, and the module is about to see it."""
 

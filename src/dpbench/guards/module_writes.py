@@ -162,6 +162,11 @@ class Writes(Guard):
         training.after_zero_grad.append(self.remember)
         training.withhold_loss(self.accept_values)
 
+    def on_change(self) -> None:
+        """Allow the optimizer to move the new parameters."""
+        require(self._steps).follow(self.session.trained.parameters)
+        self.remember()
+
     def on_begin(self) -> None:
         """Learn from the loader when a lot is drawn: before any hook has seen it."""
         self._loader = self.session.loader

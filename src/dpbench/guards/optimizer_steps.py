@@ -73,11 +73,15 @@ class OptimizerSteps:
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         self.private = optimizer
-        self._released = {id(p) for p in parameters}
+        self.follow(parameters)
         self._unreleased = False
         self._due = False
         self._depth = 0
         self._handles: list[RemovableHandle] = []
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """Take note of the parameters to which gradients are released from now on."""
+        self._released = {id(p) for p in parameters}
 
     def watch(self, writes: ModuleWrites, on_update: Callable[[], None]) -> None:
         """Attach the hooks.

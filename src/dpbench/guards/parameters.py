@@ -22,6 +22,13 @@ class Parameters(Guard):
 
     def on_attach(self) -> None:
         """Compare the optimizer's parameters with those that are released."""
+        self._refuse_others()
+
+    def on_change(self) -> None:
+        """Compare them again."""
+        self._refuse_others()
+
+    def _refuse_others(self) -> None:
         session = self.session
         refuse_optimizer(
             session.optimizer,

@@ -120,6 +120,7 @@ class ReleaseEngine:
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
         self._names: Sequence[str] = ()
+        self._lot_key: int | None = None  # of lots that were drawn under another plan first
         self._open = False
         self._empty = False
 
@@ -169,6 +170,8 @@ class ReleaseEngine:
         """What sets the lots of this run apart from those of others with their seed; None without a seed."""
         if self.seed is None:
             return None
+        if self._lot_key is not None:
+            return self._lot_key
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
@@ -217,17 +220,67 @@ class ReleaseEngine:
         if self.canaries is not None and not plan.noise.independent:
             raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
         self._names = trained.names
+        self._lot_key = self.memory.get("lot_key")
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
 
-    def open_ledger(self, path: Path, horizon: TrainingLength = ENDLESS, lot_source: str | None = None) -> None:
+    def change_parameters(
+        self,
+        trained: TrainableParameters,
+        groups: tuple[VectorGroup, ...],
+        horizon: TrainingLength,
+        lot_source: str | None,
+    ) -> None:
+        """Go on with other trainable parameters: in a new phase of the ledger, on the lots as they are drawn.
+
+        Args:
+            trained: From the coming release on.
+            groups: Partition of them; bounds that have adapted take the place of those of as many groups.
+            horizon: Of the training, with the steps that it has behind it.
+            lot_source: See `Header`.
+
+        Raises:
+            ConfigurationError: The noise of a step depends on that of others, or canaries are for other parameters.
+        """
+        before = self.mechanism
+        if not before.training_plan.noise.independent:
+            raise ConfigurationError(
+                "the trainable parameters have changed, and the noise of a step depends on that of earlier ones for "
+                "other parameters: freeze and unfreeze before the training."
+            )
+        if self.canaries is not None:
+            raise ConfigurationError(
+                "the trainable parameters have changed, and the canaries of the audit are vectors of those that the "
+                "training began with: audit=none, or freeze and unfreeze before the training."
+            )
+        self._lot_key = self.lot_key
+        plan = replace(before.training_plan, groups=groups, sizes=tuple(trained.sizes))
+        is_same_plan = plan.digest == before.training_plan.digest and list(trained.names) == list(self._names)
+        self._names = trained.names
+        self._mechanism = Mechanism(plan, trained.parameters, before.state_dict(), self.num_releases)
+        path = self.budget.path
+        if path is None or not self.recipe.private:
+            return
+        phase = self.phase if is_same_plan else self.phase + 1
+        place = (phase, self.lot_phase)
+        self.budget.close()
+        self.open_ledger(path, horizon, lot_source, place)
+
+    def open_ledger(
+        self,
+        path: Path,
+        horizon: TrainingLength = ENDLESS,
+        lot_source: str | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
         """Write or continue the ledger; nothing without privacy.
 
         Args:
             path: Of the ledger.
             horizon: Of the training, for which a target is checked.
             lot_source: See `Header`.
+            place: (phase, phase whose lots it draws) of this run; None: as the checkpoint says.
 
         Raises:
             BudgetExhausted: The target allows no further release.
@@ -253,9 +306,12 @@ class ReleaseEngine:
             plan=StatedPlan.from_dict(plan.to_dict()),
         )
         resumed = self.num_releases > 0 or self.fingerprint is not None
-        place = self.memory.get("place") if self.num_releases else None
+        goes_on = place is not None  # on the lots that this process draws
+        if place is None and self.num_releases:
+            place = self.memory.get("place")
         self.phase = self.budget.open(path, header, self.num_releases, resumed, self.processes, place)
-        self._refuse_new_round(plan, 0 if place is None else place[0])
+        if not goes_on:
+            self._refuse_new_round(plan, 0 if place is None else place[0])
         self.budget.limit(plan, self.num_releases, horizon)
 
     def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
@@ -452,6 +508,7 @@ class ReleaseEngine:
             state["canaries"] = self.canaries.state_dict()
         state["place"] = (self.phase, self.lot_phase)
         state["first_weights"] = self.first_weights
+        state["lot_key"] = self._lot_key
         return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

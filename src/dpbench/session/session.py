@@ -23,10 +23,11 @@ from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
+from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
 from dpbench.privacy.accounting.composition import doubt_about_delta
 from dpbench.privacy.accounting.stated_plan import own_process
-from dpbench.privacy.budget import TrainingLength
+from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
@@ -85,6 +86,9 @@ class PrivateSession:
         self._trained: TrainableParameters | None = None
         self._optimizer: Optimizer | None = None
         self._loader: LotLoader | None = None
+        self._trainable: list[int] = []
+        self._horizon = ENDLESS
+        self._first_release = 0
         self._uses_lots = False
         self.is_admitted = False
 
@@ -163,6 +167,7 @@ class PrivateSession:
         training.mount(self._step_of(own), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
+        self._trainable = self._trainable_now()
 
     def acquire(self, loader: object) -> LotLoader:
         """Take the lots of a loader, which no other training may draw meanwhile.
@@ -212,7 +217,9 @@ class PrivateSession:
         source.begin(self.loader)
         if releases.recipe.private:
             self._warn(doubt_about_delta(self._delta, sampling.population, sampling.unit))
-        groups = self._first_groups()
+        self._horizon = horizon
+        self._first_release = releases.num_releases
+        groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
@@ -224,18 +231,66 @@ class PrivateSession:
         if doubt is not None:
             self.training.warn(doubt)
 
-    def _first_groups(self) -> tuple[VectorGroup, ...]:
-        """The partition of the parameters with the bounds of the first release, the same on all processes."""
+    def _first_groups(self, memory: Mapping[str, Any]) -> tuple[VectorGroup, ...]:
+        """The partition of the parameters with the bounds of the first release, the same on all processes.
+
+        Args:
+            memory: Holds bounds that have adapted, perhaps.
+        """
         releases = self.releases
         recipe = releases.recipe
         sizes = self.trained.sizes
         groups = recipe.groups(self.trained.names, sizes)
-        if recipe.bounds_from_noise is None or releases.memory.get("bounds") is not None:
+        bounds = memory.get("bounds")
+        if recipe.bounds_from_noise is None or (bounds is not None and len(bounds[0]) == len(groups)):
             return groups
         piece = self.source.on_noise(keyed_generator((releases.key, Stream.NOISE_BATCH)))
         means = mean_norms(piece.gradients, piece.rows, piece.merge, recipe.transform, sizes, groups)
         bounds = [recipe.bounds_from_noise * mean for mean in means]
         return with_bounds(groups, releases.processes.broadcast(bounds))
+
+    # ------------------------------------------------------------------------------------- other parameters
+
+    def _trainable_now(self) -> list[int]:
+        """What is trainable, and what the optimizer moves, as ids."""
+        trainable = [id(parameter) for parameter in self.part.parameters() if parameter.requires_grad]
+        moved = [id(parameter) for parameter in parameters_of(self.optimizer)]
+        return trainable + moved
+
+    def _follow_trainable(self) -> None:
+        """Train what is trainable by now: layers may be frozen, unfrozen and replaced between lots.
+
+        Raises:
+            ConfigurationError: The optimizer does not move what is trainable.
+        """
+        trainable = self._trainable_now()
+        if trainable == self._trainable:
+            return
+        releases = self.releases
+        training = self.training
+        for parameter in self.trained.parameters:
+            parameter.grad = None
+        self._executor.detach()
+        self.source.detach()
+        trained = self._trained = self.source.attach(training, self.part, releases)
+        self._executor.attach(training, releases, self.source)
+        self.source.begin(self.loader)
+        for guard in self.guards:
+            guard.on_change()
+        completed = self._horizon.completed_steps + releases.num_releases - self._first_release
+        groups = self._first_groups(releases.mechanism.state_dict())
+        releases.change_parameters(
+            trained,
+            groups,
+            TrainingLength(self._horizon.total_steps, completed),
+            self.loader.lots.source,
+        )
+        self._trainable = trainable
+        size = sum(trained.sizes)
+        training.inform(
+            f"from release {releases.num_releases} on {len(trained.names)} tensors of {size:,} numbers are trained "
+            f"(phase {releases.phase} of the ledger)."
+        )
 
     # ------------------------------------------------------------------------------------- one lot
 
@@ -248,6 +303,7 @@ class PrivateSession:
         """
         self.refuse_skipped_lot()
         self.released = False
+        self._follow_trainable()
         for guard in self.guards:
             guard.on_open(batch)
         self.releases.open_lot()

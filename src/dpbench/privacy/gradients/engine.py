@@ -285,10 +285,12 @@ class PerRecordEngine:
         scale = torch.full_like(loss, factor)
         edges: list[Any] = [edge for use in uses for edge in use.edges]
         targets = edges
+        # A hook may have frozen some since the lot was opened.
+        trainable = [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         if verify:
             refuse_reentrant(loss)
             # In one pass: a compiled network can go back only once.
-            targets = [*edges, *self.parameters]
+            targets = [*edges, *(self.parameters[position] for position in trainable)]
         results = backward(loss, targets, scale) if targets else ()
         count = len(edges)
         grads = results[:count]
@@ -298,12 +300,12 @@ class PerRecordEngine:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, records, verify=True)
-                named = dict(zip(self.names, self.parameters, strict=True))
+                named = {self.names[position]: self.parameters[position] for position in trainable}
                 coarse = any(_is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
                 self.verified |= check_sums(
                     named,
-                    computed,
+                    [computed[position] for position in trainable],
                     expected,
                     records,
                     tolerance,

@@ -1,0 +1,341 @@
+"""Layers that are frozen, unfrozen and replaced between lots: what is trainable is trained, and recorded as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import BackboneFinetuning
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpbench.callback.loop import PrivateLoop
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.records import LocalTraining, Users
+from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, ClipOnly
+from tests.records.user_worlds import loader_of as users_loader
+from tests.records.user_worlds import make_users
+from tests.strategies.worlds import loader_of, trainer_for
+
+RECORDS = 40
+BOUND = 0.3
+
+
+def records() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(RECORDS, 5, generator=generator), torch.arange(RECORDS) % 3)
+
+
+class Net(pl.LightningModule):
+    """A backbone of 48 numbers and a head of 27."""
+
+    def __init__(self, frozen: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.backbone = nn.Linear(5, 8)
+        self.head = nn.Linear(8, 3)
+        self.backbone.requires_grad_(not frozen)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(torch.tanh(self.backbone(x))), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch[0], batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+
+class At(pl.Callback):
+    """Calls a function once, before a lot."""
+
+    def __init__(self, step: int, change: Callable[[Any, Any], None]) -> None:
+        self._step = step
+        self._change = change
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self._step:
+            self._change(trainer, module)
+
+
+def unfreeze(trainer: Any, module: Any) -> None:
+    module.backbone.requires_grad_(True)
+    trainer.optimizers[0].add_param_group({"params": list(module.backbone.parameters()), "lr": 0.5})
+
+
+def freeze_head(trainer: Any, module: Any) -> None:
+    module.head.requires_grad_(False)
+
+
+def fit(
+    folder: Path,
+    change: pl.Callback,
+    make: Any = DPSGD,
+    module: pl.LightningModule | None = None,
+    loader: LotLoader | None = None,
+    steps: int = 8,
+    start: Path | None = None,
+    **options: Any,
+) -> tuple[Any, Any, pl.Trainer]:
+    options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 1, "ledger": str(folder / "ledger.jsonl"), **options}
+    strategy = make(**options)
+    module = module or Net()
+    trainer = trainer_for(folder, change, steps, more=[strategy])
+    trainer.fit(module, loader or loader_of(records()), ckpt_path=start, weights_only=False)
+    return strategy, module, trainer
+
+
+def book(folder: Path) -> Ledger:
+    ledger = read_ledger(folder / "ledger.jsonl")
+    assert ledger.damage is None
+    return ledger
+
+
+def expected_update(net: Net, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Mean of the records' clipped gradients over all that is trainable, one record at a time."""
+    named = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p) for name, p in named.items()}
+    for record, label in zip(x.split(1), y.split(1), strict=True):
+        gradients = torch.autograd.grad(net.loss(record, label), list(named.values()))
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        factor = min(1.0, BOUND / float(norm))
+        for name, gradient in zip(named, gradients, strict=True):
+            total[name] += factor * gradient / len(x)
+    return total
+
+
+@pytest.mark.parametrize(("change", "frozen"), [(unfreeze, True), (freeze_head, False)])
+def test_the_release_is_of_what_is_trainable(tmp_path: Path, change: Any, frozen: bool) -> None:
+    """Without noise, on lots that hold everybody: the update is that of autograd, record by record."""
+    x, y = records().tensors
+    expected: list[dict[str, Tensor]] = []
+    updates: list[dict[str, Tensor]] = []
+
+    class Watching(Net):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.before = {name: p.detach().clone() for name, p in self.named_parameters()}
+            expected.append(expected_update(self, x, y))
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            updates.append({name: (self.before[name] - p.detach()) / 0.5 for name, p in self.named_parameters()})
+
+    loader = loader_of(records(), RECORDS, kind="full")
+    module = Watching(frozen)
+    fit(tmp_path, At(3, change), ClipOnly, module, loader, steps=6, max_grad_norm=BOUND, ledger=None)
+    names = [set(one) for one in expected]
+    assert len(names) == 6 and names[2] != names[3] and names[3] == names[5]
+    for wanted, moved in zip(expected, updates, strict=True):
+        for name, update in moved.items():
+            torch.testing.assert_close(update, wanted.get(name, torch.zeros_like(update)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (DPSGD, {}),
+        (DPSGD, {"clipping": "per_layer"}),
+        (DPSGD, {"microbatch_size": 2}),
+        (DPSGD, {"executor": "graph"}),
+        (DPSGD, {"noise_schedule": "linear:0.5"}),
+        (AdaptiveQuantileClipping, {"count_noise_std": 3.0}),
+        (AdaptiveMeanClipping, {"initial_max_grad_norm": 1.0}),
+    ],
+)
+def test_the_ledger_has_a_phase_for_each(tmp_path: Path, make: Any, options: Any) -> None:
+    strategy, module, _ = fit(tmp_path, At(3, unfreeze), make, **options)
+    ledger = book(tmp_path)
+    assert [phase for phase, _ in ledger.releases] == [0] * 3 + [1] * 5
+    assert [release.number for _, release in ledger.releases] == list(range(8))
+    assert ledger_epsilon(ledger, 1e-3) == pytest.approx(strategy.epsilon(), rel=1e-12)
+    assert not torch.equal(module.backbone.weight, Net().backbone.weight)
+    plans = [header.plan.to_dict() for header in ledger.headers if header.plan is not None]
+    assert len(plans) == 2 and plans[0] != plans[1]
+
+
+def test_the_bound_that_has_adapted_goes_on(tmp_path: Path) -> None:
+    bounds: list[float] = []
+
+    class Bounds(At):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            bounds.append(trainer.callbacks[1].mechanism.plan.groups[0].max_grad_norm)
+
+    fit(tmp_path, Bounds(3, unfreeze), AdaptiveQuantileClipping, count_noise_std=3.0, clip_learning_rate=1.0)
+    assert len(set(bounds)) == 8
+    assert abs(math.log(bounds[3] / bounds[2])) < 1.5  # a step of the adaptation, and not back to the first bound
+    assert abs(math.log(bounds[3] / 0.1)) > 1.5
+
+
+def test_gradual_unfreezing_as_lightning_does_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    finetuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.1)
+    _, module, _ = fit(tmp_path, finetuning, module=Net(frozen=False), steps=10)
+    assert not torch.equal(module.backbone.weight, Net().backbone.weight)
+    ledger = book(tmp_path)
+    assert sorted({phase for phase, _ in ledger.releases}) == [0, 1] and len(ledger.releases) == 10
+
+
+def test_a_budget_lasts_for_the_planned_steps(tmp_path: Path) -> None:
+    strategy, _, trainer = fit(tmp_path, At(3, unfreeze), target_epsilon=3.0, noise_multiplier=None)
+    assert trainer.global_step == 8 and strategy.epsilon() == pytest.approx(3.0, rel=1e-4) and strategy.epsilon() <= 3
+    assert ledger_epsilon(book(tmp_path), 1e-3) == pytest.approx(strategy.epsilon(), rel=1e-12)
+
+
+def test_a_budget_that_was_given_with_noise_ends_there(tmp_path: Path) -> None:
+    alone, _, _ = fit(tmp_path / "a", At(99, unfreeze), target_epsilon=12.0, steps=200)
+    changed, _, _ = fit(tmp_path / "b", At(3, unfreeze), target_epsilon=12.0, steps=200)
+    assert alone.releases == changed.releases < 200 and changed.epsilon() <= 12.0
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+def test_a_resumed_run_goes_on_with_what_is_trainable_by_then(tmp_path: Path, kind: str) -> None:
+    def lots() -> LotLoader:
+        return loader_of(records(), 8, kind=kind)
+
+    fit(tmp_path / "whole", At(3, unfreeze), loader=lots(), steps=9)
+    _, _, half = fit(tmp_path / "half", At(3, unfreeze), loader=lots(), steps=6)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+
+    class Unfrozen(Net):
+        """As somebody who unfreezes by hand goes on: with the groups that the optimizer has by now."""
+
+        def on_train_start(self) -> None:
+            self.history = [self.backbone.weight.detach().clone()]
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.history.append(self.backbone.weight.detach().clone())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            groups = [list(self.head.parameters()), list(self.backbone.parameters())]
+            return torch.optim.SGD([{"params": group} for group in groups], lr=0.5)
+
+    _, resumed, _ = fit(
+        tmp_path / "half",
+        At(99, unfreeze),
+        module=Unfrozen(frozen=False),
+        loader=lots(),
+        steps=9,
+        start=tmp_path / "half.ckpt",
+    )
+    ledger = book(tmp_path / "half")
+    assert [release.number for _, release in ledger.releases] == list(range(9))
+    assert ledger_epsilon(ledger, 1e-3) == ledger_epsilon(book(tmp_path / "whole"), 1e-3)
+    assert torch.equal(resumed.history[0], half.lightning_module.backbone.weight)
+    assert not torch.equal(resumed.history[-1], resumed.history[0])
+
+
+def test_before_the_first_lot(tmp_path: Path) -> None:
+    class First(pl.Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            freeze_head(trainer, module)
+
+    _, module, _ = fit(tmp_path, First(), module=Net(frozen=False))
+    assert torch.equal(module.head.weight, Net().head.weight)
+    assert {phase for phase, _ in book(tmp_path).releases} == {0}
+
+
+def test_in_the_middle_of_the_first_lot(tmp_path: Path) -> None:
+    """The lot is released as it was opened; the frozen layer stays where it is."""
+
+    class Middle(Net):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.head.requires_grad_(False)
+
+    _, module, _ = fit(tmp_path, At(99, unfreeze), module=Middle(frozen=False))
+    assert torch.equal(module.head.weight, Net().head.weight)
+    assert not torch.equal(module.backbone.weight, Net().backbone.weight)
+    assert len(book(tmp_path).releases) == 8
+
+
+def test_users(tmp_path: Path) -> None:
+    class Body(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Linear(4, 3)
+            self.head = nn.Linear(3, 1)
+            self.backbone.requires_grad_(False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return (self.head(self.backbone(batch[0])).squeeze(1) - batch[1]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=1.0)
+
+    module = Body()
+    before = module.backbone.weight.detach().clone()
+    source = Users(LocalTraining(lr=0.1, max_examples=4))
+    fit(tmp_path, At(3, unfreeze), module=module, loader=users_loader(make_users()), records=source)
+    assert not torch.equal(before, module.backbone.weight)
+    assert sorted({phase for phase, _ in book(tmp_path).releases}) == [0, 1]
+
+
+def test_a_loop(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=0.5)
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
+    model = nn.Sequential(net.backbone, nn.Tanh(), net.head)
+    loop = PrivateLoop(
+        model,
+        optimizer,
+        loader_of(records()),
+        strategy,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        steps=6,
+    )
+    for step in loop:
+        if step == 2:
+            net.backbone.requires_grad_(True)
+            optimizer.add_param_group({"params": list(net.backbone.parameters())})
+    assert not torch.equal(net.backbone.weight, Net().backbone.weight)
+    assert [phase for phase, _ in book(tmp_path).releases] == [0] * 2 + [1] * 4
+
+
+# ------------------------------------------------------------------------------------- refused
+
+
+def unfreeze_alone(trainer: Any, module: Any) -> None:
+    module.backbone.requires_grad_(True)
+
+
+def replace_head(trainer: Any, module: Any) -> None:
+    module.head = nn.Linear(8, 3)
+    trainer.optimizers[0].add_param_group({"params": list(module.head.parameters())})
+
+
+def freeze_all(trainer: Any, module: Any) -> None:
+    module.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (unfreeze_alone, {}, "the optimizer does not update backbone.weight, backbone.bias"),
+        (replace_head, {}, "updates trainable parameters to which nothing is released"),
+        (freeze_all, {}, "no trainable parameters"),
+        (unfreeze, {"audit": GradientCanaries(20)}, "canaries of the audit are vectors of those"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, change: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, At(3, change), **options)
+    assert len(book(tmp_path).releases) == 3
+
+
+def test_a_new_head_with_its_optimizer(tmp_path: Path) -> None:
+    def replace(trainer: Any, module: Any) -> None:
+        module.head = nn.Linear(8, 3)
+        trainer.optimizers[0].param_groups[0]["params"] = list(module.head.parameters())
+        self.before = module.head.weight.detach().clone()  # type: ignore[attr-defined]
+
+    self = type("Kept", (), {})()
+    _, module, _ = fit(tmp_path, At(3, replace))
+    assert not torch.equal(self.before, module.head.weight)
+    assert len(book(tmp_path).releases) == 8
