@@ -19,6 +19,7 @@ from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.altered_lots import LotRows, Rows
 from dpbench.guards.guard import Guard
+from dpbench.guards.lone_records import LoneRecordProbe
 from dpbench.guards.lot_probe import FEWEST, LotProbe
 from dpbench.guards.step_runs import Gap, StepRunner
 from dpbench.privacy.gradients.engine import LossReduction
@@ -57,7 +58,7 @@ class Coupling(Guard):
     name = "coupling"
     prevents = "a record's gradient depends on the others of its lot, or on earlier lots, and clipping bounds nothing"
 
-    _probe: CouplingProbe | None = None
+    _probe: CouplingProbe | LoneRecordProbe | None = None
     _source: PerRecordStep | None = None
 
     def on_attach(self) -> None:
@@ -72,7 +73,8 @@ class Coupling(Guard):
         source = self.session.source
         if isinstance(source, PerRecordStep) and source.engine is not None:
             self._source = source
-            self._probe = CouplingProbe(
+            probe = CouplingProbe if source.engine.at_once is None else LoneRecordProbe
+            self._probe = probe(
                 self.session.training,
                 source.engine,
                 source.loss_reduction,

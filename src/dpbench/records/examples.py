@@ -44,7 +44,8 @@ class Examples:
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
-        gradients: How they are computed: "engine", all in one backward pass.
+        gradients: How they are computed: "engine", all in one backward pass, or "one_by_one", each by an ordinary
+            one, for networks and losses that the engine does not know.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -66,6 +67,7 @@ class Examples:
         self.loss_reduction: LossReduction = loss_reduction
         self._gradients = gradients
         self._most_rows = max_physical_batch_size
+        self._at_once: int | None = None
         self._microbatch_size = microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
         self.engine: GradientMethod | None = None
@@ -90,6 +92,8 @@ class Examples:
         self._releases = releases
         self._verified = False
         self.engine = GRADIENTS[self._gradients](part, self.loss_reduction)
+        _refuse_in_manual_optimization(training, **{f"gradients={self._gradients!r}": self.engine.at_once})
+        self._at_once = self.engine.at_once or self._most_rows
         return TrainableParameters(self.engine.parameters, self.engine.names)
 
     def step(self, own: TrainingStep) -> TrainingStep:
@@ -162,7 +166,7 @@ class Examples:
             return "manual optimization makes the update itself"
         if self._divisor is None or self._microbatch_size > 1:
             return "which rows make a record differs from lot to lot"
-        if self._most_rows is not None and training.world_size > 1:
+        if self._at_once is not None and training.world_size > 1:
             return "processes agree on the pieces of each lot (max_physical_batch_size)"
         return None
 
@@ -201,7 +205,7 @@ class Examples:
             release=self._releases.num_releases,
             record_of=self._record_of_row,
             row_index=index,
-            limit=self._most_rows,
+            limit=self._at_once,
             recipe=self._releases.recipe,
             bound=bound,
         )
@@ -217,7 +221,7 @@ class Examples:
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._rows and self._training.world_size == 1:
                 return torch.zeros((), device=self._training.device, requires_grad=True)
-            *pieces, last = cut(batch, self._rows, self._most_rows, self._record_of_row, self._training)
+            *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, self._training)
             for piece in pieces:
                 output = self._one_piece(training_step, piece, *args, **kwargs)
                 loss = loss_of(output)
@@ -239,7 +243,7 @@ class Examples:
         """Per-record gradients instead of their sum."""
         if self._released:
             raise ConfigurationError(SECOND_RELEASE)
-        if self._accumulated and self._most_rows is None:
+        if self._accumulated and self._at_once is None:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._accumulate(loss)
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dpbench.privacy.gradients.method import GradientMethod
-from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
 from dpbench.records.count import count_records
+from dpbench.records.physical_batches import cut
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
 
@@ -29,8 +30,20 @@ def record_gradients(
     """
     batch = training.to_device(batch)
     records = engine.records = count_records(batch)
+    pieces = cut(batch, records, engine.at_once, None, training)
     silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
-    with torch.random.fork_rng(), silent, training.autocast(), torch.enable_grad():
+    gradients = []
+    with torch.random.fork_rng(), silent:
         torch.manual_seed(seed)
-        output = training.own_step(batch, 0)
-    return engine.backward(loss_of(output), records), records
+        for piece in pieces:
+            with training.autocast(), torch.enable_grad():
+                output = training.own_step(piece, 0)
+            gradients.append(engine.backward(loss_of(output), count_records(piece)))
+    if len(pieces) == 1:
+        return gradients[0], records
+    return [_one_after_the_other(of_parameter) for of_parameter in zip(*gradients, strict=True)], records
+
+
+def _one_after_the_other(pieces: Sequence[ParameterGradients]) -> ParameterGradients:
+    rows = torch.cat([piece.per_record() for piece in pieces])
+    return InstantiatedGradients(lambda: rows)

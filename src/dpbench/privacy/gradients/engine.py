@@ -82,11 +82,14 @@ class PerRecordEngine:
         recording: Whether forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
+        at_once: Any number of rows goes into one forward pass.
 
     Raises:
         UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
         ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
     """
+
+    at_once: int | None = None
 
     def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
         if loss_reduction not in ("mean", "sum"):

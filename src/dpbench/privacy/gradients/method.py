@@ -8,9 +8,10 @@ from typing import Literal, Protocol
 from torch import Tensor, nn
 
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
-GradientsName = Literal["engine"]
+GradientsName = Literal["engine", "one_by_one"]
 """Of a method."""
 
 
@@ -23,6 +24,7 @@ class GradientMethod(Protocol):
         verified: Whether a call of `backward` with `verify` could compare, and agreed.
         recording: Whether forward passes are those of the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known.
+        at_once: Most rows in one forward pass, but for a record of more rows; None: any number.
     """
 
     names: list[str]
@@ -30,6 +32,7 @@ class GradientMethod(Protocol):
     verified: bool
     recording: bool
     records: int | None
+    at_once: int | None
 
     def expect(self, records: int) -> None:
         """Forget what no backward pass followed, and take the forward passes of so many records."""
@@ -50,5 +53,9 @@ class GradientMethod(Protocol):
         """Let go of the network."""
 
 
-GRADIENTS: dict[str, Callable[[nn.Module, LossReduction], GradientMethod]] = {"engine": PerRecordEngine}
-"""Name → method: "engine" computes the gradients of all records of a lot in one backward pass."""
+GRADIENTS: dict[str, Callable[[nn.Module, LossReduction], GradientMethod]] = {
+    "engine": PerRecordEngine,
+    "one_by_one": OneByOne,
+}
+"""Name → method: "engine" computes the gradients of all records of a lot in one backward pass, "one_by_one" each by an
+ordinary one."""

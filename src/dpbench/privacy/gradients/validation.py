@@ -26,9 +26,22 @@ def refuse_unsupported(model: nn.Module) -> None:
     Raises:
         UnsupportedModuleError: Names every offending module, the reason and the remedy.
     """
+    _refuse(model, _problem)
+
+
+def refuse_statistics(model: nn.Module) -> None:
+    """Check that no layer keeps statistics of records, or computes with those of a lot.
+
+    Raises:
+        UnsupportedModuleError: Names every offending module, the reason and the remedy.
+    """
+    _refuse(model, _statistics_problem)
+
+
+def _refuse(model: nn.Module, problem_of: Callable[[nn.Module], str | None]) -> None:
     problems: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        problem = _problem(module)
+        problem = problem_of(module)
         if problem is not None:
             kind = type(module)
             layer = f"{name or 'the model'} ({kind.__name__})"
@@ -83,6 +96,11 @@ def _record_problem(module: nn.Module) -> str | None:
     hooks = module._forward_pre_hooks.values()
     if any(isinstance(hook, BasePruningMethod) for hook in hooks):
         return "is pruned, so that its weight is computed from others; make it plain (torch.nn.utils.prune.remove)"
+    return _statistics_problem(module)
+
+
+def _statistics_problem(module: nn.Module) -> str | None:
+    """Statistics over records, which a layer keeps or computes with."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "

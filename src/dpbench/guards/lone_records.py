@@ -1,0 +1,137 @@
+"""The probe of a step that is run record by record: the gradient of a lot has to be the mean of those of its records.
+
+Records that are run alone cannot reach into one another's gradients, unless the module keeps something of one for the
+next. But a step that mixes the records of a lot (statistics over the lot, a maximum, pairs) is another function on one
+record, and would be trained as that without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpbench.data.octaves import next_checked
+from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.altered_lots import LotRows, Rows
+from dpbench.guards.step_runs import StepRun, StepRunner
+from dpbench.privacy.gradients.method import GradientMethod
+from dpbench.records.count import count_records
+from dpbench.records.source import Lot
+from dpbench.records.training import Training
+
+_MOST_RECORDS = 8
+_TOLERANCE = 1e-3  # of the sum of the norms
+_TOLERANCE_OF_MIXED = 5e-2
+_MIXED = (
+    "the gradient of a lot is not the {reduction} of those of its records, each run alone (it is off by {gap:.2g} of "
+    "their norms): a layer or the loss mixes records (statistics over the lot, a maximum, pairs, weights or ignored "
+    'labels in a mean), and gradients="one_by_one" would train another function. Let each record\'s loss be a function '
+    "of that record alone, and the loss of a lot their {reduction}."
+)
+_KEPT = (
+    "a record's gradient depends on records before it, through what training_step keeps (it changes by {gap:.2g} of "
+    "its norm), so that clipping does not bound what one record does: queues, centers, hidden states and histories of "
+    "losses cannot be made private; take them from released weights or constants."
+)
+
+
+class LoneRecordProbe:
+    """Probes the first lot with records, and one lot of each octave. It changes nothing of a training.
+
+    Args:
+        training: Its step is probed.
+        engine: Of single records.
+        loss_reduction: What the loss is said to be; for the message.
+    """
+
+    def __init__(self, training: Training, engine: GradientMethod, loss_reduction: str) -> None:
+        self._training = training
+        self._engine = engine
+        self._reduction = loss_reduction
+        self._runner = StepRunner(training, engine)
+        self._next = 0
+        self._warned = False
+
+    @property
+    def rows(self) -> int:
+        """That went through the model so far: what the probes cost."""
+        return self._runner.rows
+
+    def look(self, step: Callable[[Any], Any], batch: Any, lot: Lot) -> None:
+        """Probe a lot if it is due.
+
+        Raises:
+            UnsupportedModuleError: The step is another function of a lot than of its records, or keeps something of a
+                record for the next.
+        """
+        rows = count_records(batch)
+        if lot.release < self._next or not rows:
+            return
+        self._next = next_checked(lot.release + 1) - 1
+        record_of = np.arange(rows) if lot.record_of is None else lot.record_of
+        names = np.unique(record_of)[:_MOST_RECORDS]
+        piece = np.flatnonzero(np.isin(record_of, names))
+        probed = LotRows(batch, rows, piece, record_of[piece], lot.row_index)
+        with self._runner.session(step, lot.recipe, len(piece)):
+            self._verdict(probed, names)
+
+    def _verdict(self, lot: LotRows, names: Rows) -> None:
+        whole = self._whole(lot)
+        alone = [self._runner.run(lot.part(names[position : position + 1])) for position in range(len(names))]
+        runs = [run for run in alone if run is not None]
+        if len(runs) < len(names):
+            return  # its own step says what is wrong
+        irregular = self._runner.irregular
+        first = _flat(runs[0])
+        again = self._runner.run(lot.part(names[:1]), after=True)
+        if again is not None:
+            gap = float((_flat(again) - first).norm() / first.norm().clamp(min=1e-12))
+            if gap > self._tolerance and not irregular:
+                raise UnsupportedModuleError(_KEPT.format(gap=gap))
+        if whole is None:
+            self._unsure("the step does not run on a lot of several records")
+            return
+        sums = [_flat(run) for run in runs]
+        norms = torch.stack([one.norm() for one in sums])
+        gap = float((_flat(whole) - torch.stack(sums).sum(0)).norm() / norms.sum().clamp(min=1e-12))
+        if not gap > self._tolerance:
+            return
+        if irregular:
+            self._unsure("training_step draws random numbers of which nobody knows which record they are for")
+            return
+        raise UnsupportedModuleError(_MIXED.format(gap=gap, reduction=self._reduction))
+
+    def _whole(self, lot: LotRows) -> StepRun | None:
+        """The run of all records at once; of a step that draws, with random numbers that follow the rows."""
+        whole = self._runner.run(lot.whole(), whole=True)
+        if whole is None or self._runner.follows or not self._runner.has_drawn():
+            return whole
+        self._runner.follows = True
+        return self._runner.run(lot.whole(), whole=True)
+
+    @property
+    def _tolerance(self) -> float:
+        device = self._training.device.type
+        is_half = any(parameter.dtype.itemsize < 4 for parameter in self._engine.parameters)
+        if is_half or torch.is_autocast_enabled(device):
+            return _TOLERANCE_OF_MIXED
+        return _TOLERANCE * (10 if device == "cuda" else 1)
+
+    def _unsure(self, why: str) -> None:
+        """Say once that the mean over records could not be compared; the records are private all the same."""
+        if not self._warned:
+            self._warned = True
+            self._training.inform(
+                f"each record is run alone; whether the loss of a lot is the {self._reduction} of theirs could not be "
+                f"checked: {why}."
+            )
+
+
+def _flat(run: StepRun) -> Tensor:
+    """Sum over the rows of a run, all parameters in one, float64."""
+    sums = [gradients.weighted_sum(torch.ones_like(run.norms)).double().flatten() for gradients in run.gradients]
+    return torch.cat(sums)

@@ -1,0 +1,136 @@
+"""Per-record gradients by plain autograd, one record at a time: slower, and exact for every function of one record.
+
+Nothing is attached to the network, so that it may do anything: derivatives of derivatives, parameters in lists, weights
+that functions use, layers on what all records share. Whoever runs the step hands each record to it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.gradients.calls import backward
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.parameter import OneRecord, ParameterGradients, zero_gradients
+from dpbench.privacy.gradients.validation import refuse_statistics
+
+
+class OneByOne:
+    """Answers the loss of one record with its gradient.
+
+    Guarantee: that of the session. A record's gradient is computed on that record alone, so that nothing of others can
+    be in it, but what the module keeps from one record to the next; guards look for that.
+
+    Args:
+        model: Any network.
+        loss_reduction: How the loss combines the rows of a record: their "mean" or their "sum".
+
+    Attributes:
+        names: Names of the trainable parameters, tied ones once.
+        parameters: The parameters, in the same order.
+        verified: Always: nothing is computed otherwise than by autograd.
+        recording: Not used.
+        records: Not used.
+        at_once: Rows that it takes at once, but for records of several.
+
+    Raises:
+        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot.
+        ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
+    """
+
+    verified = True
+    at_once: int | None = 1
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
+        refuse_statistics(model)
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ConfigurationError("the model has no trainable parameters.")
+        self.names = [name for name, _ in trainable]
+        self.parameters = [parameter for _, parameter in trainable]
+        self.recording = False
+        self.records: int | None = None
+        self._reduction = loss_reduction
+
+    def expect(self, records: int) -> None:
+        """Nothing is kept of forward passes."""
+
+    def discard(self) -> None:
+        """Nothing is kept of forward passes."""
+
+    def close(self) -> None:
+        """Nothing is attached."""
+
+    def backward(self, loss: Tensor, records: int, verify: bool = False) -> Sequence[ParameterGradients]:
+        """The gradient of one record.
+
+        Args:
+            loss: Scalar, the mean or the sum of the losses of its rows.
+            records: Rows of it, R.
+            verify: Not needed.
+
+        Returns:
+            One `ParameterGradients` over R rows for each of `parameters`, of which the sum over the rows is known.
+        """
+        if not records:
+            return [zero_gradients(parameter, 0) for parameter in self.parameters]
+        factor = float(records) if self._reduction == "mean" else 1.0
+        trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
+        gradients: list[Tensor | None] = [None] * len(trainable)
+        if loss.requires_grad:
+            gradients = list(backward(loss, trainable, torch.full_like(loss, factor)))
+        of_parameter = dict(zip(trainable, gradients, strict=True))
+        dense = [_dense(of_parameter.get(parameter), parameter) for parameter in self.parameters]
+        of_record, _ = OneRecord.of(dense)
+        if records == 1:
+            return of_record
+        return [SummedRows(gradient) for gradient in of_record]
+
+
+class SummedRows(ParameterGradients):
+    """Gradients of the rows of one record, of which nothing is known but their sum.
+
+    Args:
+        total: The sum.
+    """
+
+    def __init__(self, total: OneRecord) -> None:
+        self._total = total
+
+    def squared_norms(self) -> Tensor:
+        """Of the sum, shape (1,)."""
+        return self._total.squared_norms()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum; all rows have weight 1."""
+        if not bool((weights == 1).all()):
+            raise UnsupportedModuleError("rows of a record have no gradients of their own: they were run together.")
+        return self._total.per_record()[0]
+
+    def per_record(self) -> Tensor:
+        """The sum, as one record."""
+        return self._total.per_record()
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        """Refused: nothing is known of single rows."""
+        raise UnsupportedModuleError("rows of a record have no gradients of their own: they were run together.")
+
+    def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
+        """The record that all rows make up."""
+        if records != 1:
+            raise UnsupportedModuleError(f"rows of {records} records were run together, record by record.")
+        return OneRecord.of([self._total.per_record()[0] * factor])[0][0]
+
+
+def _dense(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
+    """A gradient in float32 at least, with zeros where the record has none."""
+    if gradient is None:
+        return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))

@@ -1,0 +1,370 @@
+"""Gradients record by record: exact for every function of one record, and nothing else is trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset, default_collate
+
+from dpbench.callback.loop import PrivateLoop
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.strategies import (
+    DPSGD,
+    AdaptiveMeanClipping,
+    AdaptiveQuantileClipping,
+    AutomaticClipping,
+    ClipOnly,
+    DiscretizedDPSGD,
+)
+from tests.strategies.worlds import loader_of, trainer_for, weights_of
+
+BOUND = 0.3
+Step = Callable[[Any, Any], Tensor]
+
+
+class Module(pl.LightningModule):
+    """A network, and what is done with it."""
+
+    def __init__(self, net: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.net = net
+        self._step = (step,)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (step,) = self._step
+        return step(self.net, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=1.0)
+
+
+def cross_entropy(net: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(net(batch[0]), batch[1])
+
+
+def data(size: int = 12) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(size, 5, 6, generator=generator), torch.arange(size) % 4)
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.ParameterList([nn.Parameter(torch.rand(6)) for _ in range(2)])
+        self.named = nn.ParameterDict({"scale": nn.Parameter(torch.ones(6))})
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x * self.mix[0] + self.mix[1] * self.named["scale"]).flatten(1))
+
+
+class ByFunction(nn.Module):
+    """Weights that are used outside of their layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(30, 8)
+        self.classes = nn.Embedding(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.linear(x.flatten(1), self.body.weight).tanh()
+        return hidden @ self.classes(torch.arange(4)).T + hidden @ self.classes.weight.T
+
+
+class Shared(nn.Module):
+    """A layer on what all records share, and rows that are folded into dimension 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 6)
+        self.frames = nn.Linear(6, 6)
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.table(torch.arange(5)).unsqueeze(0) + self.table(torch.arange(5)).mean(0)
+        return self.out(self.frames(x.reshape(-1, 6)).view(len(x), -1))
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(6))
+
+    def forward(self, *, x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        return x * self.weight * factor, self.weight.sum()
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated, total = self.gate(x=x, factor=0.5)
+        return self.out(gated.flatten(1)) * total
+
+
+class Routed(nn.Module):
+    """Each record takes one of two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(30, 4), nn.Linear(30, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        chosen = (x.sum(1) > 0).long()
+        output = x.new_zeros(len(x), 4)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()
+            output = output.index_add(0, rows, expert(x[rows]))
+        return output
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def penalized(net: nn.Module, batch: Any) -> Tensor:
+    """A gradient penalty, as WGAN-GP has: a second derivative."""
+    x = batch[0].clone().requires_grad_(True)
+    output = net(x)
+    (gradient,) = torch.autograd.grad(output.logsumexp(1).sum(), x, create_graph=True)
+    penalty = (gradient.flatten(1).norm(dim=1) - 1).square()
+    return (F.cross_entropy(output, batch[1], reduction="none") + penalty).mean()
+
+
+def with_lasso(net: nn.Module, batch: Any) -> Tensor:
+    """A penalty on the weights belongs to each record's loss, as its gradient says."""
+    return cross_entropy(net, batch) + 0.01 * sum(p.abs().sum() for p in net.parameters())
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(30, 4)))
+
+
+def expected(net: nn.Module, step: Step, records: TensorDataset) -> list[Tensor]:
+    """Mean of the clipped gradients of each record alone, in float64."""
+    net = copy.deepcopy(net).double()
+    parameters = list(net.parameters())
+    total = [torch.zeros_like(p) for p in parameters]
+    for position in range(len(records)):
+        x, y = default_collate([records[position]])
+        gradients = torch.autograd.grad(step(net, (x.double(), y)), parameters, allow_unused=True)
+        dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        norm = torch.stack([g.square().sum() for g in dense]).sum().sqrt()
+        for sum_, gradient in zip(total, dense, strict=True):
+            sum_ += min(1.0, BOUND / float(norm)) * gradient / len(records)
+    return total
+
+
+NETWORKS = {
+    "plain": (plain, cross_entropy),
+    "lists and dictionaries": (Listed, cross_entropy),
+    "weights by function": (ByFunction, cross_entropy),
+    "shared inputs and folded rows": (Shared, cross_entropy),
+    "keywords and tuples": (Keywords, cross_entropy),
+    "routing": (Routed, cross_entropy),
+    "gradient penalty": (plain, penalized),
+    "lasso": (plain, with_lasso),
+    "weight norm": (normed, cross_entropy),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_gradients_of_autograd(tmp_path: Path, name: str) -> None:
+    make, step = NETWORKS[name]
+    torch.manual_seed(1)
+    net = make()
+    wanted = expected(net, step, data())
+    before = [p.detach().clone() for p in net.parameters()]
+    strategy = ClipOnly(max_grad_norm=BOUND, noise_multiplier=1.0, gradients="one_by_one")
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    trainer_for(tmp_path, strategy, 1).fit(Module(net, step), loader)
+    for old, p, update in zip(before, net.parameters(), wanted, strict=True):
+        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+
+
+def fit(folder: Path, net: nn.Module, make: Any = DPSGD, steps: int = 6, step: Step = cross_entropy, **options: Any) -> Any:
+    loader = options.pop("loader", None) or loader_of(data(40), 6)
+    start = options.pop("start", None)
+    options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 1, **options}
+    strategy = make(ledger=str(folder / "ledger.jsonl"), **{"gradients": "one_by_one", **options})
+    trainer = trainer_for(folder, strategy, steps)
+    trainer.fit(Module(net, step), loader, ckpt_path=start, weights_only=False)
+    return strategy, weights_of(net), trainer
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (DPSGD, {}),
+        (DPSGD, {"clipping": "per_layer"}),
+        (DPSGD, {"microbatch_size": 2}),
+        (DPSGD, {"loss_reduction": "mean", "max_physical_batch_size": 4}),
+        (AutomaticClipping, {}),
+        (AdaptiveQuantileClipping, {"count_noise_std": 3.0}),
+        (AdaptiveMeanClipping, {"initial_max_grad_norm": 0.5}),
+        (DiscretizedDPSGD, {}),
+        (DPSGD, {"audit": GradientCanaries(20, seed=2)}),
+    ],
+)
+def test_the_releases_of_the_engine(tmp_path: Path, make: Any, options: Any) -> None:
+    """Where both can: the same records, sums and noise, up to rounding."""
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        folder = tmp_path / gradients
+        _, released, _ = fit(folder, plain(), make, gradients=gradients, **options)
+        weights.append(released)
+    ledgers = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("engine", "one_by_one")]
+    assert ledger_epsilon(ledgers[0], 1e-3) == ledger_epsilon(ledgers[1], 1e-3)
+    for (_, one), (_, other) in zip(ledgers[0].releases, ledgers[1].releases, strict=True):
+        assert one.sampling == other.sampling and len(one.queries) == len(other.queries)
+
+
+def test_the_same_update_without_noise(tmp_path: Path) -> None:
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+        options = {"max_grad_norm": BOUND, "loader": loader, "microbatch_size": 3, "gradients": gradients, "seed": None}
+        weights.append(fit(tmp_path / gradients, plain(), ClipOnly, steps=2, **options)[1])
+    assert weights[0].isfinite().all() and weights[0].shape == weights[1].shape
+
+
+def test_several_rows_of_a_record(tmp_path: Path) -> None:
+    """The mean over the rows of a record, clipped as one."""
+    records = data()
+
+    def doubled(items: Any) -> dict[str, Tensor]:
+        x, y = default_collate(items)
+        rows = torch.arange(len(x)).repeat_interleave(2)
+        return {"x": torch.stack([x, 2 * x], 1).flatten(0, 1), "y": y[rows], "record": rows}
+
+    def step(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch["x"]), batch["y"])
+
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        loader = LotLoader(
+            records,
+            Lots(make_sampling("full", 12, 12), None),
+            collate_fn=doubled,
+            record_of_row="record",
+        )
+        options = {"max_grad_norm": BOUND, "loader": loader, "gradients": gradients, "seed": None, "step": step}
+        weights.append(fit(tmp_path / gradients, plain(), ClipOnly, steps=3, **options)[1])
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_and_an_interrupted_run(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(30, 4))
+
+    _, whole, _ = fit(tmp_path / "whole", net(), steps=8)
+    _, _, half = fit(tmp_path / "half", net(), steps=4)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    _, resumed, _ = fit(tmp_path / "half", net(), steps=8, start=tmp_path / "half.ckpt")
+    assert torch.equal(whole, resumed)
+
+
+def test_records_that_are_not_finite_and_empty_lots(tmp_path: Path) -> None:
+    x, y = data(40).tensors
+    x = x.clone()
+    x[3] = float("nan")
+    _, weights, _ = fit(tmp_path, plain(), steps=20, loader=loader_of(TensorDataset(x, y), 2))
+    assert weights.isfinite().all()
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 20
+
+
+def test_a_loop(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    net = Listed()
+    strategy = DPSGD(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        gradients="one_by_one",
+        ledger=str(tmp_path / "ledger.jsonl"),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = PrivateLoop(net, optimizer, loader_of(data(40), 6), strategy, cross_entropy, steps=4)
+    assert list(loop) == [1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------------------------- what is no function of a record
+
+
+class Keeping(nn.Module):
+    """The last record is kept for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(30, 4)
+        self.last = [torch.zeros(1, 30)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        output = self.out(x + self.last[0])
+        self.last[0] = x.detach().mean(0, keepdim=True)
+        return output
+
+
+class Largest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1) / x.abs().max())
+
+
+def pairs(net: nn.Module, batch: Any) -> Tensor:
+    output = net(batch[0])
+    return (output @ output.T).logsumexp(1).mean()
+
+
+def weighted(net: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(net(batch[0]), batch[1], weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("net", "step", "message"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(30), nn.Linear(30, 4)), cross_entropy, "mixes the records"),
+        (Largest, cross_entropy, "is not the mean of those of its records"),
+        (plain, pairs, "is not the mean of those of its records"),
+        (plain, weighted, "is not the mean of those of its records"),
+        (Keeping, cross_entropy, "depends on records before it"),
+    ],
+)
+def test_what_mixes_records_is_refused(tmp_path: Path, net: Any, step: Any, message: str) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(UnsupportedModuleError, match=message):
+        fit(tmp_path, net(), step=step, loader=loader_of(data(40), 10))
+    path = tmp_path / "ledger.jsonl"
+    assert not path.exists() or not read_ledger(path).releases
+
+
+def test_manual_optimization(tmp_path: Path) -> None:
+    class Manual(Module):
+        automatic_optimization = False
+
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one")
+    with pytest.raises(ConfigurationError, match="gradients='one_by_one' needs automatic optimization"):
+        trainer_for(tmp_path, strategy, 1).fit(Manual(plain(), cross_entropy), loader_of(data()))
