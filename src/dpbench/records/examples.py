@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.users import refuse_users
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
@@ -30,6 +30,7 @@ _NO_LOSS = (
 _SECOND_BACKWARD = (
     "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
 )
+RECORD_BY_RECORD = "gradients=auto: record by record, since the engine cannot be used: {reason}"
 _ON_NOISE = 64  # records of the step that first bounds are found by
 
 
@@ -58,14 +59,15 @@ class Examples:
         loss_reduction: LossReduction = "mean",
         max_physical_batch_size: int | None = None,
         microbatch_size: int = 1,
-        gradients: GradientsName = "engine",
+        gradients: GradientsName = "auto",
     ) -> None:
         sizes = {"max_physical_batch_size": max_physical_batch_size, "microbatch_size": microbatch_size}
         for name, value in sizes.items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
         self.loss_reduction: LossReduction = loss_reduction
-        self._gradients = gradients
+        self.gradients: str = gradients
+        self.is_chosen = False
         self._most_rows = max_physical_batch_size
         self._at_once: int | None = None
         self._microbatch_size = microbatch_size
@@ -91,10 +93,30 @@ class Examples:
         self._training = training
         self._releases = releases
         self._verified = False
-        self.engine = GRADIENTS[self._gradients](part, self.loss_reduction)
-        _refuse_in_manual_optimization(training, **{f"gradients={self._gradients!r}": self.engine.at_once})
-        self._at_once = self.engine.at_once or self._most_rows
+        self._part = part
+        self.use("engine" if self.gradients == "auto" else self.gradients)
+        self.is_chosen = not training.automatic_optimization
+        assert self.engine is not None
         return TrainableParameters(self.engine.parameters, self.engine.names)
+
+    def use(self, name: str) -> None:
+        """Compute gradients by the method of that name from now on; one that does not know the network gives way.
+
+        Raises:
+            UnsupportedModuleError: None does.
+        """
+        try:
+            engine = GRADIENTS[name](self._part, self.loss_reduction)
+        except UnsupportedModuleError as error:
+            if self.gradients != "auto" or name == "one_by_one" or not self._training.automatic_optimization:
+                raise
+            engine = GRADIENTS["one_by_one"](self._part, self.loss_reduction)
+            self._training.inform(RECORD_BY_RECORD.format(reason=error))
+        if self.engine is not None:
+            self.engine.close()
+        _refuse_in_manual_optimization(self._training, **{f"gradients={name!r}": engine.at_once})
+        self.engine = engine
+        self._at_once = engine.at_once or self._most_rows
 
     def step(self, own: TrainingStep) -> TrainingStep:
         """The same step on pieces of a lot that is large; in manual optimization the step itself."""

@@ -155,6 +155,24 @@ class PerRecordStep(Protocol):
 
 
 @runtime_checkable
+class ChosenGradients(Protocol):
+    """A source that computes gradients by another method where the engine does not know a network.
+
+    Attributes:
+        engine: The method that is used.
+        is_chosen: Whether that is the method for all of the training.
+        gradients: What was asked for.
+    """
+
+    engine: GradientMethod | None
+    is_chosen: bool
+    gradients: str
+
+    def use(self, name: str) -> None:
+        """Compute gradients by the method of that name from now on."""
+
+
+@runtime_checkable
 class RepeatableSums(Protocol):
     """A source that makes the sums of a lot by the same operations as those of any other lot of its size.
 

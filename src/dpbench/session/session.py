@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.guards.engine_trial import CHANGED, EngineTrial
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
@@ -37,10 +38,14 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records.source import SECOND_RELEASE, RecordSource, require
+from dpbench.records.count import count_records
+from dpbench.records.examples import RECORD_BY_RECORD
+from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
+
+_UNKNOWN, _KNOWN, _LIMITED = 0, 1, 2  # verdicts of processes on the engine
 
 
 class PrivateSession:
@@ -292,6 +297,43 @@ class PrivateSession:
             f"(phase {releases.phase} of the ledger)."
         )
 
+    def _choose_gradients(self, batch: Any) -> None:
+        """Find out, on the first lot with records, whether the engine knows the network.
+
+        Raises:
+            UnsupportedModuleError: It would change what the network computes, and nothing else may be used.
+        """
+        source = self.source
+        if not isinstance(source, ChosenGradients) or source.is_chosen or source.engine is None:
+            return
+        if source.engine.at_once is not None:
+            source.is_chosen = True
+            return
+        training = self.training
+        trial = EngineTrial(training, source.engine)
+        rows = count_records(batch)
+        limit = trial.limit(batch, rows) if rows else None
+        is_limited = limit is not None
+        if training.world_size > 1:  # all processes, or none
+            verdict = training.largest(_UNKNOWN if not rows else _LIMITED if is_limited else _KNOWN)
+            is_limited = verdict == _LIMITED
+            source.is_chosen = verdict != _UNKNOWN
+        else:
+            source.is_chosen = rows > 0
+        if not is_limited:
+            return
+        if source.gradients != "auto":
+            if limit == CHANGED:
+                raise UnsupportedModuleError(f"the engine cannot be used: {limit}. Try gradients='one_by_one'.")
+            return  # the step itself says so
+        slowdown = f" A lot takes about {trial.slowdown(batch, rows):.1f} times as long as without." if rows else ""
+        self._executor.detach()
+        source.use("one_by_one")
+        self._executor.attach(training, self.releases, source)
+        for guard in self.guards:
+            guard.on_change()
+        training.inform(RECORD_BY_RECORD.format(reason=limit or "another process says so") + slowdown)
+
     # ------------------------------------------------------------------------------------- one lot
 
     def open(self, batch: Any, rank: int) -> None:
@@ -308,6 +350,7 @@ class PrivateSession:
             guard.on_open(batch)
         self.releases.open_lot()
         self.source.open_lot(batch)
+        self._choose_gradients(batch)
         self.is_open = True
         # Dropout and the like: a function of (key, release, rank), so that replays repeat; without a seed, unknown.
         seed = keyed_seed(self.releases.key_of(Stream.MODEL, rank))

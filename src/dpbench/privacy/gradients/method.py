@@ -11,8 +11,8 @@ from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
-GradientsName = Literal["engine", "one_by_one"]
-"""Of a method."""
+GradientsName = Literal["auto", "engine", "one_by_one"]
+"""Of a method; "auto" takes the engine where it knows the network."""
 
 
 class GradientMethod(Protocol):

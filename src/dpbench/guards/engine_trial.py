@@ -1,0 +1,132 @@
+"""Whether the engine knows a network: tried on a few records, before anything is released.
+
+The engine knows layers. A network may use weights past them, differentiate within its loss, fold rows into dimension 0
+or hand on what all records share; and then the engine fails, or changes what the network computes. Such a network can
+be trained record by record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dpbench.guards.step_state import StepState
+from dpbench.privacy.gradients.method import GradientMethod
+from dpbench.records.physical_batches import select
+from dpbench.records.training import Training, loss_of, nothing, replaced_methods
+
+_SIZES = (4, 5)
+"""Of the lots that are tried: two, since one could be the number of positions by chance."""
+_CLOSE = 1e-3  # relative, of losses
+CHANGED = (
+    "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
+    "output is used otherwise than by adding it to each record's)"
+)
+
+
+class EngineTrial:
+    """Runs the step with and without the engine. It changes nothing of a training.
+
+    Args:
+        training: Its step is tried, in automatic optimization.
+        engine: Attached to the module or its private part.
+    """
+
+    def __init__(self, training: Training, engine: GradientMethod) -> None:
+        self._training = training
+        self._engine = engine
+
+    def limit(self, batch: Any, rows: int) -> str | None:
+        """Why the engine cannot be used; None: it can, or the step itself is wrong.
+
+        Args:
+            batch: Of a lot, on the device.
+            rows: Number of its rows, from 1 on.
+        """
+        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
+            return None
+        for size in _SIZES:
+            index = np.resize(np.arange(min(rows, size)), size)
+            limit = self._limit_on(select(batch, rows, index), size)
+            if limit is not None:
+                return limit
+        return None
+
+    def slowdown(self, batch: Any, rows: int) -> float:
+        """How much longer a lot takes record by record than in one plain step."""
+        with self._without_traces():
+            whole = self._seconds(batch)
+            one = select(batch, rows, np.arange(1))
+            self._seconds(one)  # the first time takes longer
+            return rows * self._seconds(one) / whole
+
+    def _limit_on(self, lot: Any, size: int) -> str | None:
+        with self._without_traces() as rewind:
+            try:
+                plain = self._loss(lot)
+            except Exception:
+                return None  # its own step says what is wrong
+            rewind()
+            engine = self._engine
+            engine.expect(size)
+            try:
+                loss = self._loss(lot)
+                gradients = engine.backward(loss, size, verify=True)
+                with torch.no_grad():
+                    for gradient in gradients:
+                        gradient.squared_norms()
+            except Exception as error:
+                return " ".join(str(error).split())
+            if not torch.allclose(
+                loss.detach().double(), plain.detach().double(), rtol=_CLOSE, atol=1e-6, equal_nan=True
+            ):
+                return CHANGED
+            return None
+
+    def _loss(self, lot: Any) -> Tensor:
+        training = self._training
+        with training.autocast(), torch.enable_grad():
+            loss: Tensor = loss_of(training.own_step(lot, *training.index_of_step()))
+        return loss
+
+    def _seconds(self, lot: Any) -> float:
+        start = time.perf_counter()
+        loss = self._loss(lot)
+        trainable = [parameter for parameter in self._engine.parameters if parameter.requires_grad]
+        torch.autograd.grad(loss, trainable, allow_unused=True)
+        if self._training.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    @contextmanager
+    def _without_traces(self) -> Iterator[Callable[[], None]]:
+        """Within, the engine does not look, and nothing is logged; a function puts back what was changed so far."""
+        training = self._training
+        engine = self._engine
+        recording = engine.recording
+        records = engine.records
+        stand_ins = {"log": nothing, "log_dict": nothing}
+        there = {name: function for name, function in stand_ins.items() if hasattr(training.module, name)}
+        with training.without_loggers(), replaced_methods(training.module, **there):
+            state = StepState(training)
+            engine.recording = False
+
+            def rewind() -> None:
+                state.restore()
+                torch.clear_autocast_cache()
+
+            try:
+                yield rewind
+            finally:
+                state.finish()
+                torch.clear_autocast_cache()
+                engine.discard()
+                engine.recording = recording
+                engine.records = records
