@@ -41,7 +41,23 @@ from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.records.training import Training
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_WORDS = (enum.Enum, type, FunctionType, BuiltinFunctionType, torch.dtype, torch.Size)
+_WORDS = (
+    enum.Enum,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    torch.dtype,
+    torch.Size,
+)
+_ELSEWHERE = (  # covered by another part of the key, or where and how a training runs
+    PurePath,
+    nn.Module,
+    pl.Trainer,
+    Logger,
+    DataLoader,
+    Dataset,
+    pl.LightningDataModule,
+)
 _NO_SETTING = {"training"}  # of modules
 _OF_MODULES = {*vars(nn.Module()), *vars(pl.LightningModule())}  # parameters, hooks, what the trainer sets
 _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noise and bounds are in the plan
@@ -78,26 +94,42 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         training: A Trainer's, or a plain loop's.
         strategy: What is done with its lots.
     """
-    canonical = Canonical()
     trainer = getattr(training, "trainer", None)
     module = training.module
     parts = [part for _, part in module.named_modules()]
+    loss = None
+    if trainer is None:
+        # A Trainer's module has it among its attributes.
+        loss = getattr(module, "loss", None)
+    hparams = getattr(module, "hparams", {})
     schedules = getattr(trainer, "lr_scheduler_configs", ())
-    callbacks = [callback for callback in getattr(trainer, "callbacks", ()) if _decides(callback)]
+    callbacks = []
+    for callback in getattr(trainer, "callbacks", ()):
+        if _decides(callback):
+            callbacks.append(callback)
+    precision = getattr(trainer, "precision", "32-true")
     settings = {
         "strategy": _options_of(strategy),
         "module": [_attributes_of(part) for part in parts],
-        "loss": getattr(module, "loss", None) if trainer is None else None,  # else it is an attribute of the module
-        "hparams": dict(getattr(module, "hparams", {})),
+        "loss": loss,
+        "hparams": dict(hparams),
         "optimizers": [_optimizer(optimizer) for optimizer in training.optimizers],
         "schedules": [_schedule(config) for config in schedules],
         "callbacks": [_attributes_of(callback) for callback in callbacks],
         "data module": _data_module(training.datamodule),
-        "precision": str(getattr(trainer, "precision", "32-true")),
+        "precision": str(precision),
     }
+    canonical = Canonical()
     digest = canonical.digest(settings).hex()
-    objects = [*training.optimizers, *training.schedulers, *parts, *callbacks, strategy]
-    return Settings(digest, frozenset({*canonical.classes, *map(type, objects)}))
+    objects = [
+        *training.optimizers,
+        *training.schedulers,
+        *parts,
+        *callbacks,
+        strategy,
+    ]
+    classes = {*canonical.classes, *map(type, objects)}
+    return Settings(digest, frozenset(classes))
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -105,7 +137,12 @@ def weights_digest(module: nn.Module) -> str:
     return digest_of(dict(module.state_dict()))
 
 
-def run_key(seed: int, settings: Settings, weights: str, loader: LotLoader) -> tuple[int, str]:
+def run_key(
+    seed: int,
+    settings: Settings,
+    weights: str,
+    loader: LotLoader,
+) -> tuple[int, str]:
     """Key of a seeded run.
 
     Args:
@@ -124,7 +161,8 @@ def run_key(seed: int, settings: Settings, weights: str, loader: LotLoader) -> t
     contents, classes = contents_of(loader.dataset, loader.data_id)
     collation = Canonical()
     collated = collation.digest([loader.collation, loader.record_of_row]).hex()
-    sources = sources_of({*settings.classes, *classes, *collation.classes})
+    all_classes = {*settings.classes, *classes, *collation.classes}
+    sources = sources_of(all_classes)
     determinants = [
         RANDOM_NUMBERS,
         seed,
@@ -135,15 +173,17 @@ def run_key(seed: int, settings: Settings, weights: str, loader: LotLoader) -> t
         versions(),
         sources,
     ]
-    return int(digest_of(determinants)[:32], 16), contents
+    digits = digest_of(determinants)[:32]
+    return int(digits, 16), contents
 
 
 def _decides(callback: object) -> bool:
     """Whether a callback may change a training; ours and Lightning's look on, and those that say so."""
-    cls = type(callback)
     if isinstance(callback, StrategyOptions) or getattr(callback, "observes_only", False) is True:
         return False
-    return not cls.__module__.startswith(_OBSERVERS) or cls.__name__ in _DECIDING
+    cls = type(callback)
+    observes = cls.__module__.startswith(_OBSERVERS)
+    return not observes or cls.__name__ in _DECIDING
 
 
 def _options_of(options: StrategyOptions) -> dict[str, Any]:
@@ -151,14 +191,17 @@ def _options_of(options: StrategyOptions) -> dict[str, Any]:
     described: dict[str, Any] = {"class": type(options)}
     for field in sorted(fields(options), key=lambda field: field.name):
         value = getattr(options, field.name)
-        if field.name not in _NOT_IN_SUMS and not is_default(value, field.default):
-            described[field.name] = _setting(value)
+        if field.name in _NOT_IN_SUMS or is_default(value, field.default):
+            continue
+        described[field.name] = _setting(value)
     return described
 
 
 def _setting(value: Any) -> Any:
     """An option as it was given: of an object its public attributes."""
-    return value if _is_setting(value) or not hasattr(value, "__dict__") else _attributes_of(value)
+    if _is_setting(value) or not hasattr(value, "__dict__"):
+        return value
+    return _attributes_of(value)
 
 
 def _attributes_of(owner: Any) -> list[Any]:
@@ -167,9 +210,11 @@ def _attributes_of(owner: Any) -> list[Any]:
     Of libraries' and our own objects the public ones, as far as they are plain; of others' all, whatever they hold, and
     buffers that `state_dict` leaves out.
     """
+    cls = type(owner)
+    foreign = is_foreign(cls)
     attributes = {}
     for name, value in vars(owner).items():
-        if is_foreign(type(owner)):
+        if foreign:
             is_part = name not in _OF_MODULES and not _is_elsewhere(value)
         else:
             is_part = name not in _NO_SETTING and not name.startswith("_") and _is_setting(value)
@@ -178,14 +223,15 @@ def _attributes_of(owner: Any) -> list[Any]:
     if isinstance(owner, nn.Module):
         for name in owner._non_persistent_buffers_set:
             attributes[f"buffer {name}"] = owner._buffers[name]
-    return [type(owner), dict(sorted(attributes.items()))]
+    by_name = dict(sorted(attributes.items()))
+    return [cls, by_name]
 
 
 def _is_elsewhere(value: Any) -> bool:
     """Whether an attribute is covered elsewhere, or says where and how a training runs."""
     if isinstance(value, str):
         return _is_path(value)
-    return isinstance(value, PurePath | nn.Module | pl.Trainer | Logger | DataLoader | Dataset | pl.LightningDataModule)
+    return isinstance(value, _ELSEWHERE)
 
 
 def _is_path(word: str) -> bool:
@@ -200,18 +246,22 @@ def _is_setting(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_setting, value))
     if isinstance(value, Mapping):
-        return all(map(_is_setting, value.keys())) and all(map(_is_setting, value.values()))
+        names_are_settings = all(map(_is_setting, value.keys()))
+        return names_are_settings and all(map(_is_setting, value.values()))
     if isinstance(value, partial):
-        return _is_setting([value.func, *value.args, *value.keywords.values()])
+        components = [value.func, *value.args, *value.keywords.values()]
+        return _is_setting(components)
     return isinstance(value, (*_PLAIN, *_WORDS))
 
 
 def _optimizer(optimizer: Any) -> list[Any]:
     groups = []
     for group in optimizer.param_groups:
-        options = {name: value for name, value in group.items() if name != "params"}
+        options = dict(group)
+        options.pop("params", None)
         groups.append(_settings(options))
-    return [type(optimizer), _settings(optimizer.defaults), groups]
+    defaults = _settings(optimizer.defaults)
+    return [type(optimizer), defaults, groups]
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +275,12 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def _schedule(config: Any) -> list[Any]:
     state = dict(vars(config.scheduler))
     state.pop("optimizer", None)
-    return [type(config.scheduler), _settings(state), config.interval, config.frequency]
+    return [
+        type(config.scheduler),
+        _settings(state),
+        config.interval,
+        config.frequency,
+    ]
 
 
 def _data_module(module: pl.LightningDataModule | None) -> list[Any] | None:

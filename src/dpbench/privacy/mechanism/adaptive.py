@@ -123,8 +123,9 @@ class QuantileBounds(Adaptation):
         return tuple(statistics)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
-        bounds = squared_norms.new_tensor([group.max_grad_norm for group in groups])
-        is_below = squared_norms.sqrt() <= bounds[:, None]
+        bounds = [group.max_grad_norm for group in groups]
+        limits = squared_norms.new_tensor(bounds)
+        is_below = squared_norms.sqrt() <= limits[:, None]
         centered = is_below.to(squared_norms.dtype).sub_(0.5)
         return centered.sum(1)
 
@@ -203,7 +204,8 @@ class MeanNormBounds(Adaptation):
         return tuple(statistics)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
-        limits = squared_norms.new_tensor([self.beta * group.max_grad_norm for group in groups])
+        bounds = [self.beta * group.max_grad_norm for group in groups]
+        limits = squared_norms.new_tensor(bounds)
         bounded = torch.minimum(squared_norms.sqrt(), limits[:, None])
         return bounded.sum(1)
 

@@ -180,7 +180,8 @@ def clip_and_sum(
     """
     norms = torch.stack([parameter.squared_norms() for parameter in gradients])
     if all_finite is not None:
-        all_finite.logical_and_(norms.sum().isfinite())
+        is_finite = norms.sum().isfinite()
+        all_finite.logical_and_(is_finite)
     # One number is read from the device where all is finite. The sum of finite norms may overflow, too.
     elif not math.isfinite(norms.sum()):
         finite = norms.isfinite().all(0)
@@ -188,15 +189,17 @@ def clip_and_sum(
             positions = finite.nonzero().squeeze(1)
             selected = [parameter.select(positions) for parameter in gradients]
             return clip_and_sum(selected, groups, weights_of, into)
+    # New sums have placeholders first: each parameter is in one group, whose turn comes below.
     sums = list(into) if into is not None else [norms.new_empty(0)] * len(gradients)
     squared_norms = group_squared_norms(norms, groups)
     for group, squared_norms_of_group in zip(groups, squared_norms, strict=True):
         weights = weights_of(squared_norms_of_group, group.max_grad_norm)
         for position in group.parameters:
+            parameter = gradients[position]
             if into is None:
-                sums[position] = gradients[position].weighted_sum(weights)
+                sums[position] = parameter.weighted_sum(weights)
             else:
-                gradients[position].add_weighted_sum(weights, into[position])
+                parameter.add_weighted_sum(weights, into[position])
     return sums, squared_norms
 
 

@@ -102,11 +102,14 @@ class ErrorCorrection:
         Returns:
             −ν, 0 or +ν for each coordinate, in the shape of `total`.
         """
-        divisor = expected_records if self.scale == "mean" else 1.0
+        divisor = 1.0
+        if self.scale == "mean":
+            divisor = expected_records
+        largest = bound * expected_records / divisor
         down, stop, up = self._scores(
             total / divisor,
             std=noise_std / divisor,
-            largest=bound * expected_records / divisor,
+            largest=largest,
         )
         # Where two hypotheses are equally probable, the coordinate becomes 0.
         is_up = (up > down) & (up > stop)
@@ -131,13 +134,14 @@ class ErrorCorrection:
         priors = self.priors or _EQUAL
         log_down, log_stop, log_up = [_log(prior) for prior in priors]
         if self.hypotheses == "points":
-            shift = nu * y / std**2
-            half = nu**2 / (2 * std**2)
-            return (
-                log_down - shift - half,
-                torch.full_like(y, log_stop),
-                log_up + shift - half,
-            )
+            # The exponents of φ without −y²/2σ², which all three have.
+            variance = std**2
+            shift = nu * y / variance
+            half = nu**2 / (2 * variance)
+            down = log_down - shift - half
+            stop = torch.full_like(y, log_stop)
+            up = log_up + shift - half
+            return down, stop, up
         edge = math.inf
         if self.hypotheses == "uniform":
             if largest <= nu:
@@ -145,25 +149,35 @@ class ErrorCorrection:
                 impossible = torch.full_like(y, -math.inf)
                 return impossible, torch.zeros_like(y), impossible
             edge = largest
-            log_down -= math.log(largest - nu)
+            log_width = math.log(largest - nu)
+            log_down -= log_width
             log_stop -= math.log(2 * nu)
-            log_up -= math.log(largest - nu)
+            log_up -= log_width
         at_minus_nu = (-nu - y) / std
         at_nu = (nu - y) / std
         below = _log_mass((-edge - y) / std, at_minus_nu)
         inside = _log_mass(at_minus_nu, at_nu)
         # In the mirrored tail, where the two Φ do not both round to 1.
         above = _log_mass((y - edge) / std, (y - nu) / std)
-        return log_down + below, log_stop + inside, log_up + above
+        down = log_down + below
+        stop = log_stop + inside
+        up = log_up + above
+        return down, stop, up
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(
+    option: str,
+    value: str,
+    choices: tuple[str, ...],
+) -> None:
     if value not in choices:
         raise ConfigurationError(f"unknown {option} {value!r}; known are {', '.join(choices)}.")
 
 
 def _log(probability: float) -> float:
-    return math.log(probability) if probability else -math.inf
+    if not probability:
+        return -math.inf
+    return math.log(probability)
 
 
 def _log_mass(low: Tensor, high: Tensor) -> Tensor:
@@ -184,7 +198,8 @@ def check_priors(priors: Sequence[float] | None) -> None:
     if priors is None:
         return
     are_probabilities = len(priors) == 3 and all(0 <= prior <= 1 for prior in priors)
-    if not are_probabilities or not math.isclose(sum(priors), 1, abs_tol=1e-6):
+    sum_to_one = are_probabilities and math.isclose(sum(priors), 1, abs_tol=1e-6)
+    if not sum_to_one:
         raise ConfigurationError(
             f"priors must be three probabilities [p_down, p_stop, p_up] that sum to 1, not {list(priors)}."
         )
@@ -206,14 +221,16 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
         ConfigurationError: There are no coordinates, or some are not finite.
     """
     is_finite = bool(gradients.isfinite().all())
-    if not gradients.numel() or not is_finite:
+    coordinates = gradients.numel()
+    if not coordinates or not is_finite:
         raise ConfigurationError("priors need finite gradients of public data.")
-    count_down = int((gradients < -threshold).sum())
-    count_up = int((gradients > threshold).sum())
-    count_stop = gradients.numel() - count_down - count_up
-    total = gradients.numel() + 1.5
-    return (
-        (count_down + 0.5) / total,
-        (count_stop + 0.5) / total,
-        (count_up + 0.5) / total,
-    )
+    is_down = gradients < -threshold
+    count_down = int(is_down.sum())
+    is_up = gradients > threshold
+    count_up = int(is_up.sum())
+    count_stop = coordinates - count_down - count_up
+    total = coordinates + 1.5
+    p_down = (count_down + 0.5) / total
+    p_stop = (count_stop + 0.5) / total
+    p_up = (count_up + 0.5) / total
+    return p_down, p_stop, p_up

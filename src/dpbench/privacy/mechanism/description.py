@@ -17,6 +17,7 @@ from typing import Any
 from dpbench.canonical import name_of
 
 _JSON = (type(None), bool, int, str)
+_NAMED = type | types.FunctionType | types.BuiltinFunctionType
 
 
 def describe(value: Any) -> Any:
@@ -36,8 +37,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, _JSON):
         return value
     if isinstance(value, float):
-        # NaN and infinities are no JSON.
-        return float(value) if math.isfinite(value) else str(value)
+        if not math.isfinite(value):
+            # NaN and infinities are no JSON.
+            return str(value)
+        return float(value)
     if isinstance(value, Mapping):
         return {str(key): describe(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -49,10 +52,13 @@ def describe(value: Any) -> Any:
     if _has_global_name(value):
         return {"name": name_of(value)}
     if _is_frozen_record(value):
-        return {"name": name_of(type(value)), "options": _options(value)}
+        return {
+            "name": name_of(type(value)),
+            "options": _options(value),
+        }
     has_own_name = callable(value) and hasattr(value, "__qualname__")
-    name = name_of(value if has_own_name else type(value))
-    return {"name": name, "described": False}
+    named = value if has_own_name else type(value)
+    return {"name": name_of(named), "described": False}
 
 
 def _described_partial(value: partial[Any]) -> dict[str, Any]:
@@ -64,12 +70,13 @@ def _described_partial(value: partial[Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         # A function without a signature, or one that takes no such arguments.
         return {**description, "described": False}
-    return {**description, "options": describe(bound.arguments)}
+    options = describe(bound.arguments)
+    return {**description, "options": options}
 
 
 def _has_global_name(value: Any) -> bool:
     """Whether a function or class is what its qualified name leads to, so that the name says all of it."""
-    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+    if not isinstance(value, _NAMED):
         return False
     target: Any = sys.modules.get(str(value.__module__))
     for name in value.__qualname__.split("."):
@@ -80,7 +87,8 @@ def _has_global_name(value: Any) -> bool:
 def _is_frozen_record(value: Any) -> bool:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
-    return bool(type(value).__dataclass_params__.frozen)  # type: ignore[attr-defined]
+    parameters = type(value).__dataclass_params__  # type: ignore[attr-defined]
+    return bool(parameters.frozen)
 
 
 def _options(record: Any) -> dict[str, Any]:

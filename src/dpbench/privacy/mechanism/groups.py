@@ -26,7 +26,10 @@ def by_layer(names: Sequence[str]) -> Partition:
     for position, name in enumerate(names):
         module, _, _ = name.rpartition(".")
         layers.setdefault(module or name, []).append(position)
-    return {layer: tuple(positions) for layer, positions in layers.items()}
+    partition: Partition = {}
+    for layer, positions in layers.items():
+        partition[layer] = tuple(positions)
+    return partition
 
 
 def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
@@ -56,12 +59,18 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
 
 
 def _as_list(pattern_or_list: Sequence[str] | str) -> Sequence[str]:
-    return [pattern_or_list] if isinstance(pattern_or_list, str) else pattern_or_list
+    if isinstance(pattern_or_list, str):
+        return [pattern_or_list]
+    return pattern_or_list
 
 
 def _matches(names: Sequence[str], pattern: str) -> list[int]:
     """Positions of the parameters whose names match a pattern."""
-    return [position for position, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+    positions = []
+    for position, name in enumerate(names):
+        if fnmatch.fnmatchcase(name, pattern):
+            positions.append(position)
+    return positions
 
 
 def _refuse_overlaps(names: Sequence[str], partition: Partition) -> None:
@@ -69,7 +78,10 @@ def _refuse_overlaps(names: Sequence[str], partition: Partition) -> None:
     repeated = []
     missing = []
     for position, name in enumerate(names):
-        groups = [group for group, positions in partition.items() if position in positions]
+        groups = []
+        for group, positions in partition.items():
+            if position in positions:
+                groups.append(group)
         if len(groups) > 1:
             repeated.append(f"{name} ({' and '.join(groups)})")
         elif not groups:
@@ -99,7 +111,10 @@ def equal_split(partition: Partition, max_grad_norm: float) -> Groups:
     """S_g = S* / √m for each of m groups."""
     count = max(len(partition), 1)
     bound = max_grad_norm / math.sqrt(count)
-    return tuple(VectorGroup(name, positions, bound) for name, positions in partition.items())
+    groups = []
+    for name, positions in partition.items():
+        groups.append(VectorGroup(name, positions, bound))
+    return tuple(groups)
 
 
 def dimension_split(
@@ -149,8 +164,13 @@ def joint_group(
         for position in positions:
             scale_of[position] = float(scales[name])
     members = tuple(sorted(scale_of))
-    alphas = tuple(scale_of[position] for position in members)
-    return (VectorGroup("joint", members, total, alphas),)
+    group = VectorGroup(
+        name="joint",
+        parameters=members,
+        max_grad_norm=total,
+        scales=tuple(scale_of[position] for position in members),
+    )
+    return (group,)
 
 
 def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> Groups:
@@ -160,10 +180,18 @@ def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> Groups:
         ConfigurationError: A bound is missing or superfluous.
     """
     _same_names("max_grad_norms", bounds, partition)
-    return tuple(VectorGroup(name, positions, float(bounds[name])) for name, positions in partition.items())
+    groups = []
+    for name, positions in partition.items():
+        bound = float(bounds[name])
+        groups.append(VectorGroup(name, positions, bound))
+    return tuple(groups)
 
 
-def _same_names(option: str, values: Mapping[str, float], partition: Partition) -> None:
+def _same_names(
+    option: str,
+    values: Mapping[str, float],
+    partition: Partition,
+) -> None:
     """Raise ConfigurationError unless an option has a number for each group, and for no other."""
     is_mapping = isinstance(values, Mapping)
     if not is_mapping or not all(isinstance(value, int | float) for value in values.values()):
@@ -171,9 +199,8 @@ def _same_names(option: str, values: Mapping[str, float], partition: Partition) 
             f"{option} must be a number for each group, such as {{conv: 1, dense: 2}}, not {values!r}."
         )
     if values.keys() != partition.keys():
-        raise ConfigurationError(
-            f"{option} must name the groups {', '.join(partition)}; it names {', '.join(values) or 'none'}."
-        )
+        named = ", ".join(values) or "none"
+        raise ConfigurationError(f"{option} must name the groups {', '.join(partition)}; it names {named}.")
 
 
 def flat_groups(
@@ -183,7 +210,8 @@ def flat_groups(
 ) -> Groups:
     """One group of all parameters (Abadi et al. 2016, algorithm 1)."""
     positions = tuple(range(len(names)))
-    return (VectorGroup("all", positions, max_grad_norm),)
+    group = VectorGroup("all", positions, max_grad_norm)
+    return (group,)
 
 
 def per_layer_groups(
@@ -201,7 +229,9 @@ def per_parameter_groups(
     max_grad_norm: float,
 ) -> Groups:
     """One group for each of m parameters, weights and biases apart, each clipped at `max_grad_norm` / √m."""
-    partition: Partition = {name: (position,) for position, name in enumerate(names)}
+    partition: Partition = {}
+    for position, name in enumerate(names):
+        partition[name] = (position,)
     return equal_split(partition, max_grad_norm)
 
 

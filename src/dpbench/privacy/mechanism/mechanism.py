@@ -67,7 +67,8 @@ class Mechanism:
         remembered = memory or {}
         first_bounds, present_bounds = _remembered_bounds(plan, remembered)
         if first_bounds is not None:
-            plan = replace(plan, groups=with_bounds(plan.groups, first_bounds))
+            groups = with_bounds(plan.groups, first_bounds)
+            plan = replace(plan, groups=groups)
         self.training_plan = plan
         self.plan = plan.release(step, present_bounds)
         self.step = step
@@ -99,8 +100,10 @@ class Mechanism:
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
         """(first, present) bounds: what a resumed run has to know."""
-        first = self.training_plan.release(0).groups
-        return _bounds_of(first), _bounds_of(self.plan.groups)
+        first_plan = self.training_plan.release(0)
+        first = _bounds_of(first_plan.groups)
+        present = _bounds_of(self.plan.groups)
+        return first, present
 
     def state_dict(self) -> dict[str, Any]:
         """State of a checkpoint: bounds that have adapted, and metrics that nobody has taken yet."""
@@ -160,24 +163,28 @@ class Mechanism:
             self.gradients,
             self._all_finite,
         )
-        records, finite = self.records_of_lot
-        records += rows if merge is None else merge[1]
-        finite += norms.shape[1]
-        self.records_of_lot = (records, finite)
+        records = rows
+        merge_of_metrics = None
+        if merge is not None:
+            _, records, factor = merge
+            # Metrics of microbatches are those of their examples, one by one.
+            if isinstance(factor, Tensor):
+                merge_of_metrics = merge
+        records_before, finite_before = self.records_of_lot
+        finite = norms.shape[1]
+        self.records_of_lot = (records_before + records, finite_before + finite)
         statistics: list[Tensor] = []
         if recipe.adaptation is not None:
-            statistics.append(recipe.adaptation.measure(norms, self.plan.groups))
+            measured = recipe.adaptation.measure(norms, self.plan.groups)
+            statistics.append(measured)
         if recipe.metrics is not None:
-            # Metrics of microbatches are those of their examples, one by one.
-            by_record = merge is not None and isinstance(merge[2], Tensor)
-            statistics.append(
-                recipe.metrics.measure(
-                    values or {},
-                    self.metric_sizes,
-                    rows,
-                    merge if by_record else None,
-                )
+            measured = recipe.metrics.measure(
+                values or {},
+                self.metric_sizes,
+                rows,
+                merge_of_metrics,
             )
+            statistics.append(measured)
         if statistics:
             flat = torch.cat([statistic.to(self.total) for statistic in statistics])
             self._statistics.add_(flat)
@@ -195,14 +202,20 @@ class Mechanism:
             total: Where they are made, overwritten; None: in new memory.
             all_finite: See `clip_and_sum`.
         """
-        before = (self.total, self.gradients, self._statistics, self.records_of_lot)
+        total_of_lot = self.total
+        gradients_of_lot = self.gradients
+        statistics_of_lot = self._statistics
+        records_of_lot = self.records_of_lot
         self.clear(total)
         self._all_finite = all_finite
         try:
             yield
         finally:
             self._all_finite = None
-            self.total, self.gradients, self._statistics, self.records_of_lot = before
+            self.total = total_of_lot
+            self.gradients = gradients_of_lot
+            self._statistics = statistics_of_lot
+            self.records_of_lot = records_of_lot
 
     def add_sums(self, total: Tensor, records: tuple[int, int]) -> None:
         """Add sums that were made apart to those of the lot.
@@ -212,8 +225,9 @@ class Mechanism:
             records: Like `records_of_lot`.
         """
         self.total.add_(total)
-        before = self.records_of_lot
-        self.records_of_lot = (before[0] + records[0], before[1] + records[1])
+        records_before, finite_before = self.records_of_lot
+        records_apart, finite_apart = records
+        self.records_of_lot = (records_before + records_apart, finite_before + finite_apart)
 
     def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
         """What records would add to the sums, which stay as they are; private metrics count as zero.

@@ -71,8 +71,9 @@ class PrivateMetrics:
         """
         unknown = [name for name in self.bounds if name not in sizes]
         if unknown:
+            offered = ", ".join(sizes) or "none"
             raise ConfigurationError(
-                f"the module offers no metric {', '.join(unknown)}; it offers {', '.join(sizes) or 'none'} "
+                f"the module offers no metric {', '.join(unknown)}; it offers {offered} "
                 "(`record_metrics`: name → number of values)."
             )
         metrics = len(self.bounds)
@@ -120,7 +121,8 @@ class PrivateMetrics:
             if not records:
                 sums.append(torch.zeros(size, dtype=torch.float32))
                 continue
-            rows = _rows(name, _evaluate(values.get(name)), records, size)
+            value = _evaluate(values.get(name))
+            rows = _rows(name, value, records, size)
             if merge is not None:
                 rows = _mean_rows(rows, merge)
             sums.append(_bounded_sum(rows, bound))
@@ -131,14 +133,17 @@ class PrivateMetrics:
 
         Values that `measure` would refuse are left out.
         """
+        # Where no metric has values, a row has none.
         columns = [torch.zeros(rows, 0)]
         for name, bound in self.bounds.items():
             value = _evaluate(values.get(name))
             if isinstance(value, Tensor) and value.dim() and len(value) == rows:
                 column = value.detach().double().reshape(rows, -1)
-                columns.append(column.nan_to_num(0.0, 0.0, 0.0) / bound)
+                column = column.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                columns.append(column / bound)
         device = columns[-1].device
-        return torch.cat([column.to(device) for column in columns], 1)
+        on_device = [column.to(device) for column in columns]
+        return torch.cat(on_device, 1)
 
     def named(
         self,
@@ -148,19 +153,27 @@ class PrivateMetrics:
         """Released means by name: `private/<metric>`, with a number behind it where a metric has several values."""
         names = []
         for name in self.bounds:
-            if sizes[name] == 1:
+            size = sizes[name]
+            if size == 1:
                 names.append(f"private/{name}")
-            else:
-                for index in range(sizes[name]):
-                    names.append(f"private/{name}/{index}")
+                continue
+            for index in range(size):
+                names.append(f"private/{name}/{index}")
         return dict(zip(names, released, strict=True))
 
 
 def _evaluate(value: Value | None) -> Tensor | None:
-    return value() if callable(value) else value
+    if callable(value):
+        return value()
+    return value
 
 
-def _rows(name: str, value: Tensor | None, records: int, size: int) -> Tensor:
+def _rows(
+    name: str,
+    value: Tensor | None,
+    records: int,
+    size: int,
+) -> Tensor:
     """Values of a metric as one row for each example, shape (R, size), float32.
 
     Raises:
@@ -171,15 +184,18 @@ def _rows(name: str, value: Tensor | None, records: int, size: int) -> Tensor:
         raise ConfigurationError(
             f'training_step must return "record_metrics" with {name!r}, {size} number(s) per record.'
         )
-    return value.detach().float().reshape(-1, size)
+    rows = value.detach().float()
+    return rows.reshape(-1, size)
 
 
 def _mean_rows(rows: Tensor, merge: tuple[Tensor, int, Any]) -> Tensor:
     """Means over the rows of each record, shape (records, size)."""
     record_of, records, factor = merge
-    totals = rows.new_zeros(records, rows.shape[1])
+    size = rows.shape[1]
+    totals = rows.new_zeros(records, size)
     totals.index_add_(0, record_of.to(rows.device), rows)
-    means: Tensor = totals * factor.to(rows)[:, None]
+    factors = factor.to(rows)
+    means: Tensor = totals * factors[:, None]
     return means
 
 
@@ -189,9 +205,11 @@ def _bounded_sum(rows: Tensor, bound: float) -> Tensor:
     is_finite = rows.isfinite().all(1, keepdim=True)
     rows = torch.where(is_finite, rows, zeros)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    weights = (bound / norms).clamp(max=1.0)
+    ratios = bound / norms
+    weights = ratios.clamp(max=1.0)
     # The norm of finite numbers may overflow, too.
-    bounded = torch.where(norms.isfinite(), rows * weights, zeros)
+    has_norm = norms.isfinite()
+    bounded = torch.where(has_norm, rows * weights, zeros)
     return bounded.sum(0)
 
 

@@ -29,16 +29,19 @@ from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequenc
 
 Segments = Sequence[tuple[int, float]]
 """Consecutive parts of a flat sum as (length, standard deviation)."""
-_BITS = 8
-"""Binary digits of a standard deviation that the grid keeps."""
 Draw = Callable[[int], Tensor]
 """size → that many words of 64 random bits, int64, shape (size,)."""
+
+_BITS = 8
+"""Binary digits of a standard deviation that the grid keeps."""
 _LEAST_INT64 = -(2**63)
 _LOW_63_BITS = 2**63 - 1
 _MIDDLE = 2**31
 """What makes an int32 a number from 0 to 2^32 − 1."""
 _PART = 2**-32
 """Width of one of 2^32 equal parts of (0, 1)."""
+_PART_OF_TAIL = 2**-63
+"""Width of one of 2^63 equal parts of such a part."""
 _TAIL = 2**-12
 """Parts of (0, 1) below give radii beyond √(24 log 2) = 4.08."""
 _CPU_CHUNK = 1 << 17
@@ -83,8 +86,9 @@ def add_gaussian_noise(
         ValueError: The segments do not cover the sum, or a standard deviation is not positive.
     """
     covered = sum(length for length, _ in noise_stds)
-    if covered != total.numel():
-        raise ValueError(f"noise segments cover {covered} of {total.numel()} coordinates")
+    size = total.numel()
+    if covered != size:
+        raise ValueError(f"noise segments cover {covered} of {size} coordinates")
     if kernels.suits(total) and total.is_contiguous():
         _add_native_noise(total, noise_stds, key)
     else:
@@ -92,37 +96,53 @@ def add_gaussian_noise(
     return total
 
 
-def _add_native_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> None:
+def _add_native_noise(
+    total: Tensor,
+    noise_stds: Segments,
+    key: Sequence[int],
+) -> None:
     """Add noise from the native kernels, in place: a function of the key and of the position of each coordinate."""
     cipher_key = digest_of(key)
     start = 0
     for length, std in noise_stds:
-        segment = total[start : start + length]
+        end = start + length
         kernels.add_noise(
-            segment,
+            total[start:end],
             start,
             std,
             grid_spacing(std),
             cipher_key,
         )
-        start += length
+        start = end
 
 
-def _add_torch_noise(total: Tensor, noise_stds: Segments, key: Sequence[int]) -> None:
+def _add_torch_noise(
+    total: Tensor,
+    noise_stds: Segments,
+    key: Sequence[int],
+) -> None:
     """Add noise in pure PyTorch, in place, chunk by chunk, so that its float64 copies stay small."""
-    draw = _random_words(key, total.device)
-    chunk_size = _CPU_CHUNK if total.device.type == "cpu" else _DEVICE_CHUNK
-    for start in range(0, total.numel(), chunk_size):
-        chunk = total[start : start + chunk_size]
-        segments = _overlapping(noise_stds, start, start + len(chunk))
-        spacings = [(length, grid_spacing(std)) for length, std in segments]
-        std = _per_coordinate(segments, total.device)
-        spacing = _per_coordinate(spacings, total.device)
+    device = total.device
+    draw = _random_words(key, device)
+    chunk_size = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
+    size = total.numel()
+    for start in range(0, size, chunk_size):
+        end = min(start + chunk_size, size)
+        chunk = total[start:end]
+        segments = _overlapping(noise_stds, start, end)
+        spacings = []
+        for length, segment_std in segments:
+            spacings.append((length, grid_spacing(segment_std)))
+        std = _per_coordinate(segments, device)
+        spacing = _per_coordinate(spacings, device)
         noisy = normal_numbers(len(chunk), draw)
-        noisy.mul_(std).add_(chunk)
+        noisy.mul_(std)
+        noisy.add_(chunk)
         # The sum of both is rounded, in float64: see "Low bits" above. A spacing is a power of two, so that its inverse
         # is exact.
-        noisy.mul_(1 / spacing).round_().mul_(spacing)
+        noisy.mul_(1 / spacing)
+        noisy.round_()
+        noisy.mul_(spacing)
         chunk.copy_(noisy)
 
 
@@ -136,20 +156,32 @@ def normal_numbers(size: int, draw: Draw) -> Tensor:
     Returns:
         Shape (size,), float64: products of a radius and a direction in float32, with all of their digits.
     """
-    words = draw((size + 1) // 2)
+    # A word makes two numbers: half of it is the radius of a pair, half the angle.
+    pairs = (size + 1) // 2
+    words = draw(pairs)
     halves = words.view(torch.int32).view(-1, 2)
     radius_bits, angle_bits = halves.unbind(1)
     # The middle of one of 2^32 parts of (0, 1).
-    uniform = radius_bits.double().add_(_MIDDLE + 0.5).mul_(_PART)
+    uniform = radius_bits.double()
+    uniform.add_(_MIDDLE + 0.5)
+    uniform.mul_(_PART)
     tail = (uniform < _TAIL).nonzero().flatten()
     if len(tail):
         # Far out 32 bits are too coarse: each part is divided by 63 bits more.
         tail_bits = draw(len(tail)).bitwise_and_(_LOW_63_BITS)
-        fraction = tail_bits.double().add_(0.5).mul_(2**-63)
-        fraction.add_(radius_bits[tail]).add_(_MIDDLE).mul_(_PART)
+        fraction = tail_bits.double()
+        fraction.add_(0.5)
+        fraction.mul_(_PART_OF_TAIL)
+        fraction.add_(radius_bits[tail])
+        fraction.add_(_MIDDLE)
+        fraction.mul_(_PART)
         uniform[tail] = fraction
-    radius = uniform.log_().mul_(-2).float().sqrt_().double()
-    angle = angle_bits.float().mul_(math.tau / 2**32)
+    # √(−2 log u): the root in float32, its product with the direction in float64.
+    uniform.log_()
+    uniform.mul_(-2)
+    radius = uniform.float().sqrt_().double()
+    angle = angle_bits.float()
+    angle.mul_(math.tau * _PART)
     first_half = radius * angle.cos()
     second_half = radius * angle.sin()
     return torch.cat([first_half, second_half])[:size]
@@ -161,7 +193,12 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
         rng = np.random.default_rng(keyed_sequence(key))
 
         def draw_on_cpu(size: int) -> Tensor:
-            words = rng.integers(_LEAST_INT64, -_LEAST_INT64, size, dtype=np.int64)
+            words = rng.integers(
+                low=_LEAST_INT64,
+                high=-_LEAST_INT64,
+                size=size,
+                dtype=np.int64,
+            )
             return torch.from_numpy(words)
 
         return draw_on_cpu
@@ -169,18 +206,25 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
 
     def draw_on_device(size: int) -> Tensor:
         words = torch.empty(size, dtype=torch.int64, device=device)
+        # None: up to the largest int64.
         return words.random_(_LEAST_INT64, None, generator=generator)
 
     return draw_on_device
 
 
-def _overlapping(segments: Segments, start: int, end: int) -> list[tuple[int, float]]:
+def _overlapping(
+    segments: Segments,
+    start: int,
+    end: int,
+) -> list[tuple[int, float]]:
     """Cut consecutive segments to the coordinates from `start` to before `end`."""
     overlapping: list[tuple[int, float]] = []
     segment_start = 0
     for length, std in segments:
         segment_end = segment_start + length
-        overlap = min(segment_end, end) - max(segment_start, start)
+        overlap_start = max(segment_start, start)
+        overlap_end = min(segment_end, end)
+        overlap = overlap_end - overlap_start
         if overlap > 0:
             overlapping.append((overlap, std))
         segment_start = segment_end
@@ -194,10 +238,9 @@ def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
         return number
     lengths, numbers = zip(*segments, strict=True)
     per_segment = torch.tensor(numbers, dtype=torch.float64, device=device)
-    return per_segment.repeat_interleave(
-        torch.tensor(lengths, device=device),
-        output_size=sum(lengths),
-    )
+    repeats = torch.tensor(lengths, device=device)
+    # With the size of the result given, nobody waits for a device to count it.
+    return per_segment.repeat_interleave(repeats, output_size=sum(lengths))
 
 
 def checksum(total: Tensor) -> float:

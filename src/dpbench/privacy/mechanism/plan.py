@@ -90,12 +90,12 @@ class ReleasePlan:
         positions: list[int] = []
         for group in self.groups:
             positions.extend(group.parameters)
-        if sorted(positions) != list(range(len(self.sizes))):
+        every_position = list(range(len(self.sizes)))
+        if sorted(positions) != every_position:
             raise ConfigurationError("every trainable parameter must belong to exactly one group.")
-        if self.allocation not in get_args(NoiseAllocation):
-            raise ConfigurationError(
-                f"unknown allocation {self.allocation!r}; known are {', '.join(get_args(NoiseAllocation))}."
-            )
+        allocations = get_args(NoiseAllocation)
+        if self.allocation not in allocations:
+            raise ConfigurationError(f"unknown allocation {self.allocation!r}; known are {', '.join(allocations)}.")
         # Computed here already, because it refuses statistics that cost more than the whole release may.
         _ = self.gradient_multiplier
 
@@ -121,14 +121,16 @@ class ReleasePlan:
         costs = []
         for statistic in self.statistics:
             relative_changes = self._changes(statistic) / changes
-            costs.append((relative_changes * statistic.bound / statistic.noise_std) ** 2)
+            ratio = relative_changes * statistic.bound / statistic.noise_std
+            costs.append(ratio**2)
         spent = sum(costs)
         remaining = self.noise_multiplier**-2 - spent
         if not remaining > 0:
+            own_multiplier = 1 / math.sqrt(spent)
             raise ConfigurationError(
                 f"the statistics beside the gradient ({_names(self.statistics)}) alone cost more "
                 f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
-                f"more noise (their own multiplier is {1 / math.sqrt(spent):.4g}), or lower noise_multiplier."
+                f"more noise (their own multiplier is {own_multiplier:.4g}), or lower noise_multiplier."
             )
         return 1 / math.sqrt(remaining)
 
@@ -139,7 +141,8 @@ class ReleasePlan:
         bounds = [group.max_grad_norm for group in self.groups]
         if self.allocation == "equal":
             squares = [bound**2 for bound in bounds]
-            std = z * math.sqrt(sum(squares))
+            total_bound = math.sqrt(sum(squares))
+            std = z * total_bound
             return (std,) * len(bounds)
         if self.allocation == "proportional":
             factor = z * math.sqrt(len(bounds))
@@ -157,6 +160,7 @@ class ReleasePlan:
         """Noise on each coordinate of the summed gradient, for each parameter."""
         stds = [0.0] * len(self.sizes)
         for group, std in zip(self.groups, self.noise_stds, strict=True):
+            # σ_g is for gradients that are divided by α_j, and these are not.
             for position, scale in _scales(group):
                 stds[position] = std * scale
         return tuple(stds)
@@ -214,14 +218,17 @@ class ReleasePlan:
         """Divide the noised statistics by their denominators, in place."""
         start = 0
         for statistic in self.statistics:
-            released[start : start + statistic.size].div_(statistic.denominator)
-            start += statistic.size
+            end = start + statistic.size
+            released[start:end].div_(statistic.denominator)
+            start = end
         return released
 
 
 def _scales(group: VectorGroup) -> Iterator[tuple[int, float]]:
     """(position, α) of each parameter of a group."""
-    scales = group.scales or (1.0,) * len(group.parameters)
+    scales = group.scales
+    if not scales:
+        scales = (1.0,) * len(group.parameters)
     return zip(group.parameters, scales, strict=True)
 
 

@@ -93,5 +93,7 @@ class Recipe:
         is_small = self.contributions(norms, bound) <= 0.51 * bound
         negligible = float(norms[-1])
         if is_small.any():
-            negligible = float(norms[is_small].max())
-        return min(negligible, getattr(self.transform, "negligible_norm", negligible))
+            small = norms[is_small]
+            negligible = float(small.max())
+        norm_of_transform = getattr(self.transform, "negligible_norm", negligible)
+        return min(negligible, norm_of_transform)

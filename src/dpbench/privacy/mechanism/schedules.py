@@ -56,7 +56,8 @@ class Factors:
         """
         stairs = []
         for factor, steps in groupby(self.values):
-            stairs.append([factor, len(list(steps))])
+            count = len(list(steps))
+            stairs.append([factor, count])
         return stairs
 
 
@@ -79,7 +80,11 @@ class Schedules:
 UNSCHEDULED = Schedules()
 
 
-def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
+def factors_of(
+    name: str,
+    schedule: Schedule | None,
+    steps: float,
+) -> Factors:
     """Evaluate a schedule.
 
     Args:
@@ -101,7 +106,8 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
         raise ConfigurationError(f"{name} needs a number of steps: set max_steps or max_epochs.")
     count = int(steps)
     if isinstance(schedule, str):
-        values = _by_progress(name, _named(name, schedule), count)
+        function = _named(name, schedule)
+        values = _by_progress(name, function, count)
     elif callable(schedule):
         values = _by_progress(name, schedule, count)
     else:
@@ -118,14 +124,17 @@ def factors_of(name: str, schedule: Schedule | None, steps: float) -> Factors:
                 f"{name} must be a positive number at every step, from {_SMALLEST:g} to {_LARGEST:g}, and is "
                 f"{value!r} at step {step}."
             )
-    return Factors(tuple(map(float, values)))
+    factors = tuple(map(float, values))
+    return Factors(factors)
 
 
 def check_schedule(name: str, schedule: Schedule | None) -> None:
     """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
+    if schedule is None:
+        return
     # A str is a sequence, too: `_named` checks it below.
     has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)
-    if schedule is not None and not has_factors and not callable(schedule):
+    if not has_factors and not callable(schedule):
         raise ConfigurationError(
             f"{name} must be {_FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
         )
@@ -141,11 +150,18 @@ def _by_progress(
     """Values of a function of the share of steps that are over, one for each step, in at most `MOST_STAIRS` stairs."""
     stairs = min(steps, MOST_STAIRS)
     last = max(stairs - 1, 1)
+    factors = []
     try:
-        values = [float(function(stair / last)) for stair in range(stairs)]
+        for stair in range(stairs):
+            factor = function(stair / last)
+            factors.append(float(factor))
     except Exception as error:
         raise ConfigurationError(f"{name} cannot be evaluated: {type(error).__name__}: {error}.") from error
-    return [values[step * stairs // steps] for step in range(steps)]
+    values = []
+    for step in range(steps):
+        stair = step * stairs // steps
+        values.append(factors[stair])
+    return values
 
 
 def _named(name: str, schedule: str) -> Callable[[float], float]:
@@ -202,9 +218,9 @@ def _stairs(text: str) -> list[tuple[float, float]]:
         stairs.append((float(share), float(factor)))
     shares = [share for share, _ in stairs]
     factors = [factor for _, factor in stairs]
-    ascends = shares == sorted(set(shares))
+    ascending = sorted(set(shares))
     is_in_range = 0 < shares[0] <= shares[-1] < 1
-    if not ascends or not is_in_range or min(factors) <= 0:
+    if shares != ascending or not is_in_range or min(factors) <= 0:
         raise ValueError
     return stairs
 

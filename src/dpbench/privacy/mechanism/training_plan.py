@@ -72,7 +72,8 @@ class TrainingPlan:
         groups = self.groups if bounds is None else with_bounds(self.groups, bounds)
         if self.bound_factors:
             factor = self.bound_factors.at(step)
-            groups = with_bounds(groups, [factor * group.max_grad_norm for group in groups])
+            scaled = [factor * group.max_grad_norm for group in groups]
+            groups = with_bounds(groups, scaled)
         return ReleasePlan(
             sampling=self.sampling_of(step),
             groups=groups,
