@@ -198,7 +198,9 @@ def test_the_gradients_of_autograd(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
 
 
-def fit(folder: Path, net: nn.Module, make: Any = DPSGD, steps: int = 6, step: Step = cross_entropy, **options: Any) -> Any:
+def fit(
+    folder: Path, net: nn.Module, make: Any = DPSGD, steps: int = 6, step: Step = cross_entropy, **options: Any
+) -> Any:
     loader = options.pop("loader", None) or loader_of(data(40), 6)
     start = options.pop("start", None)
     options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 1, **options}

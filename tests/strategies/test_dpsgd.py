@@ -375,11 +375,6 @@ class ManyClosures(Classifier):
         return torch.optim.LBFGS(self.parameters())
 
 
-class Penalty(Classifier):
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) + sum(p.square().sum() for p in self.parameters())
-
-
 class Statistics(Classifier):
     def __init__(self) -> None:
         super().__init__()
@@ -443,7 +438,6 @@ class WithBatchNorm(Classifier):
         (PartialOptimizer, "does not update net.1.weight"),
         (lambda: TwoOptimizers(manual=True), "2 optimizers"),
         (ManyClosures, "LBFGS"),
-        (Penalty, "weight_decay"),
         (Statistics, "forward pass changes mean"),
         (ReassignedBuffer, "forward pass changes mean"),
         (DataDependentStart, "depends on the contents of the other records"),
@@ -460,7 +454,6 @@ class WithBatchNorm(Classifier):
         "partial",
         "two optimizers",
         "lbfgs",
-        "penalty",
         "buffer",
         "new buffer",
         "start",

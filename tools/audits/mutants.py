@@ -64,7 +64,7 @@ def same_noise() -> Iterator[None]:
 def no_clipping() -> Iterator[None]:
     """Records are added up as they are."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms), into)
 
     with mock.patch.object(mechanism, "clip_and_sum", wrong):
@@ -75,7 +75,7 @@ def no_clipping() -> Iterator[None]:
 def clips_the_mean() -> Iterator[None]:
     """Not each record but the mean of a piece of the lot is clipped."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: list[Tensor]) -> Any:
+    def wrong(gradients: Any, groups: Any, weights_of: Any, into: list[Tensor], *_: Any) -> Any:
         norms = torch.stack([one.squared_norms() for one in gradients]).sum(0)
         count = max(len(norms), 1)
         means = [one.weighted_sum(torch.full((len(norms),), 1 / count, dtype=norms.dtype)) for one in gradients]

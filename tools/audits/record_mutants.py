@@ -27,7 +27,7 @@ _lot_of_all, _lot = Lots._lot, Lots.lot
 def _clipping(wrong: Clip) -> Iterator[None]:
     """Clip records by another function, and canaries by the right one."""
 
-    def clip(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+    def clip(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         if any(isinstance(one, SparseGradients) for one in gradients):
             return clip_and_sum(gradients, groups, weights_of, into)
         return wrong(gradients, groups, weights_of, into)
@@ -39,7 +39,7 @@ def _clipping(wrong: Clip) -> Iterator[None]:
 def ten_bounds() -> AbstractContextManager[None]:
     """Records are clipped at ten times the bound of canaries."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         wide = tuple(replace(group, max_grad_norm=10 * group.max_grad_norm) for group in groups)
         return clip_and_sum(gradients, wide, weights_of, into)
 
@@ -51,7 +51,7 @@ def each_parameter_by_itself() -> AbstractContextManager[None]:
 
     @contextmanager
     def clipping() -> Iterator[None]:
-        def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+        def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
             alone = tuple(
                 replace(group, parameters=(position,), scales=()) for group in groups for position in group.parameters
             )
@@ -69,7 +69,7 @@ def largest_coordinate() -> AbstractContextManager[None]:
 
     @contextmanager
     def clipping() -> Iterator[None]:
-        def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+        def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
             rows = [one.per_record().flatten(1) for one in gradients]
             most = torch.cat(rows, 1).abs().amax(1).square()
             weights = weights_of(most, groups[0].max_grad_norm)
@@ -86,7 +86,7 @@ def largest_coordinate() -> AbstractContextManager[None]:
 def norm_without_first_layer() -> AbstractContextManager[None]:
     """The norm of a record leaves out the first layer."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         squares = torch.stack([one.squared_norms() for one in gradients[2:]]).sum(0)
         weights = weights_of(squares, groups[0].max_grad_norm)
         for total, one in zip(into, gradients, strict=True):
@@ -99,7 +99,7 @@ def norm_without_first_layer() -> AbstractContextManager[None]:
 def large_records_twice() -> AbstractContextManager[None]:
     """After clipping, records whose norm is above the median of their lot count twice."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any) -> Any:
+    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         def weights(squares: Tensor, bound: float) -> Tensor:
             right: Tensor = weights_of(squares, bound)
             return torch.where(squares > squares.median(), 2 * right, right) if len(squares) > 1 else right
@@ -119,8 +119,8 @@ def leftovers() -> Iterator[None]:
         exact[:] = [self.total.clone()]
         add_noise(self, key)
 
-    def wrong(self: Mechanism) -> None:
-        clear(self)
+    def wrong(self: Mechanism, into: Tensor | None = None) -> None:
+        clear(self, into)
         for total in exact:
             self.total.add_(total, alpha=0.1)
 

@@ -53,8 +53,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
         metrics_share: Share of the budget (of z⁻²) that they take.
         loss_reduction: How `training_step` combines records: "mean" or "sum".
-        gradients: How the gradients of examples are computed: "engine", all in one backward pass, or "one_by_one",
-            each by an ordinary one, for networks and losses that the engine does not know.
+        gradients: How the gradients of examples are computed: "engine", all in one backward pass; "one_by_one", each
+            by an ordinary one, for every network and loss that is a function of one record; or "auto", the engine where
+            it knows the network.
         executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for each size of a
             lot, see `session.graphs`), or "auto", the fastest that carries out every training alike: "eager".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.

@@ -480,7 +480,9 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
     if population == 0:
         raise ConfigurationError(f"the data set holds no {records}: there is nothing to draw lots from.")
     if not number or not 1 <= size <= population:
-        hint = f" Is it a rate? That is expected_batch_size={size * population:g}." if number and 0 < size < 1 else ""
+        hint = ""
+        if number and 0 < size < 1 <= size * population:
+            hint = f" Is it a rate? That is expected_batch_size={size * population:g}."
         raise ConfigurationError(
             f"expected_batch_size must lie between 1 and the {population} training {records}, not {size!r}.{hint}"
         )

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.step_state import StepState
+from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.physical_batches import select
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
@@ -25,10 +27,22 @@ from dpbench.records.training import Training, loss_of, nothing, replaced_method
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
-CHANGED = (
+_CHANGED = (
     "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
     "output is used otherwise than by adding it to each record's)"
 )
+
+
+class Limit(NamedTuple):
+    """Why the engine cannot be used.
+
+    Attributes:
+        reason: In words.
+        is_refused: Whether the engine refuses the step in words of its own.
+    """
+
+    reason: str
+    is_refused: bool
 
 
 class EngineTrial:
@@ -43,7 +57,7 @@ class EngineTrial:
         self._training = training
         self._engine = engine
 
-    def limit(self, batch: Any, rows: int) -> str | None:
+    def limit(self, batch: Any, rows: int) -> Limit | None:
         """Why the engine cannot be used; None: it can, or the step itself is wrong.
 
         Args:
@@ -52,29 +66,39 @@ class EngineTrial:
         """
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
             return None
+        limits = []
         for size in _SIZES:
             index = np.resize(np.arange(min(rows, size)), size)
             limit = self._limit_on(select(batch, rows, index), size)
             if limit is not None:
+                limits.append(limit)
+        for limit in limits:
+            if not limit.is_refused:
                 return limit
-        return None
+        return limits[0] if limits else None
 
-    def slowdown(self, batch: Any, rows: int) -> float:
-        """How much longer a lot takes record by record than in one plain step."""
-        with self._without_traces():
+    def slowdown(self, batch: Any, rows: int) -> float | None:
+        """How much longer a lot takes record by record than in one plain step; None: it cannot be measured."""
+        with self._without_traces(), suppress(Exception):
             whole = self._seconds(batch)
             one = select(batch, rows, np.arange(1))
             self._seconds(one)  # the first time takes longer
             return rows * self._seconds(one) / whole
+        return None
 
-    def _limit_on(self, lot: Any, size: int) -> str | None:
+    def _limit_on(self, lot: Any, size: int) -> Limit | None:
+        engine = self._engine
         with self._without_traces() as rewind:
-            try:
-                plain = self._loss(lot)
-            except Exception:
-                return None  # its own step says what is wrong
-            rewind()
-            engine = self._engine
+            losses = []
+            for _ in range(2):
+                try:
+                    loss = self._loss(lot)
+                except Exception:
+                    return None  # its own step says what is wrong
+                if not isinstance(loss, Tensor) or not loss.requires_grad:
+                    return None
+                losses.append(loss.detach())
+                rewind()
             engine.expect(size)
             try:
                 loss = self._loss(lot)
@@ -83,18 +107,17 @@ class EngineTrial:
                     for gradient in gradients:
                         gradient.squared_norms()
             except Exception as error:
-                return " ".join(str(error).split())
-            if not torch.allclose(
-                loss.detach().double(), plain.detach().double(), rtol=_CLOSE, atol=1e-6, equal_nan=True
-            ):
-                return CHANGED
+                return Limit(" ".join(str(error).split()), isinstance(error, UnsupportedModuleError))
+            first, again = losses
+            # Of a step that is random beyond its seeds nothing can be said.
+            if _are_close(first, again) and not _are_close(first, loss.detach()):
+                return Limit(_CHANGED, is_refused=False)
             return None
 
-    def _loss(self, lot: Any) -> Tensor:
+    def _loss(self, lot: Any) -> Any:
         training = self._training
         with training.autocast(), torch.enable_grad():
-            loss: Tensor = loss_of(training.own_step(lot, *training.index_of_step()))
-        return loss
+            return loss_of(training.own_step(lot, *training.index_of_step()))
 
     def _seconds(self, lot: Any) -> float:
         start = time.perf_counter()
@@ -114,7 +137,8 @@ class EngineTrial:
         records = engine.records
         stand_ins = {"log": nothing, "log_dict": nothing}
         there = {name: function for name, function in stand_ins.items() if hasattr(training.module, name)}
-        with training.without_loggers(), replaced_methods(training.module, **there):
+        silent = replaced_methods(training.module, **there)
+        with training.without_loggers(), silent, tf32.refused(training.device.type):
             state = StepState(training)
             engine.recording = False
 
@@ -130,3 +154,7 @@ class EngineTrial:
                 engine.discard()
                 engine.recording = recording
                 engine.records = records
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=_CLOSE, atol=1e-6, equal_nan=True)

@@ -88,9 +88,13 @@ class LoneRecordProbe:
         irregular = self._runner.irregular
         first = _flat(runs[0])
         again = self._runner.run(lot.part(names[:1]), after=True)
-        if again is not None:
-            gap = float((_flat(again) - first).norm() / first.norm().clamp(min=1e-12))
-            if gap > self._tolerance and not irregular:
+        fresh = self._runner.run(lot.part(names[:1]))
+        if fresh is None or self._gap(fresh, first) > self._tolerance:
+            self._unsure("training_step is random beyond the seeds of torch, numpy and random")
+            return
+        if again is not None and not irregular:
+            gap = self._gap(again, first)
+            if gap > self._tolerance:
                 raise UnsupportedModuleError(_KEPT.format(gap=gap))
         if whole is None:
             self._unsure("the step does not run on a lot of several records")
@@ -104,6 +108,9 @@ class LoneRecordProbe:
             self._unsure("training_step draws random numbers of which nobody knows which record they are for")
             return
         raise UnsupportedModuleError(_MIXED.format(gap=gap, reduction=self._reduction))
+
+    def _gap(self, run: StepRun, before: Tensor) -> float:
+        return float((_flat(run) - before).norm() / before.norm().clamp(min=1e-12))
 
     def _whole(self, lot: LotRows) -> StepRun | None:
         """The run of all records at once; of a step that draws, with random numbers that follow the rows."""

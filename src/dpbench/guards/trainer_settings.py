@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import LightningGuard
@@ -33,6 +34,7 @@ class TrainerSettings(LightningGuard):
 
     def on_open(self, batch: Any) -> None:
         """Refuse another loader, and keep DDP from averaging gradients: sums are added when they are released."""
+        refuse_accumulation(self.trainer)
         if self.trainer.train_dataloader is not self.session.loader:
             raise ConfigurationError(
                 "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
@@ -43,18 +45,27 @@ class TrainerSettings(LightningGuard):
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[assignment]
 
 
+def refuse_accumulation(trainer: pl.Trainer) -> None:
+    """Raise ConfigurationError where gradients of several lots are added up, now or later."""
+    batches = [trainer.accumulate_grad_batches]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            batches += callback.scheduling.values()
+    if max(batches) > 1:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={max(batches)} rescales the loss, so that clipping is wrong: "
+            "leave it at 1. Large lots need no more memory than small ones where max_physical_batch_size is set, and "
+            "where records are users, who are trained one by one."
+        )
+
+
 def refuse_trainer_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Refuse what Lightning would do to gradients behind the mechanism's back.
 
     Raises:
         ConfigurationError: Names the setting and the remedy.
     """
-    if trainer.accumulate_grad_batches != 1:
-        raise ConfigurationError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} rescales the loss, so that clipping is wrong: "
-            "leave it at 1. Large lots need no more memory than small ones where max_physical_batch_size is set, and "
-            "where records are users, who are trained one by one."
-        )
+    refuse_accumulation(trainer)
     if trainer.gradient_clip_val:
         raise ConfigurationError(
             "gradient_clip_val clips the released gradient, not each record: leave it out and set max_grad_norm."

@@ -45,8 +45,9 @@ class Examples:
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
-        gradients: How they are computed: "engine", all in one backward pass, or "one_by_one", each by an ordinary
-            one, for networks and losses that the engine does not know.
+        gradients: How they are computed: "engine", all in one backward pass; "one_by_one", each by an ordinary one,
+            for every network and loss that is a function of one record; or "auto", the engine where it knows the
+            network.
 
     Raises:
         ConfigurationError: A number is below 1.

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.guards.engine_trial import CHANGED, EngineTrial
+from dpbench.guards.engine_trial import EngineTrial
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
@@ -323,16 +323,20 @@ class PrivateSession:
         if not is_limited:
             return
         if source.gradients != "auto":
-            if limit == CHANGED:
-                raise UnsupportedModuleError(f"the engine cannot be used: {limit}. Try gradients='one_by_one'.")
-            return  # the step itself says so
-        slowdown = f" A lot takes about {trial.slowdown(batch, rows):.1f} times as long as without." if rows else ""
+            if limit is not None and not limit.is_refused:  # else the step itself says so
+                raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
+            return
+        slowdown = trial.slowdown(batch, rows) if rows else None
         self._executor.detach()
         source.use("one_by_one")
         self._executor.attach(training, self.releases, source)
         for guard in self.guards:
             guard.on_change()
-        training.inform(RECORD_BY_RECORD.format(reason=limit or "another process says so") + slowdown)
+        reason = "another process says so" if limit is None else limit.reason
+        line = RECORD_BY_RECORD.format(reason=reason)
+        if slowdown is not None:
+            line += f" A lot takes about {slowdown:.1f} times as long as in one plain step."
+        training.inform(line)
 
     # ------------------------------------------------------------------------------------- one lot
 

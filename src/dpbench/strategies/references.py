@@ -21,8 +21,8 @@ class _Reference(DPSGD):
         """Recipe of `DPSGD`, marked as not private."""
         if self.noise_multiplier is None or self.target_epsilon is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} is no private training, so it can meet no target_epsilon: give a "
-                "noise_multiplier (and target_epsilon=null)."
+                f"{type(self).__name__} is no private training, so it can meet no target_epsilon: leave it out "
+                "(target_epsilon=null), and give a noise_multiplier."
             )
         if self.metrics is not None:
             raise ConfigurationError(f"{type(self).__name__} is no private training: it has no private metrics.")
@@ -35,6 +35,8 @@ class ClipOnly(_Reference):
     Guarantee: none; there is no ledger, epsilon is infinite. The options are those of `DPSGD`; the noise_multiplier is
     what the error correction would assume.
     """
+
+    noise_multiplier: float | None = 1.0  # of use to an error correction only
 
     def design(self) -> Recipe:
         """Recipe of `DPSGD` without noise."""

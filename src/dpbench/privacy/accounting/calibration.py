@@ -16,6 +16,8 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import Sampling, find_scheme
 
 _SMALLEST_NOISE = 1e-2
+_LEAST_NOISE = 1e-6
+"""Where the search ends for targets that the smallest usual noise does not spend."""
 _LARGEST_NOISE = 1e4
 _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
@@ -285,8 +287,11 @@ def calibrate_scale(
             guess,
             cheaper=2,
         )
-    if epsilon_at(low) <= target_epsilon:
-        return low
+    while epsilon_at(low) <= target_epsilon:
+        if low <= _LEAST_NOISE:
+            return low
+        high = low
+        low /= 10
     return _solve(epsilon_at, target_epsilon, low, high)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.privacy.gradients.calls import backward
+from dpbench.privacy.gradients.calls import backward, refuse_reentrant
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.parameter import OneRecord, ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.validation import refuse_statistics
@@ -56,6 +56,7 @@ class OneByOne:
         self.recording = False
         self.records: int | None = None
         self._reduction = loss_reduction
+        self._is_looked_at = False
 
     def expect(self, records: int) -> None:
         """Nothing is kept of forward passes."""
@@ -83,6 +84,9 @@ class OneByOne:
         trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
         gradients: list[Tensor | None] = [None] * len(trainable)
         if loss.requires_grad:
+            if not self._is_looked_at:
+                refuse_reentrant(loss)  # autograd would not come to what is inside
+                self._is_looked_at = True
             gradients = list(backward(loss, trainable, torch.full_like(loss, factor)))
         of_parameter = dict(zip(trainable, gradients, strict=True))
         dense = [_dense(of_parameter.get(parameter), parameter) for parameter in self.parameters]

@@ -8,10 +8,12 @@ ledger.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from dpbench.errors import ConfigurationError
 
@@ -116,13 +118,14 @@ def factors_of(
             raise ConfigurationError(
                 f"{name} has {len(values)} factors, and the training {count} steps: give one each."
             )
-    for step, value in enumerate(values):
+    number: Any
+    for step, number in enumerate(values):
         # A bool is an int to Python.
-        is_number = type(value) in (int, float)
-        if not is_number or not _SMALLEST <= value <= _LARGEST:
+        is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+        if not is_number or not _SMALLEST <= number <= _LARGEST:
             raise ConfigurationError(
                 f"{name} must be a positive number at every step, from {_SMALLEST:g} to {_LARGEST:g}, and is "
-                f"{value!r} at step {step}."
+                f"{number!r} at step {step}."
             )
     factors = tuple(map(float, values))
     return Factors(factors)

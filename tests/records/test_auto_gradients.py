@@ -1,0 +1,193 @@
+"""Which method computes the gradients is found out on the first lot with records, before anything is released."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.records.examples import Examples
+from dpbench.strategies import DPSGD, ClipOnly
+from tests.records.test_one_by_one import NETWORKS, Largest, Module, cross_entropy, data, expected, fit, pairs, plain
+from tests.strategies.worlds import loader_of, trainer_for, weights_of
+
+BOUND = 0.3
+REFUSED = {
+    "lists and dictionaries": "used outside of its module's forward",
+    "weights by function": "the engine cannot be used",
+    "shared inputs and folded rows": "the engine cannot be used",
+    "keywords and tuples": "must return one tensor",
+    "lasso": "weight_decay",
+    "weight norm": "parametrization",
+}
+
+
+def used(strategy: Any) -> str:
+    """The method of a training that is over; the source has let go of it."""
+    source = strategy._source
+    assert isinstance(source, Examples)
+    return "one_by_one" if source._at_once == 1 else "engine"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_network_trains_and_is_right(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, step = NETWORKS[name]
+    torch.manual_seed(1)
+    net = make()
+    wanted = expected(net, step, data())
+    before = [p.detach().clone() for p in net.parameters()]
+    strategy = ClipOnly(max_grad_norm=BOUND)
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    with caplog.at_level(logging.INFO):
+        trainer_for(tmp_path, strategy, 1).fit(Module(net, step), loader)
+    for old, p, update in zip(before, net.parameters(), wanted, strict=True):
+        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    assert used(strategy) == ("engine" if name == "plain" else "one_by_one")
+    lines = [record.getMessage() for record in caplog.records if "gradients=auto" in record.getMessage()]
+    assert len(lines) == int(name != "plain")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_engine_alone_refuses(tmp_path: Path, name: str) -> None:
+    make, step = NETWORKS[name]
+    torch.manual_seed(1)
+    with pytest.raises(UnsupportedModuleError, match=REFUSED[name]):
+        fit(tmp_path, make(), step=step, gradients="engine", loader=loader_of(data(40), 10))
+    path = tmp_path / "ledger.jsonl"
+    assert not path.exists() or not read_ledger(path).releases
+
+
+def test_it_is_the_engine_to_the_bit(tmp_path: Path) -> None:
+    """Where the engine knows the network: the trial leaves no trace, dropout included."""
+    weights = []
+    for gradients in ("engine", "auto"):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(30, 4))
+        # By an explicit root key: the option is part of the settings.
+        strategy = DPSGD(noise_multiplier=1e-9, delta=1e-3, gradients=gradients, ledger=str(tmp_path / gradients))
+        loader = LotLoader(data(40), Lots(make_sampling("full", 40, 40), None))
+        trainer_for(tmp_path, strategy, 1).fit(Module(net, cross_entropy), loader)
+        weights.append(weights_of(net))
+    assert weights[0].shape == weights[1].shape and used(strategy) == "engine"
+
+
+class Centred(nn.Module):
+    """The mean over positions of an embedding that all records share: the engine would take it for one over records."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(positions, 6)
+        self.out = nn.Linear(30, 4)
+        self.positions = positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x + self.table(torch.arange(self.positions)).mean(0)).flatten(1))
+
+
+@pytest.mark.parametrize("positions", [4, 5, 7, 12])
+def test_positions_as_many_as_records(tmp_path: Path, positions: int) -> None:
+    torch.manual_seed(1)
+    net = Centred(positions)
+    wanted = expected(net, cross_entropy, data())
+    before = [p.detach().clone() for p in net.parameters()]
+    strategy = ClipOnly(max_grad_norm=BOUND)
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    trainer_for(tmp_path, strategy, 1).fit(Module(net, cross_entropy), loader)
+    for old, p, update in zip(before, net.parameters(), wanted, strict=True):
+        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnsupportedModuleError, match="the engine cannot be used"):
+        fit(tmp_path, Centred(positions), gradients="engine")
+
+
+@pytest.mark.parametrize(
+    ("net", "step"),
+    [
+        (Largest, cross_entropy),
+        (plain, pairs),
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(30)), cross_entropy),
+    ],
+)
+def test_what_mixes_records_stays_refused(tmp_path: Path, net: Any, step: Any) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(UnsupportedModuleError, match=r"other records in its lot|mixes the records"):
+        fit(tmp_path, net(), step=step, gradients="auto", loader=loader_of(data(40), 10))
+
+
+def test_mixing_beside_a_limit_of_the_engine(tmp_path: Path) -> None:
+    """Where the engine gives way, the lot is still compared with its records."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.ParameterList([nn.Parameter(torch.ones(30))])
+            self.out = nn.Linear(30, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            return self.out((x - x.mean(0)) * self.scales[0])
+
+    torch.manual_seed(1)
+    with pytest.raises(UnsupportedModuleError, match="is not the mean of those of its records"):
+        fit(tmp_path, Both(), gradients="auto", loader=loader_of(data(40), 10))
+
+
+def test_first_lots_without_records_and_of_one(tmp_path: Path) -> None:
+    make, _ = NETWORKS["shared inputs and folded rows"]
+    torch.manual_seed(1)
+    strategy, weights, _ = fit(tmp_path, make(), steps=12, gradients="auto", loader=loader_of(data(40), 1))
+    assert weights.isfinite().all() and used(strategy) == "one_by_one"
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 12
+
+
+def test_an_interrupted_run_goes_on_by_the_same_method(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(1)
+        return NETWORKS["lists and dictionaries"][0]()
+
+    _, whole, _ = fit(tmp_path / "whole", net(), steps=8, gradients="auto")
+    _, _, half = fit(tmp_path / "half", net(), steps=4, gradients="auto")
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    strategy, resumed, _ = fit(tmp_path / "half", net(), steps=8, gradients="auto", start=tmp_path / "half.ckpt")
+    assert torch.equal(whole, resumed) and used(strategy) == "one_by_one"
+
+
+def test_a_step_that_fails_says_so_itself(tmp_path: Path) -> None:
+    def broken(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch[0]), batch[2])
+
+    with pytest.raises(IndexError):
+        fit(tmp_path, plain(), step=broken, gradients="auto")
+
+
+def test_logs_and_states_of_the_trial(tmp_path: Path) -> None:
+    """Nothing of it is logged, and the module is as it was."""
+    calls: list[str] = []
+
+    class Logging(Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__(net, cross_entropy)
+            self.seen = 0.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("train/loss", 1.0)
+            self.seen += 0.5
+            if len(batch[0]) == 12:
+                calls.append("whole")
+            return super().training_step(batch, batch_idx)
+
+    class Seen(Logging):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            calls.append(str(self.seen))
+
+    strategy = ClipOnly(max_grad_norm=BOUND)
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    trainer_for(tmp_path, strategy, 1).fit(Seen(plain()), loader)
+    assert calls[-1] == "0.5"
