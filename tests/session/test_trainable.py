@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,10 +167,10 @@ def test_the_bound_that_has_adapted_goes_on(tmp_path: Path) -> None:
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             bounds.append(trainer.callbacks[1].mechanism.plan.groups[0].max_grad_norm)
 
-    fit(tmp_path, Bounds(3, unfreeze), AdaptiveQuantileClipping, count_noise_std=3.0, clip_learning_rate=1.0)
+    fit(tmp_path, Bounds(3, unfreeze), AdaptiveQuantileClipping, count_noise_std=1.0, clip_learning_rate=2.0)
     assert len(set(bounds)) == 8
-    assert abs(math.log(bounds[3] / bounds[2])) < 1.5  # a step of the adaptation, and not back to the first bound
-    assert abs(math.log(bounds[3] / 0.1)) > 1.5
+    # Three steps of up to e lead far from the first bound of 0.1; another first step would be near it.
+    assert bounds[2] > 0.5 and bounds[3] > 0.5
 
 
 def test_gradual_unfreezing_as_lightning_does_it(tmp_path: Path) -> None:

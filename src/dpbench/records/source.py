@@ -182,10 +182,12 @@ class RepeatableSums(Protocol):
     """
 
     @property
-    def obstacle(self) -> str | None: ...
+    def obstacle(self) -> str | None:
+        """Why it never does; None: it does."""
 
     @property
-    def is_settled(self) -> bool: ...
+    def is_settled(self) -> bool:
+        """Whether it does from the open lot on."""
 
     def rewind(self) -> None:
         """Let the open lot begin again: nothing was accumulated."""
