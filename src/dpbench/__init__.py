@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import LotLoader
     from dpbench.data.users import UserDataset
+    from dpbench.models.fixing import fix
     from dpbench.records.local_training import LocalTraining
     from dpbench.records.users import Users
     from dpbench.strategies import (
@@ -44,6 +45,7 @@ __all__ = [
     "Users",
     "VectorGroups",
     "__version__",
+    "fix",
 ]
 
 _ELSEWHERE = {
@@ -52,6 +54,7 @@ _ELSEWHERE = {
     "PrivateLoop": "dpbench.callback.loop",
     "UserDataset": "dpbench.data.users",
     "Users": "dpbench.records.users",
+    "fix": "dpbench.models.fixing",
 }
 
 

@@ -104,7 +104,7 @@ def _statistics_problem(module: nn.Module) -> str | None:
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
-            "statistics of a pretrained network, or replace it by torch.nn.GroupNorm"
+            "statistics of a pretrained network, or replace it by torch.nn.GroupNorm, as dpbench.fix(model) does"
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
@@ -118,9 +118,12 @@ def _weight_problem(module: nn.Module) -> str | None:
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         return "is not initialized yet; run one forward pass on random data before training"
     if "SpectralNorm" in hooks or type(module).__name__ == "_SpectralNorm":
-        return "has spectral normalization, whose power iteration couples all weights; remove it or clip the weights"
+        return (
+            "has spectral normalization, whose power iteration couples all weights; remove it (dpbench.fix(model)) or "
+            "clip the weights"
+        )
     if "WeightNorm" in hooks:
-        return "computes its weight from other parameters; remove it (torch.nn.utils.remove_weight_norm)"
+        return "computes its weight from other parameters; remove it (dpbench.fix(model))"
     return None
 
 
@@ -141,7 +144,7 @@ def _trainable_problem(module: nn.Module) -> str | None:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
         return "rescales by the whole lot; leave out max_norm and scale_grad_by_freq"
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
-        return "computes a weight from other parameters; remove the parametrization (torch.nn.utils.parametrize)"
+        return "computes a weight from other parameters; remove the parametrization (dpbench.fix(model))"
     return None
 
 

@@ -1,0 +1,93 @@
+"""Replaces what mixes the records of a lot, or hides a weight from its layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
+_MOST_GROUPS = 32
+"""Of a GroupNorm (Wu and He 2018)."""
+
+
+def fix(model: nn.Module) -> list[str]:
+    """Replace the layers that private training refuses, in place; before an optimizer is made for the model.
+
+    * BatchNorm becomes GroupNorm with its scale and shift, of at most 32 groups (of one group where there may be no
+      further dimensions). That is another function: train it, or go on from weights that were trained with it.
+      BatchNorm in evaluation mode stays: its statistics are constants.
+    * InstanceNorm keeps no running statistics any more.
+    * Weight and spectral normalization and other parametrizations are taken off; the weight stays what it is now.
+
+    Args:
+        model: Trained afterwards.
+
+    Returns:
+        What was done, a line for each layer.
+
+    Raises:
+        ValueError: The model itself is a BatchNorm, so that it cannot be replaced in place.
+
+    >>> fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    ['1 (BatchNorm2d) is GroupNorm(8, 8) now']
+    """
+    if isinstance(model, _BATCH_NORM):
+        raise ValueError("the model is a BatchNorm itself: put it into a module, in which it can be replaced.")
+    done: list[str] = []
+    for name, layer in list(model.named_modules()):
+        kind = type(layer).__name__
+        who = f"{name or 'the model'} ({kind})"
+        if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
+            group_norm = _group_norm(layer)
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, group_norm)
+            done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}) now")
+        elif isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
+            layer.track_running_stats = False
+            layer.running_mean = None
+            layer.running_var = None
+            layer.num_batches_tracked = None
+            done.append(f"{who} keeps no running statistics any more")
+        done += [f"{who} has no {what} any more" for what in _plain_weights(layer)]
+    return done
+
+
+def _group_norm(layer: nn.Module) -> nn.GroupNorm:
+    """A GroupNorm with the scale and shift of a BatchNorm, where it is trained."""
+    channels = int(layer.num_features)  # type: ignore[arg-type]
+    # Of rows without further dimensions a group of one number would be normalized to zero.
+    groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(_MOST_GROUPS, channels)
+    affine = bool(layer.affine)
+    group_norm = nn.GroupNorm(groups, channels, eps=float(layer.eps), affine=affine)  # type: ignore[arg-type]
+    if affine:
+        group_norm.weight = layer.weight  # type: ignore[assignment]
+        group_norm.bias = layer.bias  # type: ignore[assignment]
+    return group_norm
+
+
+def _plain_weights(layer: nn.Module) -> list[str]:
+    """Take off whatever computes the weights of a layer; what it was."""
+    taken = []
+    if parametrize.is_parametrized(layer):
+        for name, parametrizations in list(layer.parametrizations.items()):  # type: ignore[union-attr, operator]
+            kinds = ", ".join(type(one).__name__.strip("_") for one in parametrizations)
+            parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+            taken.append(f"{kinds} of {name}")
+    hooks: dict[str, Callable[[nn.Module, str], nn.Module]] = {
+        "WeightNorm": remove_weight_norm,
+        "SpectralNorm": remove_spectral_norm,
+    }
+    hook: Any
+    for hook in list(layer._forward_pre_hooks.values()):
+        remove = hooks.get(type(hook).__name__)
+        if remove is not None:
+            with torch.no_grad():
+                remove(layer, hook.name)
+            taken.append(f"{type(hook).__name__} of {hook.name}")
+    return taken

@@ -1,0 +1,82 @@
+"""Networks whose layers mix records, after one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.utils.data import TensorDataset
+
+import dpbench
+from dpbench.data.lots import LotLoader
+from dpbench.errors import UnsupportedModuleError
+from dpbench.models.fixing import fix
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from tests.records.test_one_by_one import Module, cross_entropy
+from tests.strategies.worlds import trainer_for
+
+
+def test_a_network_of_torchvision(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=4)
+    with pytest.raises(UnsupportedModuleError, match=r"BatchNorm2d.*dpbench\.fix\(model\)"):
+        PerRecordEngine(model)
+    done = dpbench.fix(model)
+    assert len(done) == 20 and done[0] == "bn1 (BatchNorm2d) is GroupNorm(32, 64) now"
+    assert fix(model) == []
+    strategy = dpbench.DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=str(tmp_path / "l.jsonl"))
+    data = TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 4)
+    trainer_for(tmp_path, strategy, 1).fit(Module(model, cross_entropy), LotLoader.poisson(data, 4))
+    assert strategy.releases == 1
+
+
+def test_scale_shift_and_evaluation_mode_stay() -> None:
+    norm = nn.BatchNorm2d(6)
+    nn.init.normal_(norm.weight)
+    norm.bias.requires_grad_(False)
+    evaluated = nn.BatchNorm2d(6).eval()
+    model = nn.ModuleDict({"a": norm, "b": evaluated, "c": nn.BatchNorm2d(6, affine=False), "d": nn.BatchNorm1d(6)})
+    assert len(fix(model)) == 3
+    assert model["a"].weight is norm.weight and not model["a"].bias.requires_grad
+    assert model["a"].num_groups == 2 and model["d"].num_groups == 1
+    assert model["b"] is evaluated and model["c"].weight is None
+    assert model["d"](torch.randn(3, 6)).abs().sum() > 0
+
+
+def test_running_statistics_are_left_out() -> None:
+    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True, affine=True))
+    assert fix(model) == ["0 (InstanceNorm2d) keeps no running statistics any more"]
+    PerRecordEngine(model)
+    assert model(torch.randn(2, 3, 4, 4)).shape == (2, 3, 4, 4) and "0.running_mean" not in model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize(
+    "norm",
+    [
+        weight_norm,
+        spectral_norm,
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        parametrizations.orthogonal,
+    ],
+)
+def test_weights_are_plain_and_as_they_were(norm: object) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(nn.Linear(4, 4)))  # type: ignore[operator]
+    model.eval()
+    x = torch.randn(3, 4)
+    before = model(x)
+    (line,) = fix(model)
+    assert "of weight any more" in line
+    torch.testing.assert_close(model(x), before)
+    assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
+
+
+def test_a_norm_alone() -> None:
+    with pytest.raises(ValueError, match="a BatchNorm itself"):
+        fix(nn.BatchNorm1d(3))
