@@ -370,3 +370,29 @@ def test_manual_optimization(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one")
     with pytest.raises(ConfigurationError, match="gradients='one_by_one' needs automatic optimization"):
         trainer_for(tmp_path, strategy, 1).fit(Manual(plain(), cross_entropy), loader_of(data()))
+
+
+@pytest.mark.slow
+@pytest.mark.own_key  # other processes take the keys that users get
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("gradients", ["one_by_one", "auto"])
+def test_two_processes_agree_with_one(tmp_path: Path, gradients: str) -> None:
+    """Also where one of them has fewer records, or none, and all have to find the same method."""
+    weights = []
+    for two in (False, True):
+        torch.manual_seed(1)
+        net = Listed()
+        folder = tmp_path / str(two)
+        strategy = DPSGD(
+            noise_multiplier=0.5,
+            delta=1e-3,
+            seed=1,
+            gradients=gradients,
+            ledger=str(folder / "ledger.jsonl"),
+        )
+        options = {"devices": 2, "strategy": "ddp_spawn"} if two else {}
+        trainer = trainer_for(folder, strategy, 8, **options)
+        trainer.fit(Module(net, cross_entropy), loader_of(data(40), 3))
+        weights.append(weights_of(net))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

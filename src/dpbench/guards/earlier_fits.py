@@ -112,8 +112,10 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
             releases = f"{before} records, not {ledger}"
         raise ConfigurationError(
             f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {releases}: "
-            f"make the module anew, with all of its parts, for a new run, or go on in that "
-            f"ledger (the same strategy with ledger={str(before)!r}, or trainer.fit(..., ckpt_path=...))."
+            f"make the module anew, with all of its parts, for a new run, or go on from the checkpoint of the earlier "
+            f"one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). Several fits in one ledger need one "
+            "strategy that was made with ledger=... before the first; stages of one training (unfreezing, another "
+            "learning rate) need one fit, in which a callback makes the change."
         )
     return False
 
