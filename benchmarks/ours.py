@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytorch_lightning as pl
@@ -111,13 +113,14 @@ def loop(
     model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
     x, y = workload.data()
     records = TensorDataset(x.repeat(_LOTS, *[1] * (x.dim() - 1)), y.repeat(_LOTS))
-    folder = TemporaryDirectory()
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     strategy = make(
         noise_multiplier=1.0,
         delta=1e-5,
         seed=1,
         executor=executor,
-        ledger=str(Path(folder.name) / "ledger.jsonl"),
+        ledger=str(Path(folder) / "ledger.jsonl"),
     )
     steps = iter(
         PrivateLoop(
@@ -131,7 +134,6 @@ def loop(
     )
 
     def step() -> object:
-        _ = folder  # until the steps are over
         return next(steps)
 
     return step, model

@@ -202,6 +202,7 @@ class _AlikeGraphs(Graphs):
     """Graphs with the keys of the reference: the noise is the same, and what differs is rounding."""
 
     name = REFERENCE
+    needs_gpu = False
     repeats = 0
 
     def _repeat(self, recording: Any, batch: Any) -> bool:

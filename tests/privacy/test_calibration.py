@@ -186,4 +186,6 @@ def test_out_of_reach() -> None:
 
 def test_where_everything_fits() -> None:
     assert solved(replace(POISSON, sample_rate=None, epsilon=1e6)).sample_rate == 1.0
-    assert solved(replace(POISSON, noise_multiplier=None, epsilon=1e9)).noise_multiplier == 0.01
+    least = solved(replace(POISSON, noise_multiplier=None, epsilon=1e9))
+    assert 1e-4 < least.noise_multiplier < 1e-2
+    assert solved(replace(least, epsilon=None)).epsilon == pytest.approx(1e9, rel=1e-6)

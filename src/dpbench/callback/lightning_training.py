@@ -168,14 +168,19 @@ class LightningTraining(Training):
 
     @contextmanager
     def without_progress(self) -> Iterator[None]:
-        """Within, the module sees of its Trainer only what stays as it is."""
-        module = self.module
-        trainer = module._trainer
-        module._trainer = _StillTrainer(trainer)
+        """Within, the module and its parts see of their Trainer only what stays as it is."""
+        stand_in: Any = _StillTrainer(self.trainer)
+        parts = [part for part in self.module.modules() if isinstance(part, pl.LightningModule)]
+        trainers = [part._trainer for part in parts]
+        for part in parts:
+            part._trainer = stand_in
         try:
             yield
         finally:
-            module._trainer = trainer
+            for part, trainer in zip(parts, trainers, strict=True):
+                part._trainer = trainer
+        if stand_in.asked:  # a step may have swallowed the error
+            raise NotRepeatable(f"training_step asks the trainer for {stand_in.asked[0]}")
 
     def warn(self, text: str) -> None:
         """Show a warning, on the first process."""
@@ -187,25 +192,18 @@ class LightningTraining(Training):
 
 
 _STILL = (
-    "accelerator",
     "accumulate_grad_batches",
-    "datamodule",
     "default_root_dir",
     "global_rank",
     "is_global_zero",
     "local_rank",
-    "log_dir",
-    "logger",
-    "loggers",
+    "log_every_n_steps",
     "max_epochs",
     "max_steps",
     "num_devices",
     "num_nodes",
     "precision",
-    "precision_plugin",
     "sanity_checking",
-    "state",
-    "strategy",
     "testing",
     "training",
     "validating",
@@ -219,15 +217,23 @@ class _StillTrainer:
 
     Args:
         trainer: What it stands for.
+
+    Attributes:
+        asked: Names of what moves that it was asked for.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
-        self._trainer = trainer
+        self.__dict__.update(_trainer=trainer, asked=[])
 
     def __getattr__(self, name: str) -> Any:
         if name not in _STILL:
+            self.asked.append(name)
             raise NotRepeatable(f"training_step asks the trainer for {name}")
         return getattr(self._trainer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.asked.append(name)
+        raise NotRepeatable(f"training_step sets {name} of the trainer")
 
 
 def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:

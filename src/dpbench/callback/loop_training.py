@@ -132,6 +132,10 @@ class LoopTraining(Training):
         for function in self.after_lot:
             function()
 
+    def held(self) -> list[Any]:
+        """What the loss function holds by now."""
+        return held_by(self.module.loss)
+
     def restore_modes(self) -> None:
         """Train in the modes of the beginning, whatever an evaluation has left."""
         for part, mode in self._modes.items():

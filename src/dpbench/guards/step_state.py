@@ -183,7 +183,7 @@ class StepState:
             return entries.values() if len(entries) <= _MOST_ENTRIES else ()
         elif isinstance(x, list | set | deque | tuple):
             return self._keep_container(x)
-        elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not _is_opaque(x)):
+        elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not is_opaque(x)):
             attributes = self._keep_dict(x.__dict__)
             names = [name for name in attributes if not name.endswith(_HOOKS)]
             return [attributes[name] for name in names]
@@ -272,7 +272,7 @@ def _is_same_value(now: object, before: object) -> bool:
     return isinstance(now, float) and now == before
 
 
-def _is_opaque(x: object) -> bool:
+def is_opaque(x: object) -> bool:
     """Whether an object is not looked into: it is code, or that of a library."""
     room = type(x).__module__
     return isinstance(x, _OPAQUE) or f"{room}.".startswith(_OPAQUE_ROOMS)

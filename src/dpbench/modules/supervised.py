@@ -57,6 +57,7 @@ class Supervised(pl.LightningModule):
         if hasattr(model, "generator"):
             raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
         self._monitored, self._sums = monitored, loss_reduction == "sum"
+        self._logs_loss = False
         self.model = model
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._metric = self.objective.partition("/")[2]
@@ -73,28 +74,24 @@ class Supervised(pl.LightningModule):
         """Bring a metric up to date with a batch that is not trained on."""
 
     def _result(self, losses: Tensor, record_metrics: Mapping[str, Callable[[], Tensor]]) -> dict[str, Any]:
-        """What a training step returns.
+        """What a training step returns; the budget does not cover the logged value.
 
         Args:
             losses: Of each record, (R,).
             record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
         """
+        mean = losses.mean()
+        if self._logs_loss and len(losses):
+            self.log("nonprivate/train_loss", mean.detach(), prog_bar=True, batch_size=len(losses))
         return {
-            "loss": losses.sum() if self._sums else losses.mean(),
+            "loss": losses.sum() if self._sums else mean,
             "record_metrics": {"loss": lambda: losses, **record_metrics},
         }
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the mean loss of a lot now and then; the budget does not cover it.
-
-        Here, and not in the step, which then does the same in each lot (`executor=graph` repeats it).
-        """
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Find out here whether the coming lot's loss is logged: `executor=graph` cannot repeat a step that asks."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        rows = len(batch if isinstance(batch, Tensor) else batch[0])
-        if rows and self.trainer.global_step % max(every, 1) == 0:
-            loss = outputs["loss"]
-            mean = loss / rows if self._sums else loss
-            self.log("nonprivate/train_loss", mean, prog_bar=True, batch_size=rows)
+        self._logs_loss = (self.trainer.global_step + 1) % max(every, 1) == 0
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The metric on the monitored data."""

@@ -206,9 +206,13 @@ class Examples:
         self._accumulated = False
         self.engine.expect(self._rows)
 
-    def complete(self) -> None:
-        """Take note that all of the open lot was added to the sums."""
-        self._next_row = self._rows_of_lot
+    def complete(self, rows: int) -> None:
+        """Take note that so many rows of the open lot, all of it, were added to the sums."""
+        if self._released:
+            raise ConfigurationError(SECOND_RELEASE)
+        if self._accumulated:
+            raise ConfigurationError(_SECOND_BACKWARD)
+        self._next_row += rows
         self._accumulated = True
 
     def detach(self) -> None:

@@ -192,8 +192,12 @@ class RepeatableSums(Protocol):
     def rewind(self) -> None:
         """Let the open lot begin again: nothing was accumulated."""
 
-    def complete(self) -> None:
-        """Take note that all of the open lot was added to the sums."""
+    def complete(self, rows: int) -> None:
+        """Take note that so many rows of the open lot, all of it, were added to the sums.
+
+        Raises:
+            ConfigurationError: They were added before.
+        """
 
 
 @runtime_checkable

@@ -122,6 +122,10 @@ class Training(ABC):
         """Within, loggers are given nothing."""
         yield
 
+    def held(self) -> list[Any]:
+        """What the step can read beside its module and its batch."""
+        return []
+
     @contextmanager
     def without_progress(self) -> Iterator[None]:
         """Within, a step that asks its driver for what moves from lot to lot gets a NotRepeatable."""

@@ -5,6 +5,8 @@ of them at once. It holds kernels only: the Python of a step ran when it was rec
 whatever of a step could come out otherwise in the next lot is looked for when it is recorded, and a step that has such
 a thing is carried out eagerly, with a line that says why.
 
+(`repeatability`). Some lots are made eagerly too, and their sums compared: what nobody has looked for shows there.
+
 Noise, ledger and update are as for `executors.Eager`. A recorded lot in which a record is not finite is made once more,
 eagerly: nothing of it was released.
 """
@@ -14,28 +16,38 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from dpbench.guards.step_state import PLAIN, StepState
+from dpbench.data.octaves import is_checked
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource, RepeatableSums
 from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
+from dpbench.session.repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
 
 _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""
 _MOST = 256
 """Recordings; lots of further sizes are carried out eagerly."""
 _LOOKS = 3
-"""Recordings, for one set of plain values, in which Python is looked for: a step is the same for all sizes."""
-_MOST_VALUES = 16
-"""Sets of plain values of a module for which there are recordings."""
+"""Recordings, for one state of a module, in which Python is looked for: a step is the same for all sizes."""
+_MOST_STATES = 16
+"""States of a module (numbers, objects, memory) for which there are recordings."""
+_MOST_SIGHTINGS = 10_000
+_MOST_NODES = 64
+"""Of the graph behind a loss, in which the loss of a repeated lot is looked for."""
 _EAGER = "executor=graph: lots are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
-_ON_CPU = "executor=graph: there is no GPU, so that nothing is recorded; each lot runs as it would be recorded."
+_CLOSE = 1e-3
+"""Largest relative difference of sums that rounding explains."""
+_OTHER_SUMS = (
+    "a repeated lot had other sums than an eager one (they differ by {gap:.2g} of their norm): the step depends on "
+    "something that nobody saw, and lots since the last comparison were made as that was before. They are private all "
+    "the same; with executor=eager the network learns as it should"
+)
 
 
 class _Call(NamedTuple):
@@ -87,15 +99,20 @@ class Graphs:
     """
 
     name = "graph"
+    needs_gpu = True
+    """Tests run without one: then a recording runs its Python again."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, _Recording] = {}
         self._sightings: Counter[Any] = Counter()
-        self._values: Counter[Any] = Counter()
+        self._states: Counter[Any] = Counter()
         self._buffers: dict[Any, Tensor] = {}
         self._training: Training | None = None
         self._is_eager = True
-        self._is_repeated = False
+        self._repeated: _Recording | None = None  # whose sums are those of the open lot
+        self._loss: Tensor | None = None  # that was returned for it
+        self._lot: int | None = None  # for which the step was called
+        self._compared: Tensor | None = None  # sums of a graph, for a lot that is made eagerly, too
         self._pool: Any = None
 
     def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
@@ -104,18 +121,23 @@ class Graphs:
         self._releases = releases
         self._source = source
         self._is_eager = False
-        self._is_repeated = False
+        self._repeated = None
+        self._compared = None
+        self._lot = None
 
     def detach(self) -> None:
         """Let go of it, and of the memory of its graphs."""
         self._recordings.clear()
         self._sightings.clear()
-        self._values.clear()
+        self._states.clear()
         self._buffers.clear()
+        self._repeated = None
+        self._compared = None
+        self._loss = None
         self._training = None
         self._pool = None
         self._is_eager = True
-        for name in ("_releases", "_source", "_total", "_all_finite", "_backward"):
+        for name in ("_releases", "_source", "_total", "_all_finite"):
             self.__dict__.pop(name, None)
 
     def step(self, step: TrainingStep) -> TrainingStep:
@@ -123,24 +145,42 @@ class Graphs:
 
         @functools.wraps(step)
         def repeated(batch: Any, *arguments: Any, **options: Any) -> Any:
-            self._is_repeated = False
+            lot = self._releases.num_releases
+            if lot == self._lot:  # by a hook, say, which looks at a part of the lot
+                return step(batch, *arguments, **options)
+            self._lot = lot
+            self._repeated = None
+            self._compared = None
             recording = self._recording_of(step, batch, arguments, options)
             if recording is None or not self._repeat(recording, batch):
                 return step(batch, *arguments, **options)
-            self._is_repeated = True
+            if is_checked(self._releases.num_releases + 1):
+                self._compared = self._total.clone()
+                self._put_back()
+                output = step(batch, *arguments, **options)
+                self._loss = loss_of(output)
+                return output
+            self._repeated = recording
             return self._result(recording.outcome)
 
         return repeated
 
     def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """Nothing is left of a lot that was repeated."""
+        """Add the sums of a lot that was repeated: once, as a backward pass would."""
         self._backward = backward
 
-        def unless_repeated(loss: Tensor, *arguments: Any, **options: Any) -> None:
-            if not self._is_repeated:
+        def added(loss: Tensor, *arguments: Any, **options: Any) -> None:
+            if self._repeated is None or not _follows(loss, self._loss):
                 backward(loss, *arguments, **options)
+                if self._compared is not None and _follows(loss, self._loss):
+                    self._compare(self._compared)
+                self._compared = None
+                return
+            records = self._repeated.outcome.records
+            self._repeatable.complete(records[0])
+            self._releases.add_sums(self._total, records)
 
-        return unless_repeated
+        return added
 
     def release(self, releases: ReleaseEngine) -> list[Tensor]:
         """As `ReleaseEngine.release`."""
@@ -151,18 +191,27 @@ class Graphs:
     def _repeat(self, recording: _Recording, batch: Any) -> bool:
         """Make the sums of a lot by a recording; False where they do not hold."""
         assert self._training is not None
-        draws = _Draws(self._training.device)
+        self._draws = _Draws(self._training.device)
         leaves, _ = tree_flatten(batch)
         for own, leaf in zip(recording.inputs, leaves, strict=True):
             own.copy_(leaf)
         recording.repeat()
-        if not bool(self._all_finite):
-            draws.put_back()
-            self._rewind()
-            return False
-        self._releases.add_sums(self._total, recording.outcome.records)
-        self._repeatable.complete()
-        return True
+        if bool(self._all_finite):
+            return True
+        self._put_back()
+        return False
+
+    def _put_back(self) -> None:
+        """Have an eager lot draw what the repeated one has drawn."""
+        self._draws.put_back()
+        torch.clear_autocast_cache()
+
+    def _compare(self, repeated: Tensor) -> None:
+        """Compare the sums of an eager lot, which is released as it is, with those of the graph."""
+        eager = self._releases.mechanism.total
+        gap = float((eager - repeated).norm() / eager.norm().clamp(min=1e-12))
+        if gap > _CLOSE:
+            self._go_eager(_OTHER_SUMS.format(gap=gap), is_wrong=True)
 
     def _result(self, outcome: _Outcome) -> Any:
         """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
@@ -171,8 +220,7 @@ class Graphs:
             arguments, options = tree_map(_copy, (call.arguments, call.options))
             getattr(self._training.module, call.method)(*arguments, **options)
         output = tree_map(_copy, outcome.output)
-        loss = loss_of(output)
-        loss.requires_grad_()
+        self._loss = loss_of(output).requires_grad_()
         return output
 
     # ------------------------------------------------------------------------------------- record
@@ -194,28 +242,37 @@ class Graphs:
         if self._is_eager or not self._may_repeat():
             return None
         leaves, structure = tree_flatten(batch)
-        if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            self._go_eager("a batch holds other things than tensors")
-            return None
         assert self._training is not None
+        device = self._training.device
+        if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
+            self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
+            return None
         size = (
             str(structure),
-            tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves),
+            tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves),
+            torch.is_autocast_enabled(device.type),
+            torch.get_autocast_dtype(device.type),
         )
-        values = _plain_values(self._training.module)
-        recording = self._recordings.get((size, values))
+        try:
+            state = fingerprint(self._training)
+        except NotRepeatable as error:
+            self._go_eager(str(error))
+            return None
+        recording = self._recordings.get((size, state))
         if recording is not None:
             return recording
+        if len(self._sightings) > _MOST_SIGHTINGS:
+            self._sightings.clear()
         self._sightings[size] += 1
         if self._sightings[size] < _SIGHTINGS or len(self._recordings) >= _MOST:
             return None
-        self._values[values] += 1
-        if len(self._values) > _MOST_VALUES:
-            self._go_eager("numbers that the module holds move from lot to lot")
+        self._states[state] += 1
+        if len(self._states) > _MOST_STATES:
+            self._go_eager("something that the module holds moves from lot to lot")
             return None
-        draws = _Draws(self._training.device)
+        draws = _Draws(device)
         try:
-            is_known = self._values[values] > _LOOKS
+            is_known = self._states[state] > _LOOKS
             recording = self._record(step, leaves, structure, arguments, options, is_known)
         except NotRepeatable as error:
             self._go_eager(str(error))
@@ -226,13 +283,17 @@ class Graphs:
         finally:
             draws.put_back()
             self._rewind()
-        self._recordings[size, values] = recording
+        self._recordings[size, state] = recording
         return recording
 
     def _may_repeat(self) -> bool:
         """Whether this lot may be repeated; what stands in the way of all lots is said once."""
+        assert self._training is not None
         source = self._source
         releases = self._releases
+        if self.needs_gpu and self._training.device.type != "cuda":
+            self._go_eager("there is no GPU")
+            return False
         if not isinstance(source, RepeatableSums):
             self._go_eager(f"{type(source).__name__} make their sums by Python")
             return False
@@ -245,15 +306,21 @@ class Graphs:
         if releases.observers:
             self._go_eager("records are looked at one by one (diagnostics, an audit)")
             return False
-        return source.is_settled
+        return source.is_settled and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
-    def _go_eager(self, reason: str) -> None:
-        """Carry out all further lots eagerly."""
+    def _go_eager(self, reason: str, is_wrong: bool = False) -> None:
+        """Carry out all further lots eagerly.
+
+        Args:
+            reason: Why.
+            is_wrong: Whether lots were made otherwise than they should have been.
+        """
         assert self._training is not None
         self._is_eager = True
         self._recordings.clear()
         self._buffers.clear()
-        self._training.inform(_EAGER.format(reason=reason))
+        say = self._training.warn if is_wrong else self._training.inform
+        say(_EAGER.format(reason=reason))
 
     def _rewind(self) -> None:
         """Let the open lot begin again."""
@@ -287,24 +354,26 @@ class Graphs:
         if "_total" not in self.__dict__:
             self._total = torch.zeros_like(self._releases.mechanism.total)
             self._all_finite = torch.ones((), dtype=torch.bool, device=device)
-            if device.type != "cuda":
-                self._training.inform(_ON_CPU)
         inputs = [self._input(position, leaf) for position, leaf in enumerate(leaves)]
         for own, leaf in zip(inputs, leaves, strict=True):
             own.copy_(leaf)
-        batch = tree_unflatten(inputs, structure)
-        unread = tuple(_UnreadNumber(x) if isinstance(x, int) else x for x in arguments)
+        unread = [UnreadNumber() if isinstance(x, int) else x for x in arguments]
 
         def compute() -> _Outcome:
+            batch = tree_unflatten([own.detach() for own in inputs], structure)
             return self._sums(step, batch, unread, options)
 
+        def look() -> _Outcome:
+            with _aside(device):
+                return compute()
+
         if not is_known:
-            self._refuse_python(compute)
+            refuse_python(self._training, look)
         elif torch.backends.cudnn.benchmark:
             with _aside(device):  # cuDNN tries its kernels for each size
                 compute()
         if device.type != "cuda":
-            return _recording_without_graph(inputs, compute)
+            return _recording_without_graph(inputs, compute, self._rewind)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -314,15 +383,18 @@ class Graphs:
 
     def _input(self, position: int, leaf: Tensor) -> Tensor:
         """Memory for a tensor of the batch, which recordings of other sizes share."""
-        if not leaf.is_contiguous():
+        if leaf.dim() == 0:
             return torch.empty_like(leaf)
-        key = (position, leaf.shape[1:], leaf.dtype, leaf.device)
+        rows = len(leaf)
+        key = (position, leaf.shape[1:], leaf.stride(), leaf.dtype)
         buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) < len(leaf):
+        if buffer is None or len(buffer) < rows:
             # A recording of a smaller size keeps the memory that it had.
-            buffer = leaf.new_empty(len(leaf) + len(leaf) // 4, *leaf.shape[1:])
+            larger = (rows + rows // 4, *leaf.shape[1:])
+            span = 1 + sum((length - 1) * stride for length, stride in zip(larger, leaf.stride(), strict=True))
+            buffer = leaf.new_empty(span).as_strided(larger, leaf.stride())
             self._buffers[key] = buffer
-        return buffer[: len(leaf)]
+        return buffer[:rows]
 
     def _sums(
         self,
@@ -336,7 +408,9 @@ class Graphs:
         calls: list[_Call] = []
         self._rewind()
         self._all_finite.fill_(True)
-        with _logging_to(calls, self._training), self._releases.sums_apart(self._total, self._all_finite):
+        logging = _logging_to(calls, self._training)
+        apart = self._releases.sums_apart(self._total, self._all_finite)
+        with without_collectives(self._training), logging, apart:
             output = step(batch, *arguments, **options)
             loss = loss_of(output)
             if not isinstance(loss, Tensor):
@@ -347,43 +421,41 @@ class Graphs:
         output, calls = tree_map(_detached, (output, calls))
         return _Outcome(output, calls, records)
 
-    def _refuse_python(self, compute: Callable[[], _Outcome]) -> None:
-        """Run what is to be recorded once, and refuse what only Python can do again.
 
-        Raises:
-            NotRepeatable: Names it.
-        """
-        training = self._training
-        assert training is not None
-        values = _plain_values(training.module)
-        with training.without_progress():
-            state = StepState(training)
-            drawn = state.drawn(on_device=False)
-            try:
-                with _aside(training.device):
-                    compute()
-                if state.changed() or _plain_values(training.module) != values:
-                    raise NotRepeatable(
-                        "training_step leaves something behind in the module (a metric's state, a counter, a list)"
-                    )
-                if state.drawn(on_device=False) != drawn:
-                    raise NotRepeatable("training_step draws random numbers on the host")
-            finally:
-                state.finish()
-
-
-def _recording_without_graph(inputs: list[Tensor], compute: Callable[[], _Outcome]) -> _Recording:
+def _recording_without_graph(
+    inputs: list[Tensor],
+    compute: Callable[[], _Outcome],
+    rewind: Callable[[], None],
+) -> _Recording:
     """A recording that runs its Python again; its outcome is overwritten, as that of a graph is."""
     outcome = compute()
     own, _ = tree_flatten(outcome)
 
     def repeat() -> None:
         leaves, _ = tree_flatten(compute())
+        rewind()  # a graph runs nothing of the source
         for before, now in zip(own, leaves, strict=True):
             if isinstance(before, Tensor):
                 before.copy_(now)
 
     return _Recording(inputs, outcome, repeat)
+
+
+def _follows(loss: Tensor, source: Tensor | None) -> bool:
+    """Whether a loss is that of a step, or a few operations behind it: drivers divide losses, for one."""
+    if source is None or loss is source:
+        return source is not None
+    pending: list[Any] = [loss.grad_fn]
+    for _ in range(_MOST_NODES):
+        if not pending:
+            break
+        node = pending.pop()
+        if node is None:
+            continue
+        if node is source.grad_fn or getattr(node, "variable", None) is source:
+            return True
+        pending += [following for following, _ in node.next_functions]
+    return False
 
 
 def _first_line(error: BaseException) -> str:
@@ -397,14 +469,6 @@ def _detached(x: Any) -> Any:
 
 def _copy(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
-
-
-def _plain_values(module: nn.Module) -> tuple[Any, ...]:
-    """Numbers, flags and words that the parts of a module hold: a recording holds them as they were."""
-    values: list[Any] = []
-    for part in module.modules():
-        values += [value for value in part.__dict__.values() if isinstance(value, PLAIN)]
-    return tuple(values)
 
 
 @contextmanager
@@ -431,8 +495,7 @@ def _logging_to(calls: list[_Call], training: Training) -> Iterator[None]:
 def _aside(device: torch.device) -> Iterator[None]:
     """Within, a GPU works in a stream of its own: libraries make their plans outside of a recording."""
     if device.type != "cuda":
-        with nullcontext():
-            yield
+        yield
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -454,27 +517,3 @@ class _Draws:
         torch.set_rng_state(self._host)
         if self._on_device is not None:
             torch.cuda.set_rng_state(self._on_device, self._device)
-
-
-def _refusal(name: str) -> Callable[..., Any]:
-    def refuse(*arguments: Any) -> Any:
-        raise NotRepeatable("training_step uses the number of the batch")
-
-    refuse.__name__ = name
-    return refuse
-
-
-_USES = (
-    *(
-        f"__{name}__"
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor")
-    ),
-    *(f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")),
-    *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "hash")),
-    *(
-        f"__{name}__"
-        for name in ("bool", "int", "float", "index", "str", "repr", "format", "round", "lshift", "rshift")
-    ),
-)
-_UnreadNumber: Any = type("_UnreadNumber", (int,), {name: _refusal(name) for name in _USES})
-"""The number of a batch, which a step may have and not read: another lot has another one."""
