@@ -107,7 +107,8 @@ class EngineTrial:
                     for gradient in gradients:
                         gradient.squared_norms()
             except Exception as error:
-                return Limit(" ".join(str(error).split()), isinstance(error, UnsupportedModuleError))
+                reason = " ".join(str(error).split())
+                return Limit(reason, is_refused=isinstance(error, UnsupportedModuleError))
             first, again = losses
             # Of a step that is random beyond its seeds nothing can be said.
             if _are_close(first, again) and not _are_close(first, loss.detach()):
@@ -135,8 +136,10 @@ class EngineTrial:
         engine = self._engine
         recording = engine.recording
         records = engine.records
-        stand_ins = {"log": nothing, "log_dict": nothing}
-        there = {name: function for name, function in stand_ins.items() if hasattr(training.module, name)}
+        there = {}
+        for name in ("log", "log_dict"):
+            if hasattr(training.module, name):
+                there[name] = nothing
         silent = replaced_methods(training.module, **there)
         with training.without_loggers(), silent, tf32.refused(training.device.type):
             state = StepState(training)

@@ -81,10 +81,13 @@ class LoneRecordProbe:
 
     def _verdict(self, lot: LotRows, names: Rows) -> None:
         whole = self._whole(lot)
-        alone = [self._runner.run(lot.part(names[position : position + 1])) for position in range(len(names))]
-        runs = [run for run in alone if run is not None]
-        if len(runs) < len(names):
-            return  # its own step says what is wrong
+        runs = []
+        for name in names:
+            alone = lot.part(np.array([name]))
+            run = self._runner.run(alone)
+            if run is None:
+                return  # its own step says what is wrong
+            runs.append(run)
         irregular = self._runner.irregular
         first = _flat(runs[0])
         again = self._runner.run(lot.part(names[:1]), after=True)
@@ -101,7 +104,8 @@ class LoneRecordProbe:
             return
         sums = [_flat(run) for run in runs]
         norms = torch.stack([one.norm() for one in sums])
-        gap = float((_flat(whole) - torch.stack(sums).sum(0)).norm() / norms.sum().clamp(min=1e-12))
+        difference = _flat(whole) - torch.stack(sums).sum(0)
+        gap = float(difference.norm() / norms.sum().clamp(min=1e-12))
         if not gap > self._tolerance:
             return
         if irregular:
@@ -110,7 +114,8 @@ class LoneRecordProbe:
         raise UnsupportedModuleError(_MIXED.format(gap=gap, reduction=self._reduction))
 
     def _gap(self, run: StepRun, before: Tensor) -> float:
-        return float((_flat(run) - before).norm() / before.norm().clamp(min=1e-12))
+        difference = _flat(run) - before
+        return float(difference.norm() / before.norm().clamp(min=1e-12))
 
     def _whole(self, lot: LotRows) -> StepRun | None:
         """The run of all records at once; of a step that draws, with random numbers that follow the rows."""
@@ -140,5 +145,9 @@ class LoneRecordProbe:
 
 def _flat(run: StepRun) -> Tensor:
     """Sum over the rows of a run, all parameters in one, float64."""
-    sums = [gradients.weighted_sum(torch.ones_like(run.norms)).double().flatten() for gradients in run.gradients]
+    ones = torch.ones_like(run.norms)
+    sums = []
+    for gradients in run.gradients:
+        total = gradients.weighted_sum(ones)
+        sums.append(total.double().flatten())
     return torch.cat(sums)

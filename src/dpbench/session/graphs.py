@@ -209,7 +209,8 @@ class Graphs:
     def _compare(self, repeated: Tensor) -> None:
         """Compare the sums of an eager lot, which is released as it is, with those of the graph."""
         eager = self._releases.mechanism.total
-        gap = float((eager - repeated).norm() / eager.norm().clamp(min=1e-12))
+        difference = (eager - repeated).norm()
+        gap = float(difference / eager.norm().clamp(min=1e-12))
         if gap > _CLOSE:
             self._go_eager(_OTHER_SUMS.format(gap=gap), is_wrong=True)
 
@@ -247,9 +248,10 @@ class Graphs:
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
             return None
+        shapes = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
         size = (
             str(structure),
-            tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves),
+            tuple(shapes),
             torch.is_autocast_enabled(device.type),
             torch.get_autocast_dtype(device.type),
         )
@@ -391,8 +393,11 @@ class Graphs:
         if buffer is None or len(buffer) < rows:
             # A recording of a smaller size keeps the memory that it had.
             larger = (rows + rows // 4, *leaf.shape[1:])
-            span = 1 + sum((length - 1) * stride for length, stride in zip(larger, leaf.stride(), strict=True))
-            buffer = leaf.new_empty(span).as_strided(larger, leaf.stride())
+            span = 1
+            for length, stride in zip(larger, leaf.stride(), strict=True):
+                span += (length - 1) * stride
+            memory = leaf.new_empty(span)
+            buffer = memory.as_strided(larger, leaf.stride())
             self._buffers[key] = buffer
         return buffer[:rows]
 

@@ -23,6 +23,7 @@ from dpbench.records.training import NotRepeatable, Training, replaced_methods
 
 _MOST_ENTRIES = 10_000  # of a container that are looked into
 _SMALL = 1 << 16  # bytes of an array or a tensor of the host, whose contents are compared
+_LIBRARIES = ("torch.", "pytorch_lightning.", "lightning.", "builtins")
 _COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -76,11 +77,18 @@ def fingerprint(training: Training) -> tuple[Any, ...]:
 
 def _of_tensor(x: Tensor, device: torch.device) -> list[Any]:
     facts: list[Any] = [x.requires_grad, x.shape]
-    if not x.is_meta and x.layout is torch.strided:
+    has_memory = x.layout is torch.strided and not x.is_meta
+    if has_memory:
         facts.append(x.data_ptr())
-    if x.device != device:  # where Python reads it
-        is_small = x.numel() * x.element_size() <= _SMALL
-        facts.append(x.detach().numpy(force=True).tobytes() if is_small and x.layout is torch.strided else x._version)
+    if x.device == device:
+        return facts
+    # Python may read it.
+    is_small = x.numel() * x.element_size() <= _SMALL
+    if has_memory and is_small:
+        contents = x.detach().numpy(force=True)
+        facts.append(contents.tobytes())
+    else:
+        facts.append(x._version)
     return facts
 
 
@@ -93,12 +101,11 @@ def _of_array(x: np.ndarray[Any, Any]) -> list[Any]:
 
 def _parts(x: Any, facts: list[Any]) -> Iterable[Any]:
     """What an object holds that a step may read."""
-    if isinstance(x, dict):
+    if isinstance(x, dict | list | tuple | deque | set | frozenset):
         facts.append(len(x))
-        return [*x.keys(), *x.values()] if len(x) <= _MOST_ENTRIES else ()
-    if isinstance(x, list | tuple | deque | set | frozenset):
-        facts.append(len(x))
-        return x if len(x) <= _MOST_ENTRIES else ()
+        if len(x) > _MOST_ENTRIES:
+            return ()
+        return [*x.keys(), *x.values()] if isinstance(x, dict) else x
     if isinstance(x, partial):
         return [x.func, x.args, x.keywords]
     if isinstance(x, MethodType):
@@ -110,7 +117,10 @@ def _parts(x: Any, facts: list[Any]) -> Iterable[Any]:
     if isinstance(x, LRScheduler):
         return [x.last_epoch, getattr(x, "_last_lr", None)]
     if isinstance(x, Optimizer):
-        return [value for group in x.param_groups for value in group.values() if isinstance(value, PLAIN)]
+        options: list[Any] = []
+        for group in x.param_groups:
+            options += [value for value in group.values() if isinstance(value, PLAIN)]
+        return options
     if isinstance(x, nn.Module):
         facts.append(id(type(x)))
         return [*x.__dict__.values(), *_of_class(type(x))]
@@ -126,7 +136,9 @@ def _is_ours(x: Any) -> bool:
     """Whether an object is part of what trains; modules of ours are walked like anybody's."""
     if isinstance(x, nn.Module):
         return False
-    rooms = [x.__module__] if isinstance(x, FunctionType) else [base.__module__ for base in type(x).__mro__]
+    rooms = [base.__module__ for base in type(x).__mro__]
+    if isinstance(x, FunctionType):
+        rooms = [x.__module__]
     return any(str(room).startswith("dpbench.") for room in rooms)
 
 
@@ -144,8 +156,11 @@ def _of_class(kind: type) -> list[Any]:
     """Numbers and words that classes of users hold for all of their objects."""
     values = []
     for base in kind.__mro__:
-        if not base.__module__.startswith(("torch.", "pytorch_lightning.", "lightning.", "builtins")):
-            values += [value for value in vars(base).values() if isinstance(value, int | float | str)]
+        if base.__module__.startswith(_LIBRARIES):
+            continue
+        for value in vars(base).values():
+            if isinstance(value, int | float | str):
+                values.append(value)
     return values
 
 
@@ -193,7 +208,11 @@ def without_collectives(training: Training) -> Iterator[None]:
 
         return refuse
 
-    with replaced_methods(dist, **{name: refused(name) for name in _COLLECTIVES if hasattr(dist, name)}):
+    stand_ins = {}
+    for name in _COLLECTIVES:
+        if hasattr(dist, name):
+            stand_ins[name] = refused(name)
+    with replaced_methods(dist, **stand_ins):
         yield
 
 

@@ -45,7 +45,10 @@ from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
 
-_UNKNOWN, _KNOWN, _LIMITED = 0, 1, 2  # verdicts of processes on the engine
+# Verdicts of processes on the engine; the largest one counts.
+_UNKNOWN = 0
+_KNOWN = 1
+_LIMITED = 2
 
 
 class PrivateSession:
@@ -258,7 +261,10 @@ class PrivateSession:
 
     def _trainable_now(self) -> list[int]:
         """What is trainable, and what the optimizer moves, as ids."""
-        trainable = [id(parameter) for parameter in self.part.parameters() if parameter.requires_grad]
+        trainable = []
+        for parameter in self.part.parameters():
+            if parameter.requires_grad:
+                trainable.append(id(parameter))
         moved = [id(parameter) for parameter in parameters_of(self.optimizer)]
         return trainable + moved
 
@@ -312,15 +318,15 @@ class PrivateSession:
         training = self.training
         trial = EngineTrial(training, source.engine)
         rows = count_records(batch)
-        limit = trial.limit(batch, rows) if rows else None
-        is_limited = limit is not None
+        limit = None
+        verdict = _UNKNOWN
+        if rows:
+            limit = trial.limit(batch, rows)
+            verdict = _KNOWN if limit is None else _LIMITED
         if training.world_size > 1:  # all processes, or none
-            verdict = training.largest(_UNKNOWN if not rows else _LIMITED if is_limited else _KNOWN)
-            is_limited = verdict == _LIMITED
-            source.is_chosen = verdict != _UNKNOWN
-        else:
-            source.is_chosen = rows > 0
-        if not is_limited:
+            verdict = training.largest(verdict)
+        source.is_chosen = verdict != _UNKNOWN
+        if verdict != _LIMITED:
             return
         if source.gradients != "auto":
             if limit is not None and not limit.is_refused:  # else the step itself says so
