@@ -7,6 +7,7 @@ be trained record by record.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.physical_batches import select
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
+_OF_RECORDS = re.compile(r" \(off by [^)]*\)")
+"""What an error tells of the records: the training goes on, and this would stay in its log."""
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
@@ -107,7 +110,7 @@ class EngineTrial:
                     for gradient in gradients:
                         gradient.squared_norms()
             except Exception as error:
-                reason = " ".join(str(error).split())
+                reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
                 return Limit(reason, is_refused=isinstance(error, UnsupportedModuleError))
             first, again = losses
             # Of a step that is random beyond its seeds nothing can be said.
