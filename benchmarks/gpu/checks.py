@@ -203,12 +203,6 @@ class _AlikeGraphs(Graphs):
 
     name = REFERENCE
     needs_gpu = False
-    repeats = 0
-
-    def _repeat(self, recording: Any, batch: Any) -> bool:
-        is_repeated = super()._repeat(recording, batch)
-        self.repeats += is_repeated
-        return is_repeated
 
 
 def graphs(device: str, folder: Path) -> str:

@@ -77,6 +77,15 @@ def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
 
 
-def test_a_norm_alone() -> None:
+def test_a_layer_in_two_places() -> None:
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(norm, nn.ReLU(), norm)
+    assert len(fix(model)) == 2
+    assert isinstance(model[0], nn.GroupNorm) and model[0] is model[2]
+
+
+def test_what_cannot_be_fixed() -> None:
     with pytest.raises(ValueError, match="a BatchNorm itself"):
         fix(nn.BatchNorm1d(3))
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, not 'resnet18'"):
+        fix("resnet18")  # type: ignore[arg-type]

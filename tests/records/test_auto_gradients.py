@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,8 +17,18 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records.examples import Examples
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.records.test_one_by_one import NETWORKS, Largest, Module, cross_entropy, data, expected, fit, pairs, plain
-from tests.strategies.worlds import loader_of, trainer_for, weights_of
+from tests.records.test_one_by_one import (
+    NETWORKS,
+    Largest,
+    Module,
+    assert_releases_autograd,
+    cross_entropy,
+    data,
+    fit,
+    pairs,
+    plain,
+)
+from tests.strategies.worlds import loader_of, trainer_for
 
 BOUND = 0.3
 REFUSED = {
@@ -43,14 +54,8 @@ def test_each_network_trains_and_is_right(tmp_path: Path, name: str, monkeypatch
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
     make, step = NETWORKS[name]
     torch.manual_seed(1)
-    net = make()
-    wanted = expected(net, step, data())
-    before = [p.detach().clone() for p in net.parameters()]
     strategy = ClipOnly(max_grad_norm=BOUND)
-    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
-    trainer_for(tmp_path, strategy, 1).fit(Module(net, step), loader)
-    for old, p, update in zip(before, net.parameters(), wanted, strict=True):
-        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    assert_releases_autograd(tmp_path, make(), step, strategy)
     assert used(strategy) == ("engine" if name == "plain" else "one_by_one")
     said = [line for line in lines if "gradients=auto" in line]
     assert len(said) == int(name != "plain") and not any("off by" in line for line in said)
@@ -66,18 +71,16 @@ def test_the_engine_alone_refuses(tmp_path: Path, name: str) -> None:
     assert not path.exists() or not read_ledger(path).releases
 
 
+@pytest.mark.usefixtures("one_key")
 def test_it_is_the_engine_to_the_bit(tmp_path: Path) -> None:
     """Where the engine knows the network: the trial leaves no trace, dropout included."""
     weights = []
     for gradients in ("engine", "auto"):
         torch.manual_seed(1)
         net = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(30, 4))
-        # By an explicit root key: the option is part of the settings.
-        strategy = DPSGD(noise_multiplier=1e-9, delta=1e-3, gradients=gradients, ledger=str(tmp_path / gradients))
-        loader = LotLoader(data(40), Lots(make_sampling("full", 40, 40), None))
-        trainer_for(tmp_path, strategy, 1).fit(Module(net, cross_entropy), loader)
-        weights.append(weights_of(net))
-    assert weights[0].shape == weights[1].shape and used(strategy) == "engine"
+        strategy, released, _ = fit(tmp_path / gradients, net, gradients=gradients)
+        weights.append(released)
+    assert torch.equal(weights[0], weights[1]) and used(strategy) == "engine"
 
 
 class Centred(nn.Module):
@@ -96,16 +99,38 @@ class Centred(nn.Module):
 @pytest.mark.parametrize("positions", [4, 5, 7, 12])
 def test_positions_as_many_as_records(tmp_path: Path, positions: int) -> None:
     torch.manual_seed(1)
-    net = Centred(positions)
-    wanted = expected(net, cross_entropy, data())
-    before = [p.detach().clone() for p in net.parameters()]
-    strategy = ClipOnly(max_grad_norm=BOUND)
-    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
-    trainer_for(tmp_path, strategy, 1).fit(Module(net, cross_entropy), loader)
-    for old, p, update in zip(before, net.parameters(), wanted, strict=True):
-        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    assert_releases_autograd(tmp_path, Centred(positions), cross_entropy, ClipOnly(max_grad_norm=BOUND))
     with pytest.raises(UnsupportedModuleError, match="the engine cannot be used"):
         fit(tmp_path, Centred(positions), gradients="engine")
+
+
+def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:
+    """No record of it has a finite gradient: the engine is tried again on the next one."""
+    lots = iter(range(10**6))
+
+    class Diverging(Module):
+        lot = 0
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.lot = next(lots)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if self.lot < 2 else loss
+
+    class First(pl.Callback):
+        """Before the strategy opens a lot, the module knows which it is."""
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            module.lot = batch_idx
+
+    torch.manual_seed(1)
+    make, step = NETWORKS["lists and dictionaries"]
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
+    trainer = trainer_for(tmp_path, First(), 6, more=[strategy])
+    with pytest.warns(UserWarning, match="no record of a lot has a finite gradient"):
+        trainer.fit(Diverging(make(), step), loader_of(data(40), 10))
+    assert used(strategy) == "one_by_one" and strategy.releases == 6
 
 
 @pytest.mark.parametrize(

@@ -36,16 +36,10 @@ STEPS = 24
 
 
 class Recorder(Graphs):
-    """Graphs with the keys of the reference, so that the noise is the same; counts what it repeats."""
+    """Graphs with the keys of the reference, so that the noise is the same."""
 
     name = REFERENCE
     needs_gpu = False
-    repeats = 0
-
-    def _repeat(self, recording: Any, batch: Any) -> bool:
-        is_repeated = super()._repeat(recording, batch)
-        self.repeats += is_repeated
-        return is_repeated
 
 
 @pytest.fixture

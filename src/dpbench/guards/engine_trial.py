@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -139,12 +140,10 @@ class EngineTrial:
         engine = self._engine
         recording = engine.recording
         records = engine.records
-        there = {}
-        for name in ("log", "log_dict"):
-            if hasattr(training.module, name):
-                there[name] = nothing
-        silent = replaced_methods(training.module, **there)
-        with training.without_loggers(), silent, tf32.refused(training.device.type):
+        silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
+        exact = tf32.refused(training.device.type)
+        with warnings.catch_warnings(), training.without_loggers(), silent, exact:
+            warnings.simplefilter("ignore")  # of a network that the engine changes
             state = StepState(training)
             engine.recording = False
 

@@ -30,7 +30,12 @@ _MIXED = (
     "the gradient of a lot is not the {reduction} of those of its records, each run alone (it is off by {gap:.2g} of "
     "their norms): a layer or the loss mixes records (statistics over the lot, a maximum, pairs, weights or ignored "
     'labels in a mean), and gradients="one_by_one" would train another function. Let each record\'s loss be a function '
-    "of that record alone, and the loss of a lot their {reduction}."
+    "of that record alone, and the loss of a lot their {reduction}; where it is combined otherwise, say so by "
+    "loss_reduction."
+)
+_ONLY_LOTS = (
+    'training_step runs on a lot, and fails on one record of it: gradients="one_by_one" hands on each record alone, as '
+    "a batch of one. (squeeze() without a dimension is a frequent cause.)"
 )
 _KEPT = (
     "a record's gradient depends on records before it, through what training_step keeps (it changes by {gap:.2g} of "
@@ -85,6 +90,8 @@ class LoneRecordProbe:
         for name in names:
             alone = lot.part(np.array([name]))
             run = self._runner.run(alone)
+            if run is None and whole is not None:
+                raise UnsupportedModuleError(_ONLY_LOTS)
             if run is None:
                 return  # its own step says what is wrong
             runs.append(run)

@@ -32,19 +32,24 @@ def fix(model: nn.Module) -> list[str]:
         What was done, a line for each layer.
 
     Raises:
+        TypeError: It is no module.
         ValueError: The model itself is a BatchNorm, so that it cannot be replaced in place.
 
     >>> fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     ['1 (BatchNorm2d) is GroupNorm(8, 8) now']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fix takes a torch.nn.Module, not {model!r}.")
     if isinstance(model, _BATCH_NORM):
         raise ValueError("the model is a BatchNorm itself: put it into a module, in which it can be replaced.")
     done: list[str] = []
-    for name, layer in list(model.named_modules()):
+    replaced: dict[nn.Module, nn.GroupNorm] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
         kind = type(layer).__name__
         who = f"{name or 'the model'} ({kind})"
         if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
-            group_norm = _group_norm(layer)
+            # A layer that stands in two places stays one layer.
+            group_norm = replaced.setdefault(layer, _group_norm(layer))
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, group_norm)
             done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}) now")

@@ -100,7 +100,9 @@ class Graphs:
 
     name = "graph"
     needs_gpu = True
-    """Tests run without one: then a recording runs its Python again."""
+    """Checks run without one: then a recording runs its Python again."""
+    repeats = 0
+    """Lots whose sums a recording made, over all trainings."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, _Recording] = {}
@@ -197,6 +199,7 @@ class Graphs:
             own.copy_(leaf)
         recording.repeat()
         if bool(self._all_finite):
+            self.repeats += 1
             return True
         self._put_back()
         return False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -23,6 +24,8 @@ from dpbench.records.training import NotRepeatable, Training, replaced_methods
 
 _MOST_ENTRIES = 10_000  # of a container that are looked into
 _SMALL = 1 << 16  # bytes of an array or a tensor of the host, whose contents are compared
+_PLAIN_KINDS = frozenset(PLAIN)
+_DICTIONARIES = (dict, OrderedDict)
 _LIBRARIES = ("torch.", "pytorch_lightning.", "lightning.", "builtins")
 _COLLECTIVES = (
     "all_gather",
@@ -42,7 +45,20 @@ _COLLECTIVES = (
 )
 
 
-def fingerprint(training: Training) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a step can read of its module; equal ones are those of equal facts.
+
+    Attributes:
+        facts: In the order in which they are found.
+        objects: That facts name by number: alive, so that no number comes to name another one.
+    """
+
+    facts: tuple[Any, ...]
+    objects: list[Any] = field(compare=False, repr=False)
+
+
+def fingerprint(training: Training) -> Fingerprint:
     """All that a step can read of its module beside the contents of tensors on the device, which a graph reads anew.
 
     Numbers and words at any depth, which object and memory a name stands for, whether a parameter is trained, contents
@@ -53,17 +69,24 @@ def fingerprint(training: Training) -> tuple[Any, ...]:
     """
     seen: set[int] = set()
     facts: list[Any] = []
+    objects: list[Any] = []
     pending: list[Any] = [training.module, *training.held()]
     while pending:
         x = pending.pop()
-        if isinstance(x, PLAIN):
+        kind = type(x)
+        # In each lot of a training: the commonest kinds come first, and most dictionaries of a module are empty.
+        if kind in _PLAIN_KINDS or isinstance(x, PLAIN):
+            facts.append(kind)
             facts.append(x)
-            facts.append(type(x))
+            continue
+        if kind in _DICTIONARIES and not x:
+            facts.append(kind)
             continue
         facts.append(id(x))
         if id(x) in seen:
             continue
         seen.add(id(x))
+        objects.append(x)
         if isinstance(x, Tensor):
             facts += _of_tensor(x, training.device)
         elif isinstance(x, np.ndarray):
@@ -72,7 +95,7 @@ def fingerprint(training: Training) -> tuple[Any, ...]:
             facts.append(x.item())
         else:
             pending += _parts(x, facts)
-    return tuple(facts)
+    return Fingerprint(tuple(facts), objects)
 
 
 def _of_tensor(x: Tensor, device: torch.device) -> list[Any]:

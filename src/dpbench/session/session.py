@@ -45,6 +45,7 @@ from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
 
+_SAID = 5  # changes of what is trained; the ledger has all of them
 # Verdicts of processes on the engine; the largest one counts.
 _UNKNOWN = 0
 _KNOWN = 1
@@ -95,6 +96,7 @@ class PrivateSession:
         self._optimizer: Optimizer | None = None
         self._loader: LotLoader | None = None
         self._trainable: list[int] = []
+        self._changes = 0
         self._horizon = ENDLESS
         self._first_release = 0
         self._uses_lots = False
@@ -297,6 +299,9 @@ class PrivateSession:
             self.loader.lots.source,
         )
         self._trainable = trainable
+        self._changes += 1
+        if self._changes > _SAID:
+            return
         size = sum(trained.sizes)
         training.inform(
             f"from release {releases.num_releases} on {len(trained.names)} tensors of {size:,} numbers are trained "
@@ -322,7 +327,10 @@ class PrivateSession:
         verdict = _UNKNOWN
         if rows:
             limit = trial.limit(batch, rows)
-            verdict = _KNOWN if limit is None else _LIMITED
+            if limit is not None:
+                verdict = _LIMITED
+            elif source.engine.verified:  # not where no record of the lot has a finite gradient
+                verdict = _KNOWN
         if training.world_size > 1:  # all processes, or none
             verdict = training.largest(verdict)
         source.is_chosen = verdict != _UNKNOWN
