@@ -132,7 +132,7 @@ class LoopTraining(Training):
         for function in self.after_lot:
             function()
 
-    def held(self) -> list[Any]:
+    def reachable(self) -> list[Any]:
         """What the loss function holds by now."""
         return held_by(self.module.loss)
 

@@ -30,7 +30,7 @@ _NO_LOSS = (
 _SECOND_BACKWARD = (
     "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
 )
-RECORD_BY_RECORD = "gradients=auto: record by record, since the engine cannot be used: {reason}"
+_RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
 _ON_NOISE = 64  # records of the step that first bounds are found by
 
 
@@ -100,24 +100,33 @@ class Examples:
         assert self.engine is not None
         return TrainableParameters(self.engine.parameters, self.engine.names)
 
-    def use(self, name: str) -> None:
-        """Compute gradients by the method of that name from now on; one that does not know the network gives way.
+    def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
+        """Compute gradients by the method of that name from now on; an engine that refuses the network gives way.
+
+        Args:
+            name: Of the method.
+            reason: Why it takes the place of the engine, which is said in one line; None: it was asked for.
+            slowdown: How much longer a lot takes than one plain step, where that was measured.
 
         Raises:
-            UnsupportedModuleError: None does.
+            UnsupportedModuleError: No method takes the network.
         """
+        may_give_way = self.gradients == "auto" and self._training.automatic_optimization
         try:
             engine = GRADIENTS[name](self._part, self.loss_reduction)
         except UnsupportedModuleError as error:
-            if self.gradients != "auto" or name == "one_by_one" or not self._training.automatic_optimization:
+            if name == "one_by_one" or not may_give_way:
                 raise
-            engine = GRADIENTS["one_by_one"](self._part, self.loss_reduction)
-            self._training.inform(RECORD_BY_RECORD.format(reason=error))
+            self.use("one_by_one", str(error))
+            return
         if self.engine is not None:
             self.engine.close()
         _refuse_in_manual_optimization(self._training, **{f"gradients={name!r}": engine.at_once})
         self.engine = engine
         self._at_once = engine.at_once or self._most_rows
+        if reason is not None:
+            times = "" if slowdown is None else f" (a lot takes about {slowdown:.1f} times as long as one plain step)"
+            self._training.inform(_RECORD_BY_RECORD.format(times=times, reason=reason))
 
     def step(self, own: TrainingStep) -> TrainingStep:
         """The same step on pieces of a lot that is large; in manual optimization the step itself."""

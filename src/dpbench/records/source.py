@@ -168,8 +168,8 @@ class ChosenGradients(Protocol):
     is_chosen: bool
     gradients: str
 
-    def use(self, name: str) -> None:
-        """Compute gradients by the method of that name from now on."""
+    def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
+        """Compute gradients by the method of that name from now on, and say why."""
 
 
 @runtime_checkable

@@ -122,7 +122,7 @@ class Training(ABC):
         """Within, loggers are given nothing."""
         yield
 
-    def held(self) -> list[Any]:
+    def reachable(self) -> list[Any]:
         """What the step can read beside its module and its batch."""
         return []
 

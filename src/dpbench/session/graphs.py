@@ -494,8 +494,8 @@ def _logging_to(calls: list[_Call], training: Training) -> Iterator[None]:
 
     module = training.module
     stand_ins = {"log": log, "log_dict": log_dict, "all_gather": all_gather}
-    there = {name: function for name, function in stand_ins.items() if hasattr(module, name)}
-    with replaced_methods(module, **there):
+    present = {name: function for name, function in stand_ins.items() if hasattr(module, name)}
+    with replaced_methods(module, **present):
         yield
 
 

@@ -70,7 +70,7 @@ def fingerprint(training: Training) -> Fingerprint:
     seen: set[int] = set()
     facts: list[Any] = []
     objects: list[Any] = []
-    pending: list[Any] = [training.module, *training.held()]
+    pending: list[Any] = [training.module, *training.reachable()]
     while pending:
         x = pending.pop()
         kind = type(x)

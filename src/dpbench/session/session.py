@@ -39,7 +39,6 @@ from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
-from dpbench.records.examples import RECORD_BY_RECORD
 from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
@@ -283,13 +282,10 @@ class PrivateSession:
         training = self.training
         for parameter in self.trained.parameters:
             parameter.grad = None
-        self._executor.detach()
         self.source.detach()
         trained = self._trained = self.source.attach(training, self.part, releases)
-        self._executor.attach(training, releases, self.source)
         self.source.begin(self.loader)
-        for guard in self.guards:
-            guard.on_change()
+        self._begin_anew()
         completed = self._horizon.completed_steps + releases.num_releases - self._first_release
         groups = self._first_groups(releases.mechanism.state_dict())
         releases.change_parameters(
@@ -307,6 +303,13 @@ class PrivateSession:
             f"from release {releases.num_releases} on {len(trained.names)} tensors of {size:,} numbers are trained "
             f"(phase {releases.phase} of the ledger)."
         )
+
+    def _begin_anew(self) -> None:
+        """Have executor and guards take note that the source computes otherwise from this lot on."""
+        self._executor.detach()
+        self._executor.attach(self.training, self.releases, self.source)
+        for guard in self.guards:
+            guard.on_change()
 
     def _choose_gradients(self, batch: Any) -> None:
         """Find out, on the first lot with records, whether the engine knows the network.
@@ -341,16 +344,9 @@ class PrivateSession:
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
         slowdown = trial.slowdown(batch, rows) if rows else None
-        self._executor.detach()
-        source.use("one_by_one")
-        self._executor.attach(training, self.releases, source)
-        for guard in self.guards:
-            guard.on_change()
         reason = "another process says so" if limit is None else limit.reason
-        line = RECORD_BY_RECORD.format(reason=reason)
-        if slowdown is not None:
-            line += f" A lot takes about {slowdown:.1f} times as long as in one plain step."
-        training.inform(line)
+        source.use("one_by_one", reason, slowdown)
+        self._begin_anew()
 
     # ------------------------------------------------------------------------------------- one lot
 
