@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_positions_as_many_as_records(tmp_path: Path, positions: int) -> None:
     assert_releases_autograd(tmp_path, Centred(positions), cross_entropy, ClipOnly(max_grad_norm=BOUND))
     with pytest.raises(UnsupportedModuleError, match="the engine cannot be used"):
         fit(tmp_path, Centred(positions), gradients="engine")
+
+
+def test_chance_beyond_the_seeds_is_no_limit(tmp_path: Path) -> None:
+    """Two plain losses may agree by chance, and that of the engine differ: it is the engine's only where it lasts."""
+    draws = itertools.cycle([0.0, 1.0, 1.0])
+
+    def by_chance(net: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(net, batch) * (1 + next(draws))
+
+    with pytest.raises(UnsupportedModuleError, match="the contents of the other records"):  # in words of the engine
+        fit(tmp_path, plain(), gradients="auto", step=by_chance)
 
 
 def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:

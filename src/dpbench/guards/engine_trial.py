@@ -31,6 +31,7 @@ _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
+_REPEATS = 4  # of a loss that the engine seems to change
 _CHANGED = (
     "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
     "output is used otherwise than by adding it to each record's)"
@@ -93,16 +94,13 @@ class EngineTrial:
     def _limit_on(self, lot: Any, size: int) -> Limit | None:
         engine = self._engine
         with self._without_traces() as rewind:
-            losses = []
-            for _ in range(2):
-                try:
-                    loss = self._loss(lot)
-                except Exception:
-                    return None  # its own step says what is wrong
-                if not isinstance(loss, Tensor) or not loss.requires_grad:
-                    return None
-                losses.append(loss.detach())
-                rewind()
+            try:
+                plain = self._loss(lot)
+            except Exception:
+                return None  # its own step says what is wrong
+            if not isinstance(plain, Tensor) or not plain.requires_grad:
+                return None
+            rewind()
             engine.expect(size)
             try:
                 loss = self._loss(lot)
@@ -113,11 +111,24 @@ class EngineTrial:
             except Exception as error:
                 reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
                 return Limit(reason, is_refused=isinstance(error, UnsupportedModuleError))
-            first, again = losses
-            # Of a step that is random beyond its seeds nothing can be said.
-            if _are_close(first, again) and not _are_close(first, loss.detach()):
-                return Limit(_CHANGED, is_refused=False)
-            return None
+            if _are_close(plain, loss) or not self._is_lasting(plain, loss, lot, size, rewind):
+                return None
+            return Limit(_CHANGED, is_refused=False)
+
+    def _is_lasting(self, plain: Tensor, changed: Tensor, lot: Any, size: int, rewind: Callable[[], None]) -> bool:
+        """Whether both losses stay as they are: of a step that is random beyond its seeds nothing can be said."""
+        engine = self._engine
+        for _ in range(_REPEATS):
+            rewind()
+            engine.expect(size)
+            if not _are_close(changed, self._loss(lot)):
+                return False
+            rewind()
+            engine.discard()
+            engine.recording = False
+            if not _are_close(plain, self._loss(lot)):
+                return False
+        return True
 
     def _loss(self, lot: Any) -> Any:
         training = self._training
@@ -162,4 +173,4 @@ class EngineTrial:
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), rtol=_CLOSE, atol=1e-6, equal_nan=True)
+    return torch.allclose(one.detach().double(), other.detach().double(), rtol=_CLOSE, atol=1e-6, equal_nan=True)
