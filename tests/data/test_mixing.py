@@ -146,12 +146,12 @@ def test_the_order_of_records_is_kept_where_it_says_which_microbatch_they_are_in
     dataset: Dataset[Any], collate: Callable[[list[Any]], Any]
 ) -> None:
     one = loader(dataset, collate)
-    one.require_order(True)
+    one.prepare_collation(True)
     with pytest.raises(ConfigurationError, match="into another order.*enforce_sorted=False"):
         lots_of(one)
     for data, healthy in ((PICTURES, plain), (PICTURES, augmented), (Texts(), padded)):
         one = loader(data, healthy)
-        one.require_order(True)
+        one.prepare_collation(True)
         assert len(lots_of(one)) == 3
 
 
@@ -159,7 +159,7 @@ def test_a_collate_fn_that_was_replaced_is_not_checked() -> None:
     one = loader(PICTURES, plain)
     one.collate_fn = mixup
     with pytest.raises(ConfigurationError, match="collate_fn of the LotLoader was replaced"):
-        one.require_order(False)
+        one.prepare_collation(False)
 
 
 def test_lots_are_the_same_with_and_without_the_check() -> None:

@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import without_loss
@@ -42,6 +43,7 @@ class LightningTraining(Training):
         super().__init__(module)
         self.trainer = trainer
         self._methods = ReplacedMethods(module)
+        self._transfers: list[ReplacedMethods] = []
         self._own_step: TrainingStep | None = None
 
     @property
@@ -96,11 +98,22 @@ class LightningTraining(Training):
     def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
         """Replace `training_step` and `backward`; run the functions of the two moments after the module's own hooks."""
         self._own_step = self.module.training_step
+        self._let_lots_pass()
         self._methods.replace("training_step", step)
         self._methods.replace("backward", backward)
         self._follow("on_train_batch_end", self.after_lot)
         if self.automatic_optimization:  # in manual optimization no such hook is called
             self._follow("on_before_zero_grad", self.after_zero_grad)
+
+    def _let_lots_pass(self) -> None:
+        """Have hooks that move a batch see separate records one by one, and cohorts of users not at all."""
+        for owner in (self.module, self.datamodule):
+            if owner is None:
+                continue
+            methods = ReplacedMethods(owner)
+            for name in _TRANSFERS:
+                methods.replace(name, _on_batches(getattr(owner, name)))
+            self._transfers.append(methods)
 
     def _follow(self, name: str, functions: Sequence[Callable[[], None]]) -> None:
         hook = getattr(self.module, name)
@@ -131,6 +144,8 @@ class LightningTraining(Training):
         """Give the module its hooks back."""
         super().restore()
         self._methods.restore()
+        while self._transfers:
+            self._transfers.pop().restore()
         self._own_step = None
 
     def to_device(self, batch: Any) -> Any:
@@ -256,24 +271,16 @@ def _broadcast(strategy: Any, value: Any) -> Any:
 
 
 class LightningLocalBatches:
-    """Moves batches of local steps as Lightning moves those of a loader, and lets cohorts pass.
+    """Moves batches of local steps as Lightning moves those of a loader.
 
     Args:
-        training: Has the device, the precision and perhaps a LightningDataModule. The hooks of module and data module
-            are replaced on these objects alone.
+        training: Has the device, the precision and perhaps a LightningDataModule.
     """
 
     def __init__(self, training: LightningTraining) -> None:
         self._training = training
         owners = [owner for owner in (training.module, training.datamodule) if owner is not None]
         self._hooked = any(is_overridden(name, owner) for name in _TRANSFERS for owner in owners)
-        self._methods: list[ReplacedMethods] = []
-        for owner in owners:
-            methods = ReplacedMethods(owner)
-            for name in _TRANSFERS:
-                if is_overridden(name, owner) and name not in owner.__dict__:
-                    methods.replace(name, _unless_cohort(getattr(owner, name)))
-            self._methods.append(methods)
 
     def on_device(self, batch: Any) -> Any:
         """A batch of examples, where the module is."""
@@ -284,15 +291,14 @@ class LightningLocalBatches:
         batch = training.module._on_before_batch_transfer(batch)
         return training.to_device(batch)
 
-    def close(self) -> None:
-        """Give the hooks back."""
-        for methods in self._methods:
-            methods.restore()
 
+def _on_batches(hook: Any) -> Any:
+    """A hook of a batch, for lots of other kinds."""
 
-def _unless_cohort(hook: Any) -> Any:
     @functools.wraps(hook)
     def wrapped(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch, SeparateRecords):
+            return batch.mapped(lambda one: hook(one, *args, **kwargs))
         return batch if isinstance(batch, Cohort) else hook(batch, *args, **kwargs)
 
     return wrapped

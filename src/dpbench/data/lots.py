@@ -388,8 +388,12 @@ class LotLoader(DataLoader[Any]):
         private = self.before_lot is not None
         self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if private else None)
 
-    def require_order(self, ordered: bool) -> None:
-        """Have a `collate_fn` refused that sorts, where the places of rows say what record they belong to.
+    def prepare_collation(self, ordered: bool, may_separate: bool = False) -> None:
+        """Say what becomes of batches.
+
+        Args:
+            ordered: Whether a `collate_fn` that sorts is refused: the places of rows say what record they belong to.
+            may_separate: Whether records that make no rows of one batch may be handed out as `SeparateRecords`.
 
         Raises:
             ConfigurationError: The `collate_fn` is not the one that is checked.
@@ -400,6 +404,7 @@ class LotLoader(DataLoader[Any]):
                 "when the loader is made, LotLoader(..., collate_fn=...)."
             )
         self.collate_fn.ordered = ordered
+        self.collate_fn.may_separate = may_separate
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the sequence of lots; Lightning puts it into checkpoints."""

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.method import GradientMethod
+from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
@@ -35,6 +36,12 @@ _REPEATS = 4  # of a loss that the engine seems to change
 _CHANGED = (
     "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
     "output is used otherwise than by adding it to each record's)"
+)
+
+_SEPARATE = (
+    "the records of a lot make no rows of one batch (graphs, lists, constants beside the records, other numbers of "
+    "rows), and each was collated alone. A collate_fn that makes one row of each record lets it be used, or "
+    "LotLoader(..., record_of_row=...) for several"
 )
 
 
@@ -62,14 +69,16 @@ class EngineTrial:
         self._training = training
         self._engine = engine
 
-    def limit(self, batch: Any, rows: int) -> Limit | None:
-        """Why the engine cannot be used; None: it can, or the step itself is wrong.
+    def limit(self, batch: Any) -> Limit | None:
+        """Why the engine cannot be used; None: it can, or the step itself is wrong, or there are no records.
 
         Args:
             batch: Of a lot, on the device.
-            rows: Number of its rows, from 1 on.
         """
-        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
+        if isinstance(batch, SeparateRecords):
+            return Limit(_SEPARATE, is_refused=True)
+        rows = count_records(batch)
+        if not rows:
             return None
         limits = []
         for size in _SIZES:
@@ -82,8 +91,11 @@ class EngineTrial:
                 return limit
         return limits[0] if limits else None
 
-    def slowdown(self, batch: Any, rows: int) -> float | None:
+    def slowdown(self, batch: Any) -> float | None:
         """How much longer a lot takes record by record than in one plain step; None: it cannot be measured."""
+        rows = count_records(batch)
+        if not rows or isinstance(batch, SeparateRecords):
+            return None
         with self._without_traces(), suppress(Exception):
             whole = self._seconds(batch)
             one = select(batch, rows, np.arange(1))

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from dpbench.data.octaves import next_checked
+from dpbench.data.separate_records import MOST_TOGETHER, SeparateRecords
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.altered_lots import LotRows, Rows
+from dpbench.guards.altered_lots import AlteredLot, LotRows, Rows
 from dpbench.guards.step_runs import StepRun, StepRunner
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.source import Lot
 from dpbench.records.training import Training
 
-_MOST_RECORDS = 8
 _TOLERANCE = 1e-3  # of the sum of the norms
 _TOLERANCE_OF_MIXED = 5e-2
 _MIXED = (
@@ -78,14 +78,17 @@ class LoneRecordProbe:
             return
         self._next = next_checked(lot.release + 1) - 1
         record_of = np.arange(rows) if lot.record_of is None else lot.record_of
-        names = np.unique(record_of)[:_MOST_RECORDS]
+        names = np.unique(record_of)[:MOST_TOGETHER]
         piece = np.flatnonzero(np.isin(record_of, names))
         probed = LotRows(batch, rows, piece, record_of[piece], lot.row_index)
+        together = probed.whole()
+        if isinstance(batch, SeparateRecords):
+            together = AlteredLot(batch.together, together.places)
         with self._runner.session(step, lot.recipe, len(piece)):
-            self._verdict(probed, names)
+            self._verdict(probed, names, together)
 
-    def _verdict(self, lot: LotRows, names: Rows) -> None:
-        whole = self._whole(lot)
+    def _verdict(self, lot: LotRows, names: Rows, together: AlteredLot) -> None:
+        whole = self._whole(together)
         runs = []
         for name in names:
             alone = lot.part(np.array([name]))
@@ -107,7 +110,8 @@ class LoneRecordProbe:
             if gap > self._tolerance:
                 raise UnsupportedModuleError(_KEPT.format(gap=gap))
         if whole is None:
-            self._unsure("the step does not run on a lot of several records")
+            if len(names) > 1:
+                self._unsure("the step does not run on a lot of several records, or they cannot be collated together")
             return
         sums = [_flat(run) for run in runs]
         norms = torch.stack([one.norm() for one in sums])
@@ -124,13 +128,15 @@ class LoneRecordProbe:
         difference = _flat(run) - before
         return float(difference.norm() / before.norm().clamp(min=1e-12))
 
-    def _whole(self, lot: LotRows) -> StepRun | None:
+    def _whole(self, together: AlteredLot) -> StepRun | None:
         """The run of all records at once; of a step that draws, with random numbers that follow the rows."""
-        whole = self._runner.run(lot.whole(), whole=True)
+        if together.batch is None:
+            return None
+        whole = self._runner.run(together, whole=True)
         if whole is None or self._runner.follows or not self._runner.has_drawn():
             return whole
         self._runner.follows = True
-        return self._runner.run(lot.whole(), whole=True)
+        return self._runner.run(together, whole=True)
 
     @property
     def _tolerance(self) -> float:

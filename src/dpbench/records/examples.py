@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
@@ -17,8 +19,9 @@ from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, Gradient
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
+from dpbench.records.local_logs import LocalLogs
 from dpbench.records.noise_step import noise_batch
-from dpbench.records.physical_batches import cut
+from dpbench.records.physical_batches import cut, for_step
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
 from dpbench.records.training import Training, TrainingStep, loss_of
@@ -82,6 +85,7 @@ class Examples:
         self._verified = False
         self._accumulated = False
         self._released = False
+        self._is_separate = False
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
@@ -94,6 +98,7 @@ class Examples:
         self._training = training
         self._releases = releases
         self._verified = False
+        self._logs = LocalLogs(training.module)
         self._part = part
         self.use("engine" if self.gradients == "auto" else self.gradients)
         self.is_chosen = not training.automatic_optimization
@@ -141,9 +146,17 @@ class Examples:
         refuse_users(loader.dataset)
         self._loader = loader
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
-        loader.require_order(loader.lots.microbatches > 0)
+        loader.prepare_collation(
+            ordered=loader.lots.microbatches > 0,
+            may_separate=self._may_separate(loader),
+        )
         self.engine.recording = False  # until a lot is opened
         self._rows = 0
+
+    def _may_separate(self, loader: LotLoader) -> bool:
+        """Whether records that make no rows of one batch may come alone: a record is one item of the data set."""
+        is_one_item = self._microbatch_size == 1 and loader.record_of_row is None
+        return is_one_item and self.gradients != "engine" and self._training.automatic_optimization
 
     def on_noise(self, generator: torch.Generator) -> Piece:
         """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
@@ -166,6 +179,7 @@ class Examples:
         """Find the rows of each record, and let the engine record their forward passes."""
         assert self.engine is not None and self._loader is not None
         self._rows = count_records(batch)
+        self._is_separate = isinstance(batch, SeparateRecords)
         self._record_of_row = rows_of_lot(
             self._loader,
             self._releases.num_releases,
@@ -205,7 +219,7 @@ class Examples:
     @property
     def is_settled(self) -> bool:
         """Whether the engine was compared with autograd, and the lot has records."""
-        return self._verified and self._rows_of_lot > 0
+        return self._verified and self._rows_of_lot > 0 and not self._is_separate
 
     def rewind(self) -> None:
         """Let the open lot begin again: nothing was accumulated."""
@@ -250,28 +264,34 @@ class Examples:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.
 
         An empty lot asks nothing of the model, which need not be able to handle it; its release is noise. (Among
-        several processes it does: logging may wait for all of them.)
+        several processes it does: logging may wait for all of them. Records that are run one by one log together.)
         """
 
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._rows and self._training.world_size == 1:
-                return torch.zeros((), device=self._training.device, requires_grad=True)
-            *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, self._training)
-            for piece in pieces:
-                output = self._one_piece(training_step, piece, *args, **kwargs)
-                loss = loss_of(output)
-                if loss is None:
-                    raise ConfigurationError(_NO_LOSS)
-                self._accumulate(loss)
-            return self._one_piece(training_step, last, *args, **kwargs)
+            assert self.engine is not None
+            one_by_one = self.engine.at_once is not None
+            logs = self._logs.collected(self._releases.processes) if one_by_one else nullcontext()
+            waits = self._training.world_size > 1 and not one_by_one
+            with logs:
+                if not self._rows and not waits:
+                    return torch.zeros((), device=self._training.device, requires_grad=True)
+                training = self._training if waits else None
+                *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training)
+                for piece in pieces:
+                    output = self._one_piece(training_step, piece, *args, **kwargs)
+                    loss = loss_of(output)
+                    if loss is None:
+                        raise ConfigurationError(_NO_LOSS)
+                    self._accumulate(loss)
+                return self._one_piece(training_step, last, *args, **kwargs)
 
         return step
 
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
         self._rows = self.engine.records = count_records(piece)
-        output = training_step(piece, *args, **kwargs)
+        output = training_step(for_step(piece), *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output
 

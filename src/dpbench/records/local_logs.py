@@ -1,4 +1,4 @@
-"""What a module logs in local training: hundreds of steps, of which a round shows the mean."""
+"""What a module logs in the steps of one lot, of single users or records: a lot shows the mean."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Logged(NamedTuple):
 
 
 class LocalLogs:
-    """Collects what `log` and `log_dict` are given in the local steps of a round, and logs their means once.
+    """Collects what `log` and `log_dict` are given in the steps of a lot, and logs their means once.
 
     Args:
         module: Its two methods are replaced in between.
@@ -53,7 +53,7 @@ class LocalLogs:
             self._share_metrics(processes)
         for name, (total, steps, options) in self._values.items():
             options["batch_size"] = max(steps, 1)
-            # Not over the processes: those without a user in this round would not take part.
+            # Not over the processes: those without a user or record in this lot would not take part.
             options["sync_dist"] = False
             mean = total / steps if steps else total
             self._module.log(name, mean, **options)
@@ -61,7 +61,8 @@ class LocalLogs:
     def _share_metrics(self, processes: Processes) -> None:
         """Log the metrics of rank 0 here too: computing one waits for all processes, also for those without a user.
 
-        Rank 0 trains the largest user of every cohort, so that it logs whenever a process does.
+        Rank 0 trains the largest user of every cohort, and the first record of every lot, so that it logs whenever a
+        process does.
         """
         attributes = {id(metric): attribute for attribute, metric in self._module.named_modules()}
         metrics = {

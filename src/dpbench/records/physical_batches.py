@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.records.training import Training
 
 
@@ -45,13 +47,21 @@ def cut(
     records: int,
     size: int | None,
     microbatch_of: NDArray[np.int64] | None,
-    training: Training,
+    training: Training | None,
 ) -> list[Any]:
-    """Split a batch as `cuts` says, into as many pieces on each process; some may be empty."""
+    """Split a batch as `cuts` says.
+
+    Args:
+        batch: Of a lot, or its share of a process.
+        records: Its rows.
+        size: Most rows of a piece; None: any number.
+        microbatch_of: As for `cuts`.
+        training: Whose processes take as many pieces each, some of them empty; None: no process waits for another.
+    """
     if size is None:
         return [batch]
     ends = [0, *cuts(records, size, microbatch_of)]
-    if training.world_size > 1:  # logging in training_step may wait for the other processes
+    if training is not None and training.world_size > 1:
         missing = training.largest(len(ends)) - len(ends)
         ends += [records] * missing
     pieces = [slice(start, end) for start, end in pairwise(ends)]
@@ -62,10 +72,14 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
     """Some rows of a batch: of its tensors, and of its lists with an entry for each row, such as texts.
 
     Args:
-        batch: Tensors and lists in lists, tuples and dictionaries.
+        batch: Tensors and lists in lists, tuples and dictionaries; or separate records.
         records: Number of its rows.
         index: Which; positions give copies, which know nothing of the batch's graph.
     """
+    if isinstance(batch, SeparateRecords):
+        if isinstance(index, slice):
+            return SeparateRecords(batch[index])
+        return SeparateRecords(copy.deepcopy(batch[row]) for row in index)
 
     def is_list_of_rows(x: Any) -> bool:
         if not isinstance(x, list | tuple) or len(x) != records:
@@ -82,6 +96,14 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
         return type(x)([x[row] for row in index])
 
     return tree_map(selected, batch, is_leaf=is_list_of_rows)
+
+
+def for_step(piece: Any) -> Any:
+    """What the training step is called with: of one separate record its batch."""
+    if not isinstance(piece, SeparateRecords):
+        return piece
+    (batch,) = piece
+    return batch
 
 
 def _rows(x: Tensor, index: slice | NDArray[np.int64]) -> Tensor:

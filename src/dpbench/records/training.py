@@ -29,9 +29,6 @@ class LocalBatches(Protocol):
     def on_device(self, batch: Any) -> Any:
         """A batch of examples, where the module is."""
 
-    def close(self) -> None:
-        """Give everything back that was replaced for it."""
-
 
 class Training(ABC):
     """What is trained, by what, where. A Lightning Trainer (`callback.lightning_training`) or a loop drives it.

@@ -82,7 +82,6 @@ class Users:
             raise ConfigurationError(f"local must be a LocalTraining, as in {_AS_IN}, not {local!r}.")
         self.local = local
         self.memory: Memory | None = None
-        self._attached = False
         self._dataset: UserDataset | None = None
         self._warned = False
         self._diverged = 0
@@ -103,7 +102,6 @@ class Users:
         """Find the parameters that local training moves."""
         self._training = training
         self._releases = releases
-        self._attached = True
         self._batches = training.local_batches()
         trainable = {name: p for name, p in part.named_parameters() if p.requires_grad}
         if not trainable:
@@ -177,9 +175,6 @@ class Users:
 
     def detach(self) -> None:
         """Let go of the module."""
-        if self._attached:
-            self._batches.close()
-            self._attached = False
         if self._dataset is not None:
             self._lots.work = None
             self._dataset = None

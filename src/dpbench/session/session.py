@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.guards.guard import Guard
@@ -38,12 +39,15 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records.count import count_records
 from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
 
+_SEPARATE_BY_NOW = (
+    "the records of this lot make no rows of one batch, as those of the lots before did. Say gradients='one_by_one': "
+    "several processes cannot change over to it in mid-run."
+)
 _SAID = 5  # changes of what is trained; the ledger has all of them
 # Verdicts of processes on the engine; the largest one counts.
 _UNKNOWN = 0
@@ -318,22 +322,24 @@ class PrivateSession:
             UnsupportedModuleError: It would change what the network computes, and nothing else may be used.
         """
         source = self.source
-        if not isinstance(source, ChosenGradients) or source.is_chosen or source.engine is None:
+        if not isinstance(source, ChosenGradients) or source.engine is None:
             return
         if source.engine.at_once is not None:
             source.is_chosen = True
             return
         training = self.training
+        if source.is_chosen:
+            if not isinstance(batch, SeparateRecords):
+                return
+            if training.world_size > 1:
+                raise ConfigurationError(_SEPARATE_BY_NOW)
         trial = EngineTrial(training, source.engine)
-        rows = count_records(batch)
-        limit = None
+        limit = trial.limit(batch)
         verdict = _UNKNOWN
-        if rows:
-            limit = trial.limit(batch, rows)
-            if limit is not None:
-                verdict = _LIMITED
-            elif source.engine.verified:  # not where no record of the lot has a finite gradient
-                verdict = _KNOWN
+        if limit is not None:
+            verdict = _LIMITED
+        elif source.engine.verified:  # not where no record of the lot has a finite gradient
+            verdict = _KNOWN
         if training.world_size > 1:  # all processes, or none
             verdict = training.largest(verdict)
         source.is_chosen = verdict != _UNKNOWN
@@ -343,9 +349,8 @@ class PrivateSession:
             if limit is not None and not limit.is_refused:  # else the step itself says so
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
-        slowdown = trial.slowdown(batch, rows) if rows else None
         reason = "another process says so" if limit is None else limit.reason
-        source.use("one_by_one", reason, slowdown)
+        source.use("one_by_one", reason, trial.slowdown(batch))
         self._begin_anew()
 
     # ------------------------------------------------------------------------------------- one lot
