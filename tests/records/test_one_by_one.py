@@ -382,13 +382,100 @@ def test_what_mixes_records_is_refused(tmp_path: Path, net: Any, step: Any, mess
     assert not path.exists() or not read_ledger(path).releases
 
 
-def test_manual_optimization(tmp_path: Path) -> None:
+class Critic(pl.LightningModule):
+    """A Wasserstein GAN with gradient penalty: the critic is private, and the generator learns from what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.private_module = "critic"
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.generator = nn.Linear(3, 6)
+
+    def critic_loss(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            fake = self.generator(torch.full((len(x), 3), 0.5, dtype=x.dtype))
+        middle = (0.3 * x + 0.7 * fake).requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.critic(middle).sum(), middle, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        return self.critic(fake).mean() - self.critic(x).mean() + 10 * penalty
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        of_critic, of_generator = self.optimizers()
+        self.toggle_optimizer(of_critic)
+        loss = self.critic_loss(batch[0])
+        self.log("critic", loss, batch_size=max(1, len(batch[0])))
+        of_critic.zero_grad()
+        self.manual_backward(loss)
+        of_critic.step()
+        self.untoggle_optimizer(of_critic)
+        self.toggle_optimizer(of_generator)
+        made = self.generator(torch.full((4, 3), 0.5))
+        of_generator.zero_grad()
+        self.manual_backward(-self.critic(made).mean())
+        of_generator.step()
+        self.untoggle_optimizer(of_generator)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.critic, self.generator)]
+
+
+@pytest.mark.parametrize("gradients", ["one_by_one", "auto"])
+def test_a_gradient_penalty_in_manual_optimization(tmp_path: Path, gradients: str) -> None:
+    x = data().tensors[0].flatten(1)[:, :6].contiguous()
+    torch.manual_seed(1)
+    module = Critic()
+    exact = copy.deepcopy(module).double()
+    total = [torch.zeros_like(p) for p in exact.critic.parameters()]
+    for one in x.double():
+        gradient = torch.autograd.grad(exact.critic_loss(one[None]), list(exact.critic.parameters()))
+        norm = torch.stack([part.square().sum() for part in gradient]).sum().sqrt()
+        for part, own in zip(total, gradient, strict=True):
+            part += own * min(1.0, BOUND / float(norm))
+    before = [p.detach().clone() for p in module.critic.parameters()]
+    of_generator = [p.detach().clone() for p in module.generator.parameters()]
+    loader = LotLoader(TensorDataset(x), Lots(make_sampling("full", 12, 12), None))
+    trainer = trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND, gradients=gradients), 2)
+    trainer.fit(module, loader)
+    for old, p, part in zip(before, module.critic.parameters(), total, strict=True):
+        torch.testing.assert_close((old - p).double(), part / 12, rtol=1e-4, atol=1e-6)
+    moved = [not torch.equal(old, p) for old, p in zip(of_generator, module.generator.parameters(), strict=True)]
+    assert all(moved) and all(p.requires_grad for p in module.parameters())
+    loss = exact.critic_loss(x.double()).detach().float()
+    torch.testing.assert_close(trainer.logged_metrics["critic"], loss, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("one_key")
+def test_manual_optimization_is_the_same(tmp_path: Path) -> None:
+    """The releases of the engine, also with lots that are empty; twice backward is refused."""
+
     class Manual(Module):
         automatic_optimization = False
+        times = 1
 
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            for _ in range(self.times):
+                self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    weights = []
+    for gradients in ("engine", "one_by_one", "auto"):
+        torch.manual_seed(1)
+        net = plain()
+        ledger = tmp_path / gradients / "ledger.jsonl"
+        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, gradients=gradients, ledger=str(ledger))
+        trainer_for(tmp_path / gradients, strategy, 12).fit(Manual(net, cross_entropy), loader_of(data(40), 2))
+        assert strategy.releases == 12
+        weights.append(weights_of(net))
+    assert torch.equal(weights[0], weights[2])
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)
+    twice = Manual(plain(), cross_entropy)
+    twice.times = 2
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one")
-    with pytest.raises(ConfigurationError, match="gradients='one_by_one' needs automatic optimization"):
-        trainer_for(tmp_path, strategy, 1).fit(Manual(plain(), cross_entropy), loader_of(data()))
+    with pytest.raises(ConfigurationError, match="backward was called twice for one lot"):
+        trainer_for(tmp_path / "twice", strategy, 2).fit(twice, loader_of(data(40), 6))
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
+from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
 _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
@@ -61,7 +62,7 @@ class EngineTrial:
     """Runs the step with and without the engine. It changes nothing of a training.
 
     Args:
-        training: Its step is tried, in automatic optimization.
+        training: Its step is tried.
         engine: Attached to the module or its private part.
     """
 
@@ -144,8 +145,8 @@ class EngineTrial:
 
     def _loss(self, lot: Any) -> Any:
         training = self._training
-        with training.autocast(), torch.enable_grad():
-            return loss_of(training.own_step(lot, *training.index_of_step()))
+        with training.autocast(), torch.enable_grad(), stopped(training):
+            return loss_of(output_of(training.own_step, lot, *training.index_of_step()))
 
     def _seconds(self, lot: Any) -> float:
         start = time.perf_counter()

@@ -22,6 +22,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.records.stopped_step import output_of, stop
 from dpbench.records.training import Training, loss_of, nothing
 
 _SMALLEST_METRIC = 1e-2  # metrics below it count as it, over their bound
@@ -129,13 +130,6 @@ class ComparedRows:
         return Gap(size, subject)
 
 
-class _Reached(BaseException):
-    """The step has come to its backward pass."""
-
-    def __init__(self, loss: Tensor) -> None:
-        self.output = loss
-
-
 class StepRunner:
     """Runs a training step without training: afterwards everything is as it was.
 
@@ -238,13 +232,13 @@ class StepRunner:
         stand_ins = {
             "log": nothing,
             "log_dict": nothing,
-            "manual_backward": _stop,
+            "manual_backward": stop,
         }
         if self._training.world_size > 1:
             stand_ins["all_gather"] = self._gathered
         self._training.module.__dict__.update(stand_ins)  # `StepState` takes them out again
         with self._repeatable(device, quiet):
-            output = _output(self._step, batch)
+            output = output_of(self._step, batch)
             loss = loss_of(output)
             if loss is None:
                 return None
@@ -289,15 +283,3 @@ class StepRunner:
             return x.expand(world_size, *x.shape)
 
         return tree_map(gathered, data)
-
-
-def _output(step: Callable[[Any], Any], batch: Any) -> Any:
-    try:
-        return step(batch)
-    except _Reached as reached:
-        return reached.output
-
-
-def _stop(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Stand in for `manual_backward`: the loss is all that a probe wants."""
-    raise _Reached(loss)

@@ -24,7 +24,8 @@ from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import cut, for_step
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
-from dpbench.records.training import Training, TrainingStep, loss_of
+from dpbench.records.stopped_step import output_of, stopped
+from dpbench.records.training import Training, TrainingStep, loss_of, nothing, replaced_methods
 
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
@@ -86,6 +87,7 @@ class Examples:
         self._accumulated = False
         self._released = False
         self._is_separate = False
+        self._is_summed = False
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
@@ -101,7 +103,7 @@ class Examples:
         self._logs = LocalLogs(training.module)
         self._part = part
         self.use("engine" if self.gradients == "auto" else self.gradients)
-        self.is_chosen = not training.automatic_optimization
+        self.is_chosen = False
         assert self.engine is not None
         return TrainableParameters(self.engine.parameters, self.engine.names)
 
@@ -116,17 +118,15 @@ class Examples:
         Raises:
             UnsupportedModuleError: No method takes the network.
         """
-        may_give_way = self.gradients == "auto" and self._training.automatic_optimization
         try:
             engine = GRADIENTS[name](self._part, self.loss_reduction)
         except UnsupportedModuleError as error:
-            if name == "one_by_one" or not may_give_way:
+            if name == "one_by_one" or self.gradients != "auto":
                 raise
             self.use("one_by_one", str(error))
             return
         if self.engine is not None:
             self.engine.close()
-        _refuse_in_manual_optimization(self._training, **{f"gradients={name!r}": engine.at_once})
         self.engine = engine
         self._at_once = engine.at_once or self._most_rows
         if reason is not None:
@@ -134,11 +134,12 @@ class Examples:
             self._training.inform(_RECORD_BY_RECORD.format(times=times, reason=reason))
 
     def step(self, own: TrainingStep) -> TrainingStep:
-        """The same step on pieces of a lot that is large; in manual optimization the step itself."""
-        if not self._training.automatic_optimization:
-            return own
-        in_pieces: TrainingStep = self._in_pieces(own)
-        return in_pieces
+        """The same step on pieces of a lot that is large; in manual optimization the step itself, after them."""
+        if self._training.automatic_optimization:
+            in_pieces: TrainingStep = self._in_pieces(own)
+            return in_pieces
+        after_records: TrainingStep = self._after_records(own)
+        return after_records
 
     def begin(self, loader: LotLoader) -> None:
         """Have microbatches drawn where they are the records."""
@@ -191,6 +192,7 @@ class Examples:
         self._next_row = 0
         self._values = {}
         self._accumulated = False
+        self._is_summed = False
         self._released = False
         self.engine.expect(self._rows)
 
@@ -288,6 +290,28 @@ class Examples:
 
         return step
 
+    def _after_records(self, training_step: Any) -> Any:
+        """In manual optimization: each record alone up to its backward pass; then the step of the lot goes on.
+
+        The first backward pass of that step has nothing left to do, and the release follows it.
+        """
+
+        @functools.wraps(training_step)
+        def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            assert self.engine is not None
+            if self.engine.at_once is not None and self._rows:
+                module = self._training.module
+                for piece in cut(batch, self._rows, self._at_once, self._record_of_row, None):
+                    with replaced_methods(module, log=nothing, log_dict=nothing), stopped(self._training):
+                        loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
+                        if loss is None:
+                            raise ConfigurationError(_NO_LOSS)
+                        self._accumulate(loss)
+                self._is_summed = True
+            return training_step(batch, *args, **kwargs)
+
+        return step
+
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
         self._rows = self.engine.records = count_records(piece)
@@ -299,7 +323,10 @@ class Examples:
         """Per-record gradients instead of their sum."""
         if self._released:
             raise ConfigurationError(SECOND_RELEASE)
-        if self._accumulated and self._at_once is None:
+        if self._is_summed:
+            self._is_summed = False
+            return
+        if self._accumulated and (self._at_once is None or not self._training.automatic_optimization):
             raise ConfigurationError(_SECOND_BACKWARD)
         self._accumulate(loss)
 
