@@ -32,6 +32,7 @@ from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.releases import Observer, ReleaseEngine
+from dpbench.records.source import ChosenGradients
 from dpbench.records.users import Users
 from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
@@ -248,12 +249,18 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def state_of_releases(self) -> dict[str, Any]:
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
-        return self._releases.state_dict()
+        state = self._releases.state_dict()
+        if isinstance(self._source, ChosenGradients):
+            state["gradients"] = self._source.method if self._source.is_chosen else None
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
         earlier_fits.refuse_unknown_past(state_dict.get("private", True), self.private)
         self._releases.load_state_dict(state_dict)
+        if isinstance(self._source, ChosenGradients):
+            self._source.method = state_dict.get("gradients")
+            self._source.is_chosen = self._source.method is not None
         self._restored = True
 
 

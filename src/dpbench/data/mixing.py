@@ -18,6 +18,7 @@ from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
 _MOST = 32  # records that are collated again
+_STAND_INS = 2  # of them, each in the place of all others
 _SAME, _SORTED, _MIXED = "same", "sorted", "mixed"
 
 Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
@@ -71,6 +72,8 @@ def refuse_mixing(
         known = _same(first, again, own[0], own[1]) == _SAME  # else it is random beyond the seeds
         pairs = zip(changed, own[2:], strict=True)
         found = [_same(first, other, own[0], theirs) for other, theirs in pairs] if known else []
+        if known and any(_other_numbers(first, collated(collate, [one] * len(some))) for one in some[:_STAND_INS]):
+            found.append(_MIXED)
         sorts = ordered and known and (_SORTED in found or _unmoved(first, changed[0], others))
     except Exception:  # the lot itself says what is wrong
         return
@@ -82,9 +85,9 @@ def refuse_mixing(
         )
     if _MIXED in found:
         raise ConfigurationError(
-            "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics), or "
-            "record_of_row names other records: then clipping does not bound what one record does. Let it make each "
-            "row of one record alone."
+            "the collate_fn makes the rows of a record, or a number for all of them, from other records too (mixup, "
+            "cutmix, batch statistics), or record_of_row names other records: then clipping does not bound what one "
+            "record does. Let it make each row of one record alone."
         )
 
 
@@ -116,6 +119,24 @@ def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int6
     # Or sorted, as packed sequences are: then each row is still one that was there.
     alike = torch.stack([_close(a[:, None], b[None]).reshape(len(a), len(b), -1).all(2) for a, b in pairs])
     return _SORTED if alike.all(0).any(0).all() else _MIXED
+
+
+def _other_numbers(one: Any, other: Any) -> bool:
+    """Whether numbers of two batches that belong to no row, such as a scale for all of them, differ."""
+    numbers = _numbers(one)
+    if not numbers:
+        return False
+    if any(a.shape != b.shape for a, b in zip(_leaves(one), _leaves(other), strict=True)):
+        return False  # padded to another length, which such a number may be
+    return not all(_close(a, b) for a, b in zip(numbers, _numbers(other), strict=True))
+
+
+def _numbers(batch: Any) -> list[Tensor]:
+    numbers = []
+    for x in tree_leaves(batch):
+        if isinstance(x, int | float) or (isinstance(x, Tensor | np.ndarray | np.number) and not x.ndim):
+            numbers.append(torch.as_tensor(x).double())
+    return numbers
 
 
 def _unmoved(one: Any, other: Any, rows: NDArray[np.int64]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 
@@ -41,7 +42,7 @@ register_pytree_node(
 
 
 def has_rows(batch: Any, records: int, one: Any) -> bool:
-    """Whether dimension 0 of all tensors of a batch is its records.
+    """Whether dimension 0 of all tensors and arrays of a batch is its records.
 
     That sizes agree proves nothing: three images of three channels in a list are no rows.
 
@@ -76,4 +77,4 @@ def _opened(batch: Any) -> tuple[list[Any], Any]:
 
 
 def _agree(leaves: list[Any], records: int) -> bool:
-    return all(len(x) == records for x in leaves if isinstance(x, Tensor) and x.dim())
+    return all(len(x) == records for x in leaves if isinstance(x, Tensor | np.ndarray) and x.ndim)

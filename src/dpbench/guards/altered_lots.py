@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import RecordOfRow
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.records.physical_batches import select
 
 Rows = NDArray[np.int64]
@@ -108,6 +109,9 @@ class LotRows:
             larger = torch.where(is_zero, _EXTREME, x * _EXTREME)
             return larger.to(x.dtype)
 
+        if isinstance(lot.batch, SeparateRecords):
+            numbers = lot.batch.mapped(lambda one: tree_map(lambda x: enlarged(x) if _is_float(x) else x, one))
+            return AlteredLot(numbers, lot.places)
         return self._changed(lot, name, enlarged)
 
     def without_numbers(self, name: int, exchanged: bool) -> AlteredLot:
@@ -238,8 +242,8 @@ class LotRows:
         return AlteredLot(self._mapped(lot.batch, changed), lot.places)
 
 
-def _is_float(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def _has_rows(x: Tensor, count: int) -> bool:

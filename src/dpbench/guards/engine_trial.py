@@ -7,6 +7,7 @@ be trained record by record.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 import warnings
@@ -26,13 +27,14 @@ from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.stopped_step import output_of, stopped
-from dpbench.records.training import Training, loss_of, nothing, replaced_methods
+from dpbench.records.training import Training, gathered_alone, loss_of, nothing, replaced_methods
 
 _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
 """What an error tells of the records: the training goes on, and this would stay in its log."""
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
+_TIMED = 32  # records by which the slowdown is measured, whatever the lot holds
 _REPEATS = 4  # of a loss that the engine seems to change
 _CHANGED = (
     "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
@@ -92,16 +94,23 @@ class EngineTrial:
                 return limit
         return limits[0] if limits else None
 
-    def slowdown(self, batch: Any) -> float | None:
-        """How much longer a lot takes record by record than in one plain step; None: it cannot be measured."""
+    def slowdown(self, batch: Any, most: int | None) -> float | None:
+        """How much longer records take one by one than in one plain step; None: it cannot be measured.
+
+        Args:
+            batch: Of a lot; of its size, which is private, nothing is told.
+            most: Records that fit into memory; None: any number.
+        """
         rows = count_records(batch)
         if not rows or isinstance(batch, SeparateRecords):
             return None
+        size = min(_TIMED, most or _TIMED)
         with self._without_traces(), suppress(Exception):
-            whole = self._seconds(batch)
+            several = select(batch, rows, np.resize(np.arange(min(rows, size)), size))
             one = select(batch, rows, np.arange(1))
-            self._seconds(one)  # the first time takes longer
-            return rows * self._seconds(one) / whole
+            self._seconds(several)  # the first time takes longer
+            self._seconds(one)
+            return size * self._seconds(one) / self._seconds(several)
         return None
 
     def _limit_on(self, lot: Any, size: int) -> Limit | None:
@@ -121,9 +130,12 @@ class EngineTrial:
                 with torch.no_grad():
                     for gradient in gradients:
                         gradient.squared_norms()
-            except Exception as error:
+            except UnsupportedModuleError as error:
                 reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
-                return Limit(reason, is_refused=isinstance(error, UnsupportedModuleError))
+                return Limit(reason, is_refused=True)
+            except Exception as error:  # in somebody else's words, which may tell of the records
+                reason = f"with it the step ends in a {type(error).__name__}"
+                return Limit(reason, is_refused=False)
             if _are_close(plain, loss) or not self._is_lasting(plain, loss, lot, size, rewind):
                 return None
             return Limit(_CHANGED, is_refused=False)
@@ -164,11 +176,12 @@ class EngineTrial:
         engine = self._engine
         recording = engine.recording
         records = engine.records
-        silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
+        silent = replaced_methods(training.module, **_stand_ins(training))
         exact = tf32.refused(training.device.type)
         with warnings.catch_warnings(), training.without_loggers(), silent, exact:
             warnings.simplefilter("ignore")  # of a network that the engine changes
             state = StepState(training)
+            weights = [(p, p.data, p.data.clone()) for p in training.module.parameters()]
             engine.recording = False
 
             def rewind() -> None:
@@ -179,10 +192,29 @@ class EngineTrial:
                 yield rewind
             finally:
                 state.finish()
+                _put_back(weights)
                 torch.clear_autocast_cache()
                 engine.discard()
                 engine.recording = recording
                 engine.records = records
+
+
+def _stand_ins(training: Training) -> dict[str, Callable[..., Any]]:
+    """Methods that log, or wait for other processes, which may have no records to try."""
+    methods: dict[str, Callable[..., Any]] = {"log": nothing, "log_dict": nothing}
+    if training.world_size > 1:
+        methods["all_gather"] = functools.partial(gathered_alone, training.world_size)
+    return methods
+
+
+@torch.no_grad()
+def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Undo what the step itself wrote to parameters (a first value from the first lot): for the lot it is refused."""
+    for parameter, data, before in weights:
+        if parameter.data_ptr() != data.data_ptr():
+            parameter.data = data
+        if not torch.equal(data, before):
+            data.copy_(before)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

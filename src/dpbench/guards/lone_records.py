@@ -21,9 +21,11 @@ from dpbench.guards.altered_lots import AlteredLot, LotRows, Rows
 from dpbench.guards.step_runs import StepRun, StepRunner
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
+from dpbench.records.counters import Counters
 from dpbench.records.source import Lot
 from dpbench.records.training import Training
 
+_MOST_CANDIDATES = 32
 _TOLERANCE = 1e-3  # of the sum of the norms
 _TOLERANCE_OF_MIXED = 5e-2
 _MIXED = (
@@ -76,18 +78,37 @@ class LoneRecordProbe:
         rows = count_records(batch)
         if lot.release < self._next or not rows:
             return
-        self._next = next_checked(lot.release + 1) - 1
         record_of = np.arange(rows) if lot.record_of is None else lot.record_of
-        names = np.unique(record_of)[:MOST_TOGETHER]
+        names = self._finite(step, batch, lot, record_of)
+        if not len(names):  # nothing can be said of them: the next lot has to do
+            return
+        self._next = next_checked(lot.release + 1) - 1
         piece = np.flatnonzero(np.isin(record_of, names))
         probed = LotRows(batch, rows, piece, record_of[piece], lot.row_index)
         together = probed.whole()
         if isinstance(batch, SeparateRecords):
-            together = AlteredLot(batch.together, together.places)
+            are_first = np.array_equal(names, np.arange(rows)[:MOST_TOGETHER])
+            together = AlteredLot(batch.together if are_first else None, together.places)
         with self._runner.session(step, lot.recipe, len(piece)):
             self._verdict(probed, names, together)
 
+    def _finite(self, step: Callable[[Any], Any], batch: Any, lot: Lot, record_of: Rows) -> Rows:
+        """The first records whose gradients are finite, or fail: a comparison with NaN would say nothing."""
+        candidates = np.unique(record_of)[:_MOST_CANDIDATES]
+        rows = np.flatnonzero(np.isin(record_of, candidates))
+        records = LotRows(batch, len(record_of), rows, record_of[rows], lot.row_index)
+        finite = []
+        with self._runner.session(step, lot.recipe, len(rows)):
+            for name in candidates:
+                run = self._runner.run(records.part(np.array([name])))
+                if run is None or bool(_flat(run).isfinite().all()):
+                    finite.append(name)
+                if len(finite) == MOST_TOGETHER:
+                    break
+        return np.array(finite, dtype=candidates.dtype)
+
     def _verdict(self, lot: LotRows, names: Rows, together: AlteredLot) -> None:
+        counters = Counters(self._training.module)
         whole = self._whole(together)
         runs = []
         for name in names:
@@ -99,16 +120,11 @@ class LoneRecordProbe:
                 return  # its own step says what is wrong
             runs.append(run)
         irregular = self._runner.irregular
-        first = _flat(runs[0])
-        again = self._runner.run(lot.part(names[:1]), after=True)
         fresh = self._runner.run(lot.part(names[:1]))
-        if fresh is None or self._gap(fresh, first) > self._tolerance:
+        if fresh is None or self._gap(fresh, _flat(runs[0])) > self._tolerance:
             self._unsure("training_step is random beyond the seeds of torch, numpy and random")
             return
-        if again is not None and not irregular:
-            gap = self._gap(again, first)
-            if gap > self._tolerance:
-                raise UnsupportedModuleError(_KEPT.format(gap=gap))
+        self._refuse_memory(lot, names, runs, counters)
         if whole is None:
             if len(names) > 1:
                 self._unsure("the step does not run on a lot of several records, or they cannot be collated together")
@@ -123,6 +139,30 @@ class LoneRecordProbe:
             self._unsure("training_step draws random numbers of which nobody knows which record they are for")
             return
         raise UnsupportedModuleError(_MIXED.format(gap=gap, reduction=self._reduction))
+
+    def _refuse_memory(self, lot: LotRows, names: Rows, runs: list[StepRun], counters: Counters) -> None:
+        """Run records behind others, with the random numbers that they had alone: what those left must not matter.
+
+        Behind all before it; and behind an extreme one that is otherwise like it, of the same class say.
+
+        Raises:
+            UnsupportedModuleError: A record's gradient is another one then.
+        """
+        alone = [lot.part(names[place : place + 1]) for place in range(len(names))]
+        for place, (one, run) in enumerate(zip(alone, runs, strict=True)):
+            counters.before_record()
+            self._compare(self._runner.run(one, after=place > 0), run)
+        for name, one, run in zip(names, alone, runs, strict=True):
+            self._runner.run(lot.extreme(one, int(name)), quiet=True)
+            counters.before_record()
+            self._compare(self._runner.run(one, after=True), run)
+
+    def _compare(self, again: StepRun | None, run: StepRun) -> None:
+        if again is None:
+            return
+        gap = self._gap(again, _flat(run))
+        if not gap <= self._tolerance:
+            raise UnsupportedModuleError(_KEPT.format(gap=gap))
 
     def _gap(self, run: StepRun, before: Tensor) -> float:
         difference = _flat(run) - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from dpbench.guards.altered_lots import AlteredLot, Rows
 from dpbench.guards.host_draws import FreshGenerators, following_host
@@ -23,7 +23,7 @@ from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.records.stopped_step import output_of, stop
-from dpbench.records.training import Training, loss_of, nothing
+from dpbench.records.training import Training, gathered_alone, loss_of, nothing
 
 _SMALLEST_METRIC = 1e-2  # metrics below it count as it, over their bound
 
@@ -235,7 +235,7 @@ class StepRunner:
             "manual_backward": stop,
         }
         if self._training.world_size > 1:
-            stand_ins["all_gather"] = self._gathered
+            stand_ins["all_gather"] = functools.partial(gathered_alone, self._training.world_size)
         self._training.module.__dict__.update(stand_ins)  # `StepState` takes them out again
         with self._repeatable(device, quiet):
             output = output_of(self._step, batch)
@@ -272,14 +272,3 @@ class StepRunner:
                 stack.enter_context(following_host(draws, state.holders, state.sources))
                 stack.enter_context(FollowingDraws(draws))
             yield
-
-    def _gathered(self, data: Any, *_: Any, **__: Any) -> Any:
-        """Stand in for `all_gather`: no process waits for another one's probe."""
-        world_size = self._training.world_size
-
-        def gathered(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            return x.expand(world_size, *x.shape)
-
-        return tree_map(gathered, data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
+from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.local_logs import LocalLogs
 from dpbench.records.noise_step import noise_batch
@@ -33,6 +35,10 @@ _NO_LOSS = (
 )
 _SECOND_BACKWARD = (
     "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
+)
+_OWN_BACKWARD = (
+    "training_step calls backward() itself, and p.grad then holds the gradients of the records before: take gradients "
+    "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
 )
 _RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
 _ON_NOISE = 64  # records of the step that first bounds are found by
@@ -78,6 +84,7 @@ class Examples:
         self._microbatch_size = microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
         self.engine: GradientMethod | None = None
+        self.method: str | None = None
         self._loader: LotLoader | None = None
         self._record_of_row: RowsOfLot | None = None
         self._next_row = 0
@@ -88,11 +95,13 @@ class Examples:
         self._released = False
         self._is_separate = False
         self._is_summed = False
+        self._run_alone: Callable[[], None] | None = None
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
         """Lots in pieces need automatic optimization."""
         _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows)
+        self.is_chosen = False
 
     def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Record what the engine needs."""
@@ -102,8 +111,8 @@ class Examples:
         self._verified = False
         self._logs = LocalLogs(training.module)
         self._part = part
-        self.use("engine" if self.gradients == "auto" else self.gradients)
-        self.is_chosen = False
+        resumed = self.method if self.gradients == "auto" and self.is_chosen else None
+        self.use(resumed or ("engine" if self.gradients == "auto" else self.gradients))
         assert self.engine is not None
         return TrainableParameters(self.engine.parameters, self.engine.names)
 
@@ -128,6 +137,7 @@ class Examples:
         if self.engine is not None:
             self.engine.close()
         self.engine = engine
+        self.method = name
         self._at_once = engine.at_once or self._most_rows
         if reason is not None:
             times = "" if slowdown is None else f" (a lot takes about {slowdown:.1f} times as long as one plain step)"
@@ -194,11 +204,13 @@ class Examples:
         self._accumulated = False
         self._is_summed = False
         self._released = False
+        self._run_alone = None
         self.engine.expect(self._rows)
 
     def close_lot(self) -> None:
         """Put the records of the lot out of reach; their sums are complete."""
         assert self.engine is not None
+        self._run_alone = None  # it holds the batch
         if self._next_row < self._rows_of_lot:
             raise ConfigurationError(_NO_LOSS)
         if self._next_row > self._rows_of_lot:
@@ -242,6 +254,7 @@ class Examples:
 
     def detach(self) -> None:
         """Let go of the module."""
+        self._run_alone = None
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -275,18 +288,22 @@ class Examples:
             one_by_one = self.engine.at_once is not None
             logs = self._logs.collected(self._releases.processes) if one_by_one else nullcontext()
             waits = self._training.world_size > 1 and not one_by_one
+            self._run_alone = functools.partial(self._records_alone, training_step, batch, *args, **kwargs)
             with logs:
                 if not self._rows and not waits:
                     return torch.zeros((), device=self._training.device, requires_grad=True)
                 training = self._training if waits else None
                 *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training)
-                for piece in pieces:
-                    output = self._one_piece(training_step, piece, *args, **kwargs)
-                    loss = loss_of(output)
-                    if loss is None:
-                        raise ConfigurationError(_NO_LOSS)
-                    self._accumulate(loss)
-                return self._one_piece(training_step, last, *args, **kwargs)
+                with self._each_alone() as begin:
+                    for piece in pieces:
+                        begin()
+                        output = self._one_piece(training_step, piece, *args, **kwargs)
+                        loss = loss_of(output)
+                        if loss is None:
+                            raise ConfigurationError(_NO_LOSS)
+                        self._accumulate(loss)
+                    begin()
+                    return self._one_piece(training_step, last, *args, **kwargs)
 
         return step
 
@@ -299,18 +316,56 @@ class Examples:
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
             assert self.engine is not None
+            self._run_alone = functools.partial(self._records_alone, training_step, batch, *args, **kwargs)
             if self.engine.at_once is not None and self._rows:
-                module = self._training.module
-                for piece in cut(batch, self._rows, self._at_once, self._record_of_row, None):
-                    with replaced_methods(module, log=nothing, log_dict=nothing), stopped(self._training):
-                        loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
-                        if loss is None:
-                            raise ConfigurationError(_NO_LOSS)
-                        self._accumulate(loss)
+                self._run_alone()
                 self._is_summed = True
             return training_step(batch, *args, **kwargs)
 
         return step
+
+    def _records_alone(self, training_step: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """Run the step on each record up to its backward pass, in silence, and add its gradient."""
+        training = self._training
+        silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
+        with silent, training.autocast(), torch.enable_grad(), self._each_alone() as begin:
+            for piece in cut(batch, self._rows_of_lot, self._at_once, self._record_of_row, None):
+                begin()
+                with stopped(training):
+                    loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
+                    if loss is None:
+                        raise ConfigurationError(_NO_LOSS)
+                    self._accumulate(loss)
+            begin()
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether nothing of the open lot, whose step ran, was added to the sums."""
+        return self._run_alone is not None and not self._accumulated
+
+    def begin_again(self) -> None:
+        """Run the step of the open lot once more, record by record."""
+        assert self._run_alone is not None
+        self._run_alone()
+
+    @contextmanager
+    def _each_alone(self) -> Iterator[Callable[[], None]]:
+        """Within, a function is called before each piece; record by record it puts back what the step counts.
+
+        Raises:
+            UnsupportedModuleError: The step has added to gradients by itself, which the records before are in, too.
+        """
+        assert self.engine is not None
+        if self.engine.at_once is None:
+            yield nothing
+            return
+        gradients = [p.grad for p in self.engine.parameters]
+        versions = [None if grad is None else grad._version for grad in gradients]
+        yield Counters(self._training.module).before_record
+        for p, grad, version in zip(self.engine.parameters, gradients, versions, strict=True):
+            is_other = p.grad is not grad or (grad is not None and grad._version != version)
+            if p.grad is not None and is_other and bool(p.grad.any()):
+                raise UnsupportedModuleError(_OWN_BACKWARD)
 
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
@@ -338,13 +393,13 @@ class Examples:
         verify = not self._verified and records > 0
         with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
             gradients = self.engine.backward(loss, records, verify=verify)
+            self._accumulated = True
             if verify:
                 self._verified = self.engine.verified
             rows = slice(self._next_row, self._next_row + records)
             merge = merge_of(self._record_of_row, rows, self._divisor, self.engine.parameters[0].device)
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
-        self._accumulated = True
 
 
 def _refuse_in_manual_optimization(training: Training, **options: object) -> None:

@@ -69,7 +69,7 @@ def cut(
 
 
 def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
-    """Some rows of a batch: of its tensors, and of its lists with an entry for each row, such as texts.
+    """Some rows of a batch: of its tensors and arrays, and of its lists with an entry for each row, such as texts.
 
     Args:
         batch: Tensors and lists in lists, tuples and dictionaries; or separate records.
@@ -89,6 +89,8 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
     def selected(x: Any) -> Any:
         if isinstance(x, Tensor):
             return _rows(x, index)
+        if isinstance(x, np.ndarray) and x.ndim and len(x) == records:
+            return x[index]
         if not is_list_of_rows(x):
             return x
         if isinstance(index, slice):

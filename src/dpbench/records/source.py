@@ -160,13 +160,26 @@ class ChosenGradients(Protocol):
 
     Attributes:
         engine: The method that is used.
+        method: Its name. With `is_chosen` it is set before `attach` where a training goes on.
         is_chosen: Whether that is the method for all of the training.
         gradients: What was asked for.
+        can_begin_again: Whether nothing of the open lot, whose step ran, was added to the sums.
     """
 
     engine: GradientMethod | None
+    method: str | None
     is_chosen: bool
     gradients: str
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether nothing of the open lot, whose step ran, was added to the sums."""
+
+    def begin_again(self) -> None:
+        """Run the step of the open lot once more, record by record."""
+
+    def lot(self) -> Lot:
+        """Facts of the open lot."""
 
     def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
         """Compute gradients by the method of that name from now on, and say why."""

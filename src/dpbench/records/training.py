@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 TrainingStep = Callable[..., Any]
 """Called with a batch (and its number, where it takes one): the loss, or a dictionary with it."""
@@ -182,6 +184,15 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
 def loss_of(output: Any) -> Any:
     """The loss that a training step has returned, by itself or in a dictionary."""
     return output["loss"] if isinstance(output, dict) else output
+
+
+def gathered_alone(world_size: int, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for `all_gather`: no process waits for another one's trial."""
+
+    def gathered(x: Any) -> Any:
+        return x.expand(world_size, *x.shape) if isinstance(x, Tensor) else x
+
+    return tree_map(gathered, data)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

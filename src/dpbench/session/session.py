@@ -287,6 +287,8 @@ class PrivateSession:
         for parameter in self.trained.parameters:
             parameter.grad = None
         self.source.detach()
+        if isinstance(self.source, ChosenGradients):
+            self.source.is_chosen = False  # the engine may know other layers
         trained = self._trained = self.source.attach(training, self.part, releases)
         self.source.begin(self.loader)
         self._begin_anew()
@@ -350,8 +352,20 @@ class PrivateSession:
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
         reason = "another process says so" if limit is None else limit.reason
-        source.use("one_by_one", reason, trial.slowdown(batch))
+        source.use("one_by_one", reason, trial.slowdown(batch, source.lot().limit))
         self._begin_anew()
+
+    def _gives_way(self, error: UnsupportedModuleError) -> bool:
+        """Whether the open lot, which the engine does not know though it knew others, was run record by record."""
+        source = self.source
+        if not isinstance(source, ChosenGradients) or source.gradients != "auto" or not source.can_begin_again:
+            return False
+        if source.method == "one_by_one" or self.training.world_size > 1:  # all processes would have to
+            return False
+        source.use("one_by_one", str(error))
+        self._begin_anew()
+        source.begin_again()
+        return True
 
     # ------------------------------------------------------------------------------------- one lot
 
@@ -407,7 +421,11 @@ class PrivateSession:
                     guard.on_public_loss(loss)
                 loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
                 return
-            inner(loss, *arguments, **options)
+            try:
+                inner(loss, *arguments, **options)
+            except UnsupportedModuleError as error:
+                if not self._gives_way(error):
+                    raise
 
         return backward
 

@@ -1,0 +1,270 @@
+"""Record by record nothing of one record may be in the gradient of the next, nor in the module."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpbench.callback.lightning_training import LightningTraining
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.records.counters import Counters
+from dpbench.strategies import DPSGD, ClipOnly
+from tests.records.test_one_by_one import BOUND, Module, cross_entropy, data, plain
+from tests.records.test_separate_records import Items, lots, of_rows, rows
+from tests.strategies.worlds import loader_of, trainer_for, weights_of
+
+
+def fit(folder: Path, module: Any, loader: Any = None, steps: int = 3, **options: Any) -> Any:
+    options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 1, "gradients": "one_by_one", **options}
+    strategy = DPSGD(ledger=str(folder / "ledger.jsonl"), **options)
+    trainer_for(folder, strategy, steps).fit(module, loader or loader_of(data(40), 12))
+    return strategy
+
+
+class Keeping(Module):
+    """Keeps something of a record in one of several ways."""
+
+    def __init__(self, way: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(plain(), cross_entropy)
+        self._way = (way,)
+        self.ema = 1.0
+        self.largest = 10.0
+        self.centers: dict[int, Tensor] = {}
+        self.last: Tensor | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return self._way[0](self, loss, batch)
+
+
+def slow_mean(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    module.ema = 0.999 * module.ema + 0.001 * float(loss.detach())
+    return loss / module.ema
+
+
+def running_maximum(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    module.largest = max(module.largest, float(batch[0].abs().max()))
+    return loss / module.largest
+
+
+def centers_of_classes(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    distance = loss * 0
+    for x, label in zip(batch[0].flatten(1), batch[1].tolist(), strict=True):
+        before = module.centers.get(label, torch.zeros_like(x))
+        distance = distance + loss * (x - before).square().mean()
+        module.centers[label] = x
+    return distance
+
+
+def host_random(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    """Draws numbers of which nobody knows which record they are for."""
+    before, module.last = module.last, batch[0].mean()
+    scale = 1 + 0.001 * random.gauss(0, 1)
+    return loss * scale * (1 if before is None else 1 + before)
+
+
+@pytest.mark.parametrize("way", [slow_mean, running_maximum, centers_of_classes, host_random])
+@pytest.mark.parametrize("not_finite", [0, 2])
+def test_memory_is_refused(tmp_path: Path, way: Any, not_finite: int) -> None:
+    """Also where the first records of the lot say nothing, for their gradients are not finite."""
+    torch.manual_seed(1)
+    records = data(40)
+    records.tensors[0][:not_finite] = float("nan")
+    everybody = LotLoader(records, Lots(make_sampling("full", 40, 40), None))
+    with pytest.raises(UnsupportedModuleError, match="depends on records before it"):
+        fit(tmp_path, Keeping(way), everybody)
+
+
+class Counting(Module):
+    """A warm-up by a count of steps, as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__(plain(), cross_entropy)
+        self.count = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.count += 1
+        return super().training_step(batch, batch_idx) * min(1.0, self.count / 50)
+
+
+@pytest.mark.usefixtures("one_key")
+def test_steps_are_counted_once_a_lot(tmp_path: Path) -> None:
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        module = Counting()
+        fit(tmp_path / gradients, module, loader_of(data(40), 12), steps=6, gradients=gradients)
+        assert module.count == 6
+        weights.append(weights_of(module.net))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)
+
+
+def test_what_differs_from_record_to_record_stays() -> None:
+    module = nn.Linear(1, 1)
+    module.count, module.largest = 3, 1.0
+    counters = Counters(module)
+    for value in (2.0, 5.0, 4.0):
+        counters.before_record()
+        assert module.count == 3
+        module.count += 1
+        module.largest = max(module.largest, value)
+    assert module.largest == 5.0 and module.count == 4
+
+
+def test_gradients_of_the_records_before(tmp_path: Path) -> None:
+    """A step that calls backward itself sees the sum over them in p.grad."""
+
+    class Penalized(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            loss.backward(retain_graph=True)
+            return loss
+
+    with pytest.raises(UnsupportedModuleError, match="p.grad then holds the gradients of the records before"):
+        fit(tmp_path, Penalized(plain(), cross_entropy))
+
+
+class First(nn.Module):
+    """Its first value is the mean of the first lot (ActNorm), in a network that the engine does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(6))
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(4, 6))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.loc.any():
+            self.loc.data.copy_(-x.mean((0, 1)))
+        return (x + self.loc).mean(1) @ self.weights[0].T
+
+
+def test_a_trial_leaves_no_record_in_the_weights(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    net = First()
+    with pytest.raises((UnsupportedModuleError, ConfigurationError), match="net.loc"):
+        fit(tmp_path, Module(net, cross_entropy), gradients="auto")
+
+
+def test_arrays_are_cut(tmp_path: Path) -> None:
+    """Labels that the collate_fn leaves in NumPy: each record sees its own."""
+
+    def with_arrays(items: list[Any]) -> Any:
+        return torch.stack([x for x, _ in items]), np.array([y for _, y in items])
+
+    def step(net: nn.Module, batch: Any) -> Tensor:
+        assert len(batch[0]) == len(batch[1])
+        return F.cross_entropy(net(batch[0]), torch.from_numpy(batch[1]))
+
+    releases = []
+    for collate, loss in ((None, of_rows), (with_arrays, step)):
+        torch.manual_seed(1)
+        net = nn.Linear(6, 4)
+        strategy = ClipOnly(max_grad_norm=BOUND, gradients="one_by_one")
+        trainer_for(tmp_path, strategy, 1).fit(Module(net, loss), lots(rows(), collate))
+        releases.append(weights_of(net))
+    assert torch.equal(*releases)
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one"])
+@pytest.mark.parametrize("number", [lambda x: x.abs().max(), lambda x: float(x.abs().max())])
+def test_a_number_of_the_lot(tmp_path: Path, gradients: str, number: Any) -> None:
+    def scaled(items: list[Any]) -> Any:
+        x = torch.stack([x for x, _ in items])
+        return {"x": x, "y": torch.tensor([y for _, y in items]), "scale": number(x)}
+
+    def step(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch["x"] / batch["scale"]), batch["y"])
+
+    with pytest.raises(ConfigurationError, match="or a number for all of them"):
+        fit(tmp_path, Module(nn.Linear(6, 4), step), lots(rows(), scaled), gradients=gradients)
+
+
+def test_the_line_tells_nothing_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what somebody else's error says, nor how many there are."""
+    lines: list[str] = []
+    monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
+
+    class Telling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch._C._functorch.is_batchedtensor(x):  # as the engine runs it
+                raise ValueError("cannot handle 0.25, 0.5")
+            return x @ self.weight.T
+
+    torch.manual_seed(1)
+    fit(tmp_path, Module(Telling(), of_rows), lots(rows(), None, 5), gradients="auto")
+    (line,) = [line for line in lines if "record by record" in line]
+    assert "ends in a ValueError" in line and "cannot handle" not in line
+
+
+class Routed(nn.Module):
+    """Hard routing: a layer sees the records that choose it, perhaps none or all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(6, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 4)
+        chosen = (x[:, 0] > 1.2).long()
+        for number, expert in enumerate(self.experts):
+            where = (chosen == number).nonzero().flatten()
+            if len(where):
+                out = out.index_add(0, where, expert(x[where]))
+        return out
+
+
+def test_a_lot_that_the_engine_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knew those before: the training goes on record by record, with that very lot, and once."""
+    lines: list[str] = []
+    monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 6, generator=generator)
+    x[:, 0] = 0
+    x[::10, 0] = 2
+    items = [(one, number % 4) for number, one in enumerate(x)]
+    updates = []
+    for gradients in ("auto", "one_by_one"):
+        torch.manual_seed(1)
+        net = Routed()
+        drawn = Lots(make_sampling("fixed_size", 40, 4), seed=3)
+        strategy = ClipOnly(max_grad_norm=BOUND, gradients=gradients)
+        trainer_for(tmp_path, strategy, 8).fit(Module(net, of_rows), LotLoader(Items(items), drawn))
+        updates.append(weights_of(net))
+    torch.testing.assert_close(*updates, rtol=1e-5, atol=1e-6)
+    assert len([line for line in lines if "record by record" in line]) == 1
+
+
+def test_a_resumed_run_keeps_the_method(tmp_path: Path) -> None:
+    """Whatever its first lot would say."""
+    torch.manual_seed(1)
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
+    trainer = trainer_for(tmp_path, strategy, 3)
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
+    trainer.fit(Module(net, of_rows), lots(rows(), None, 4, data_id="rows"))
+    assert strategy._source.method == "one_by_one"  # type: ignore[union-attr]
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again_net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
+    again = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
+    trials: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpbench.guards.engine_trial.EngineTrial.limit", lambda self, batch: trials.append(batch))
+        trainer_for(tmp_path, again, 6).fit(
+            Module(again_net, of_rows),
+            lots(rows(), None, 4, data_id="rows"),
+            ckpt_path=tmp_path / "last.ckpt",
+            weights_only=False,
+        )
+    assert again._source.method == "one_by_one" and not trials and again.releases == 6  # type: ignore[union-attr]
