@@ -108,6 +108,7 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         if _decides(callback):
             callbacks.append(callback)
     precision = getattr(trainer, "precision", "32-true")
+    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     settings = {
         "strategy": _options_of(strategy),
         "module": [_attributes_of(part) for part in parts],
@@ -119,6 +120,9 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         "data module": _data_module(training.datamodule),
         "precision": str(precision),
     }
+    if len(trainable) < len(list(module.parameters())):
+        # The plan knows sizes alone: two layers of one size, each trained in a run, must not share noise.
+        settings["trainable"] = trainable
     canonical = Canonical()
     digest = canonical.digest(settings).hex()
     objects = [

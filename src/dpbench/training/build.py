@@ -18,6 +18,7 @@ from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
+from dpbench.models import train_only
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
@@ -203,6 +204,8 @@ def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitor
             raise ConfigurationError(f"{group}.{given[0]} cannot be set: the data say it themselves.")
     made = partial(_made_for, model_options)
     model = _if_chosen("model", config, lambda cls, **own: made("model", cls, own | _taken(cls, model_options)))
+    if model is not None:
+        _train_only(model, config)
     optimizer = _if_chosen("optimizer", config, partial)
     schedule = _if_chosen("schedule", config, partial)
     cls, own = class_of(config["module"], "module"), _without_marks(config["module"])
@@ -213,7 +216,19 @@ def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitor
     _try_optimizer(optimizer, schedule)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "monitored": monitored}
     module: pl.LightningModule = made("module", cls, own | _taken(cls, {**model_options, **parts}))
+    if model is None:
+        _train_only(module, config)
     return module
+
+
+def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
+    """Freeze what is not to be trained; an older run does not say."""
+    parts = config.get("trainable")
+    if parts is None:
+        return
+    if hasattr(network, "generator"):
+        raise ConfigurationError("trainable: a GAN trains all of its two networks: leave it out (trainable=null).")
+    _call(train_only, {"model": network, "parts": parts}, "trainable")
 
 
 def _made_for(model_options: Mapping[str, Any], group: str, cls: type, options: Mapping[str, Any]) -> Any:
