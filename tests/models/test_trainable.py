@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import dpbench
 from dpbench.cli import main
-from dpbench.models import MLP, CharLSTM, LoRA, merge_adapters, train_only
+from dpbench.models import MLP, CharLSTM, LoRA, merge_adapters, merged_state, train_only
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import loader_of, trainer_for
@@ -143,6 +143,9 @@ def test_an_adapter_changes_nothing_until_it_is_trained_and_can_be_merged() -> N
             if "up" in name:
                 nn.init.normal_(p)
     expected = adapted(x)
+    merged = network()
+    merged.load_state_dict(merged_state(adapted.state_dict()))
+    torch.testing.assert_close(merged(x), expected)
     layer = adapted[0]
     assert isinstance(layer, LoRA)
     torch.testing.assert_close(nn.functional.linear(x, layer.weight, layer.bias), layer(x))

@@ -63,6 +63,7 @@ _OF_MODULES = {*vars(nn.Module()), *vars(pl.LightningModule())}  # parameters, h
 _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noise and bounds are in the plan
     "seed",
     "ledger",
+    "after",
     "fingerprint",
     "noise_multiplier",
     "target_epsilon",

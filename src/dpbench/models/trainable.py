@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -107,6 +109,25 @@ def merge_adapters(model: nn.Module) -> None:
         model: Has adapters of `train_only`, or none. Its functions stay as they are, but for rounding.
     """
     _replace(model, {layer: layer.merged() for layer in model.modules() if isinstance(layer, LoRA)})
+
+
+def merged_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The `state_dict` of a network with its adapters merged, under the names that it has without them.
+
+    Args:
+        state: Of a network with adapters, or without.
+    """
+    merged = dict(state)
+    for name in state:
+        layer = name.removesuffix(".up.weight")
+        down = f"{layer}.down.weight"
+        base = f"{layer}.base.weight"
+        if layer != name and down in state and base in state:
+            del merged[name], merged[down]
+            merged[f"{layer}.weight"] = merged.pop(base) + state[name] @ state[down]
+            if f"{layer}.base.bias" in state:
+                merged[f"{layer}.bias"] = merged.pop(f"{layer}.base.bias")
+    return merged
 
 
 def _last_layer(model: nn.Module) -> nn.Module:
