@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dpbench.data.lots import LotLoader
     from dpbench.data.users import UserDataset
     from dpbench.models.fixing import fix
+    from dpbench.models.trainable import train_only
     from dpbench.records.local_training import LocalTraining
     from dpbench.records.users import Users
     from dpbench.strategies import (
@@ -46,6 +47,7 @@ __all__ = [
     "VectorGroups",
     "__version__",
     "fix",
+    "train_only",
 ]
 
 _ELSEWHERE = {
@@ -55,6 +57,7 @@ _ELSEWHERE = {
     "UserDataset": "dpbench.data.users",
     "Users": "dpbench.records.users",
     "fix": "dpbench.models.fixing",
+    "train_only": "dpbench.models.trainable",
 }
 
 

@@ -77,6 +77,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("optimizer.lr=", "optimizer.lr must be a positive number, not ''"),
         ("optimizer.lr={a:1}", "optimizer.lr must be a positive number, not {'a': 1}"),
         ("seed=[0,1]", "seed must be a whole number"),
+        (
+            "trainable=head",
+            "trainable must be last_layer, bias, lora:8 (or another rank), or several of them joined by",
+        ),
+        ("trainable=lora:0", "trainable must be last_layer, bias, lora:8"),
         ("engine.native=perhaps", "engine.native must be auto or on or off"),
     ],
     "unknown keys": [
@@ -254,6 +259,7 @@ PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
         ),
         ("model=conv_gan optimizer=adam", "the model is a generator and a discriminator: add module=gan"),
         ("experiment=digits_gan model=mlp", "add model=mlp_gan or conv_gan"),
+        ("experiment=digits_gan trainable=bias", "trainable: a GAN trains all of its two networks"),
         ("experiment=digits_gan data.scale=standard", "leave data.scale=symmetric"),
         ("experiment=digits_gan schedule=cosine", "leave schedule=constant"),
         ("experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear", "must be torch's Optimizer"),

@@ -121,7 +121,8 @@ class PrivateLoop:
         session.attach()
         session.acquire(self._loader)
         session.releases.reset()
-        before = earlier_fits.other_record(training.module, strategy.ledger_path)
+        after = session.releases.budget.after
+        before = earlier_fits.other_record(training.module, strategy.ledger_path, after)
         if before is not None:
             warnings.warn(
                 f"the model holds what {before} recorded, too: its epsilon is that of both ledgers together (dpbench "

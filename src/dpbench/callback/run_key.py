@@ -63,6 +63,7 @@ _OF_MODULES = {*vars(nn.Module()), *vars(pl.LightningModule())}  # parameters, h
 _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noise and bounds are in the plan
     "seed",
     "ledger",
+    "after",
     "fingerprint",
     "noise_multiplier",
     "target_epsilon",
@@ -108,6 +109,7 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         if _decides(callback):
             callbacks.append(callback)
     precision = getattr(trainer, "precision", "32-true")
+    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     settings = {
         "strategy": _options_of(strategy),
         "module": [_attributes_of(part) for part in parts],
@@ -119,6 +121,9 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
         "data module": _data_module(training.datamodule),
         "precision": str(precision),
     }
+    if len(trainable) < len(list(module.parameters())):
+        # The plan knows sizes alone: two layers of one size, each trained in a run, must not share noise.
+        settings["trainable"] = trainable
     canonical = Canonical()
     digest = canonical.digest(settings).hex()
     objects = [

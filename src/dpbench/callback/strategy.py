@@ -66,7 +66,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             raise ConfigurationError(f"seed must not be negative, got {self.seed}.")
         self.ledger_path = ledger_place(self.ledger)
         self.recipe = self._with_common_parts(self.design())
-        budget = Budget(self.target_epsilon, self.delta, self.accountant)
+        after = self._earlier_ledger()
+        budget = Budget(self.target_epsilon, self.delta, self.accountant, after)
         self._releases = ReleaseEngine(
             self.recipe,
             budget,
@@ -82,6 +83,24 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         self._settings: run_key.Settings | None = None
         self._unused_lots = LotsWithoutGradients()
         self._fixed = True
+
+    def _earlier_ledger(self) -> Path | None:
+        """Path of the ledger that this training's begins with."""
+        if self.after is None:
+            return None
+        if not self.recipe.private:
+            raise ConfigurationError(
+                f"{type(self).__name__} is no private training, and has no ledger: leave out after."
+            )
+        if self.audit is not None:
+            raise ConfigurationError(
+                "an audit compares what canaries show with the epsilon of a whole ledger, and the training before "
+                "(after=...) had none of them: audit=None, or audit one of the stages by itself."
+            )
+        path = Path(self.after)
+        if not path.is_file():
+            raise ConfigurationError(f"after={self.after!r} is no file: name the ledger of the training before.")
+        return path
 
     def session(self, guards: Sequence[type[Guard]]) -> PrivateSession:
         """A session that trains by this strategy, for another driver than a Trainer.
@@ -162,7 +181,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         releases = self._releases
         loader = self._session.acquire(trainer.train_dataloader)
         ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
-        if not self._restored and not earlier_fits.goes_on(pl_module, ledger, releases.budget.path):
+        budget = releases.budget
+        if not self._restored and not earlier_fits.goes_on(pl_module, ledger, budget.path, budget.after):
             if trainer.global_step:
                 earlier_fits.refuse_unknown_past(None, self.private)
             releases.reset()

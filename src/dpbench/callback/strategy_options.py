@@ -59,6 +59,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for each size of a
             lot, see `session.graphs`), or "auto", the fastest that carries out every training alike: "eager".
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
+        after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger
+            begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both, and a
+            target is for both: noise is found for what is left.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
         records: What a record is, where it is no example or microbatch of the batch.
@@ -90,6 +93,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     gradients: GradientsName = "auto"
     executor: ExecutorName = "auto"
     ledger: str | None = None
+    after: str | None = None
     fingerprint: str | None = None
     records: RecordSource | None = None
     audit: GradientCanaries | None = None

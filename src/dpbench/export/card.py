@@ -66,6 +66,7 @@ def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[st
         "doubt": doubt(record["privacy"]) if record else None,
         "training_data": (config.get("data") or {}).get("name"),
         "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],
+        "trainable": config.get("trainable"),
         "moving_average_of_weights": config.get("ema_decay"),
         "metrics": {name: round(value, 6) for name, value in kept.items() if math.isfinite(value)},
         "run": config["run"]["name"],
@@ -126,6 +127,8 @@ def _about(network: Network, facts: Mapping[str, Any]) -> list[str]:
     what = f"`{network.target}`" + (f", its `{network.part}`" if network.part else "")
     how = f"with {facts['strategy']}" if facts["private"] else "WITHOUT privacy"
     lines = [f"{what}, trained {how} on {_line(facts['training_data'])} for {facts['steps']:,} steps."]
+    if facts["trainable"] is not None:
+        lines.append(f"Only a part of it was trained: {facts['trainable']}.")
     if facts["moving_average_of_weights"] is not None:
         lines.append("The weights are their moving average, which costs no privacy.")
     if not facts["finished"]:

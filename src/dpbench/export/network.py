@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import SHAPE, ImageGenerator
 from dpbench.runs.folder import RunFolder
 from dpbench.training.build import made
@@ -61,6 +62,7 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
     state = last_checkpoint(run, trust)
     options = dict(state[SHAPE]) if SHAPE in state else _options_of_data(config)
     module = trained_module(run, config, options, state)
+    merge_adapters(module)  # the class that builds the network knows of none
     group, part, network = _chosen(config, module)
     target, own = str(config[group]["_target_"]), {k: v for k, v in config[group].items() if not k.startswith("_")}
     taken = {name: value for name, value in options.items() if name in options_of(class_of(config[group], group))}

@@ -3,6 +3,7 @@
 from dpbench.guards.choices import Choices
 from dpbench.guards.coupling import Coupling
 from dpbench.guards.earlier_fits import EarlierFits
+from dpbench.guards.first_update import FirstUpdate
 from dpbench.guards.guard import Guard
 from dpbench.guards.loss_function import LossState
 from dpbench.guards.lots import DrawnLots
@@ -25,6 +26,7 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
     Writes,
     ReleasedGradients,
+    FirstUpdate,
     EarlierFits,
 )
 """Of every private training, in the order in which they look."""

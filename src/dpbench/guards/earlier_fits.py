@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from torch import nn
@@ -29,38 +31,63 @@ class EarlierFits(Guard):
 
     _is_attached = False
 
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self._trained: list[nn.Parameter] = []
+
     def on_attach(self) -> None:
         """From now on there may be releases."""
         self._is_attached = True
+        self._trained += self.session.trained.parameters
+
+    def on_change(self) -> None:
+        """What is frozen, or taken out, from now on holds releases all the same."""
+        self._trained += self.session.trained.parameters
 
     def on_end(self) -> None:
         """Remember the ledger, with the parameters."""
         if self._is_attached:
             releases = self.session.releases
-            note_training(self.session.training.module, releases.budget, releases.num_releases)
+            note_training(self.session.training.module, releases.budget, releases.num_releases, self._trained)
             self._is_attached = False
+            self._trained = []
 
 
-def note_training(module: nn.Module, budget: Budget, releases: int) -> None:
-    """Remember where the releases are recorded that the parameters of a module hold, whoever has them."""
+def note_training(module: nn.Module, budget: Budget, releases: int, trained: Sequence[nn.Parameter] = ()) -> None:
+    """Remember where the releases are recorded that the parameters of a module hold, whoever has them.
+
+    Args:
+        module: Its trainable parameters hold them.
+        budget: Of the training.
+        releases: That were made.
+        trained: Parameters that were trained, and may be frozen by now.
+    """
     if not releases or budget.path is None:
         return
     record = (budget.path, budget.seal)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            _TRAINED[parameter] = record
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in (*trained, *trainable):
+        _TRAINED[parameter] = record
 
 
-def other_record(module: nn.Module, ledger: Path) -> Path | None:
+def other_record(module: nn.Module, ledger: Path, after: Path | None) -> Path | None:
     """Where releases were recorded that a module holds and a ledger does not; None if there are none.
 
     A ledger that was moved away, deleted or edited no longer has them, though another may lie in its place.
+
+    Args:
+        module: To be trained.
+        ledger: Where the releases would be recorded.
+        after: Ledger with which that one begins.
     """
+    known = {ledger.resolve()}
+    if after is not None:
+        known.add(after.resolve())
     for parameter in module.parameters():
         if parameter not in _TRAINED:
             continue
         path, seal = _TRAINED[parameter]
-        if path.resolve() != ledger.resolve() or not _holds(path, seal):
+        if path.resolve() not in known or not _holds(path, seal):
             return Path(path)
     return None
 
@@ -87,13 +114,14 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
         )
 
 
-def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> bool:
+def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None, after: Path | None) -> bool:
     """Whether a fit without a checkpoint goes on with the run that its strategy made before.
 
     Args:
         pl_module: To be trained.
         ledger: Where the releases would be recorded.
         last: Where those of the strategy's earlier fit are, None before it made any.
+        after: Ledger with which that one begins.
 
     Returns:
         True if the ledger is the same, so that epsilon is of all fits together; else a new run begins.
@@ -104,7 +132,7 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
     """
     if last is not None and ledger.resolve() == last.resolve():
         return True
-    before = other_record(pl_module, ledger)
+    before = other_record(pl_module, ledger, after)
     if before is not None:
         if before.resolve() == ledger.resolve():
             releases = f"{before} recorded, and that file no longer has it"
@@ -113,9 +141,8 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None) -> b
         raise ConfigurationError(
             f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {releases}: "
             f"make the module anew, with all of its parts, for a new run, or go on from the checkpoint of the earlier "
-            f"one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). Several fits in one ledger need one "
-            "strategy that was made with ledger=... before the first; stages of one training (unfreezing, another "
-            "learning rate) need one fit, in which a callback makes the change."
+            f"one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). A second stage in one budget "
+            f"(unfreezing, a new head, another learning rate) has a strategy of its own with after={str(before)!r}."
         )
     return False
 

@@ -39,6 +39,12 @@ def require_lot_loader(loader: object) -> LotLoader:
     Raises:
         ConfigurationError: It is another loader, several loaders, or samples in a way that no accountant covers.
     """
+    if isinstance(loader, dict | list | tuple):
+        raise ConfigurationError(
+            f"the training data are several loaders ({type(loader).__name__}), and a lot comes from one: train on the "
+            "LotLoader alone. A public loader beside it is read by the optimizer, in a step() of its own that adds the "
+            "gradient of the public loss to the released one (docs/module.md, Public data beside the private lots)."
+        )
     if not isinstance(loader, LotLoader) or loader.batch_sampler is not loader.lots:
         raise ConfigurationError(
             f"the sampling of the training data loader ({type(loader).__name__}) is unknown, so no epsilon holds for "

@@ -110,7 +110,7 @@ class Saved:
         """A sum over the contents of each tensor, None where contents are not compared."""
         if not self._contents:
             return [None] * len(tensors)
-        return [_sum(x) for x in tensors]
+        return [sum_of_bits(x) for x in tensors]
 
     def _added_entries(self) -> dict[str, str]:
         if not self._contents:
@@ -377,7 +377,7 @@ def _versions(tensors: list[Tensor]) -> list[int]:
         return [-1 if x.is_inference() else x._version for x in tensors]
 
 
-def _sum(x: Tensor) -> int | None:
+def sum_of_bits(x: Tensor) -> int | None:
     """Sum of the contents' bits: exact, and so the same for any number of threads, and NaN equals itself."""
     if is_lazy(x) or x.is_meta:
         return None

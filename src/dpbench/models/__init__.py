@@ -11,6 +11,7 @@ from dpbench.models.resnet18_gn import ResNet18GN
 from dpbench.models.scattering_cnn import ScatteringCNN
 from dpbench.models.small_alexnet import SmallAlexNet
 from dpbench.models.tag_regression import TagRegression
+from dpbench.models.trainable import LoRA, merge_adapters, merged_state, train_only
 from dpbench.models.word_lstm import WordLSTM
 
 __all__ = [
@@ -22,9 +23,13 @@ __all__ = [
     "CharLSTM",
     "ConvGAN",
     "DenseNet",
+    "LoRA",
     "ResNet18GN",
     "ScatteringCNN",
     "SmallAlexNet",
     "TagRegression",
     "WordLSTM",
+    "merge_adapters",
+    "merged_state",
+    "train_only",
 ]

@@ -6,11 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
+from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale, remaining_releases
 from dpbench.privacy.accounting.composition import check_delta, epsilon, find_accountant
-from dpbench.privacy.accounting.ledger import Header, Release, counted_event
-from dpbench.privacy.accounting.seal import Seal
+from dpbench.privacy.accounting.ledger import Header, Release, counted_event, read_ledger
+from dpbench.privacy.accounting.seal import Seal, difference, seal_of
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -46,8 +47,10 @@ class Budget:
         target_epsilon: ε that may be spent, or None for no limit.
         delta: δ.
         accountant: A name in `privacy.accounting.accountants.ACCOUNTANTS` that gives a bound; calibrates and stops.
+        after: Ledger of an earlier training, with which the ledger of this one begins; None: there is none.
 
     Attributes:
+        after: As given.
         spent: How often each release was made, those of equal cost together.
         repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
         joint: Queries that were answered on the lots of this run before, by number; see `LedgerWriter`.
@@ -64,6 +67,7 @@ class Budget:
         target_epsilon: float | None,
         delta: float,
         accountant: str,
+        after: Path | None = None,
     ) -> None:
         check_delta(delta)
         if not find_accountant(accountant).guarantee:
@@ -73,6 +77,8 @@ class Budget:
         self.target_epsilon = target_epsilon
         self.delta = delta
         self.accountant = accountant
+        self.after = after
+        self._earlier: Counter[Event] = Counter()  # releases of the training before
         self.spent: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
         self.joint: dict[int, Queries] = {}
@@ -110,8 +116,24 @@ class Budget:
         """Expect the ledger of a checkpoint."""
         self._seal = Seal.read(state.get("ledger"))
 
+    def read_earlier(self, processes: Processes) -> None:
+        """Find out, on rank 0 for all, what the training before has spent.
+
+        Raises:
+            LedgerError: Its ledger cannot be read.
+        """
+        if self.after is None:
+            return
+        events: Counter[Event] = Counter()
+        if processes.rank == 0:
+            ledger = read_ledger(self.after)
+            if ledger.damage is not None:
+                raise LedgerError(f"cannot go on after {self.after}: {ledger.damage}.")
+            events = ledger.events
+        self._earlier = processes.broadcast(events)
+
     def calibrated(self, plan: TrainingPlan, horizon: TrainingLength) -> float:
-        """The noise multiplier that uses the target up in the planned number of steps.
+        """The noise multiplier that uses up, in the planned number of steps, what is left of the target.
 
         Args:
             plan: Of the training, with noise of multiplier 1.
@@ -119,7 +141,14 @@ class Budget:
 
         Raises:
             ConfigurationError: The run has no end, or no noise reaches the target.
+            BudgetExhausted: The training before has spent it.
         """
+        spent = epsilon(self._earlier, self.delta, self.accountant) if self._earlier else 0.0
+        if self.target_epsilon is not None and spent >= self.target_epsilon:
+            raise BudgetExhausted(
+                f"target_epsilon={self.target_epsilon} is for both trainings, and {self.after} has spent {spent:.4g}: "
+                "raise it."
+            )
         if horizon.total_steps == float("inf") or horizon.total_steps < 1:
             raise ConfigurationError(
                 "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
@@ -135,7 +164,7 @@ class Budget:
                 counts[plan.sampling_of(step), plan.noise.multiplier(step)] += 1
 
         def with_noise(noise_multiplier: float) -> Counter[Event]:
-            events: Counter[Event] = Counter()
+            events = Counter(self._earlier)
             for (sampling, factor), count in counts.items():
                 query = SumQuery("all", changes, factor * noise_multiplier)
                 events[Event(sampling, (query,))] += count
@@ -170,6 +199,9 @@ class Budget:
         self.path = path
         self._processes = processes
         if processes.rank == 0:
+            if self.after is not None and not start:
+                self._begin_with_earlier(path)
+                resumed = True
             self._writer = LedgerWriter(
                 path,
                 header,
@@ -180,6 +212,27 @@ class Budget:
             )
         self._opened = True
         return self._share()
+
+    def _begin_with_earlier(self, path: Path) -> None:
+        """Copy the ledger of the training before, unless this one begins with it already.
+
+        Raises:
+            LedgerError: A ledger lies there that begins otherwise, or nothing can be written.
+        """
+        assert self.after is not None
+        if path.is_file() and path.stat().st_size:
+            if difference(path, seal_of(self.after), witness=str(self.after)) is None:
+                return
+            if read_ledger(path).releases:
+                raise LedgerError(
+                    f"{path} does not begin with {self.after}, after which this training goes on: name another file "
+                    "(ledger=..., or another folder)."
+                )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, self.after.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise LedgerError(f"cannot begin {path} with {self.after}: {error.strerror}.") from None
 
     def _share(self) -> int:
         """Tell all processes what the ledger of rank 0 holds; returns its phase."""

@@ -214,6 +214,8 @@ class ReleaseEngine:
             bound_factors=bound_factors,
             size_factors=size_factors,
         )
+        if self.num_releases == 0:
+            self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))

@@ -6,18 +6,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
+from dpbench.models import train_only
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.runs.folder import RunFolder
@@ -65,6 +67,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
         options |= {
             "seed": None if secure else config["seed"],
             "ledger": str(folder.ledger),
+            "after": None if config.get("after") is None else str(RunFolder(Path(config["after"])).ledger),
             "fingerprint": fingerprint(config),
             "records": records,
             "audit": build_audit(config),
@@ -171,32 +174,43 @@ def _lots_of(data: pl.LightningDataModule) -> Lots:
     return loader.lots
 
 
-def build_module(config: dict[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+def build_module(
+    config: dict[str, Any],
+    data: pl.LightningDataModule,
+    weights: Mapping[str, Tensor] | None = None,
+) -> pl.LightningModule:
     """The LightningModule around the model, for what the data say of themselves.
 
     Args:
         config: The whole resolved configuration.
         data: Its `model_options()`, if there is one, are handed to the model and the module where they take them; its
             `monitored` says which data `val_dataloader` gives ("val", or "test").
+        weights: Of the stage before, or None.
 
     Raises:
         ConfigurationError: They do not go together, by the module's `check_data(data)` if there is one.
     """
     options: Mapping[str, Any] = data.model_options() if hasattr(data, "model_options") else {}
-    module = module_for(config, options, getattr(data, "monitored", "val"))
+    module = module_for(config, options, getattr(data, "monitored", "val"), weights)
     check: Callable[[pl.LightningDataModule], None] | None = getattr(module, "check_data", None)
     if check is not None:
         check(data)
     return module
 
 
-def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitored: str = "val") -> pl.LightningModule:
+def module_for(
+    config: dict[str, Any],
+    model_options: Mapping[str, Any],
+    monitored: str = "val",
+    weights: Mapping[str, Tensor] | None = None,
+) -> pl.LightningModule:
     """The LightningModule of a configuration, made without its data.
 
     Args:
         config: The whole resolved configuration.
         model_options: What the data say, such as input_shape and num_classes.
         monitored: Name of the data that the validation loop sees.
+        weights: Of the stage before, or None.
     """
     for group in ("model", "module"):
         if given := [name for name in model_options if name in config[group]]:
@@ -213,7 +227,43 @@ def module_for(config: dict[str, Any], model_options: Mapping[str, Any], monitor
     _try_optimizer(optimizer, schedule)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "monitored": monitored}
     module: pl.LightningModule = made("module", cls, own | _taken(cls, {**model_options, **parts}))
+    if weights is not None:
+        _take_weights(module, weights, config["after"])
+    _train_only(module if model is None else model, config)
     return module
+
+
+def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], place: str) -> None:
+    """Load what has the same name and shape, and say what is new.
+
+    Args:
+        module: Of the new stage, without adapters.
+        weights: From `weights_before`.
+        place: Where they come from, for messages.
+
+    Raises:
+        ConfigurationError: Nothing fits.
+    """
+    own = module.state_dict()
+    taken = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    if not taken:
+        raise ConfigurationError(
+            f"after={place}: none of its weights has name and shape of this model's: take its model=."
+        )
+    module.load_state_dict(taken, strict=False)
+    new = [name for name in own if name not in taken]
+    begun = f", and {', '.join(new)} begin anew" if new else ""
+    pl.utilities.rank_zero_info(f"{len(taken)} tensors are those of {place}{begun}.")
+
+
+def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
+    """Freeze what is not to be trained; an older run does not say."""
+    parts = config.get("trainable")
+    if parts is None:
+        return
+    if hasattr(network, "generator"):
+        raise ConfigurationError("trainable: a GAN trains all of its two networks: leave it out (trainable=null).")
+    _call(train_only, {"model": network, "parts": parts}, "trainable")
 
 
 def _made_for(model_options: Mapping[str, Any], group: str, cls: type, options: Mapping[str, Any]) -> Any:

@@ -58,6 +58,12 @@ Factor = Annotated[float, Field(ge=0), "a number from 0 on"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 Duration = Annotated[str, AfterValidator(seconds_of), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
+Place = Annotated[str, Field(min_length=1), "the folder of a run"]
+Parts = Annotated[
+    str,
+    Field(pattern=r"^(last_layer|bias|lora:[1-9]\d*)(\+(last_layer|bias|lora:[1-9]\d*))*$"),
+    "last_layer, bias, lora:8 (or another rank), or several of them joined by +",
+]
 _OfWandb = Annotated[str, Field(max_length=128), AfterValidator(_of_wandb), "a name without any of / \\ # ? % :"]
 
 
@@ -135,7 +141,9 @@ _KINDS = {
     "data": Kind((pl.LightningDataModule,), frozenset({"seed"})),
     "model": Kind((nn.Module,)),
     "module": Kind((pl.LightningModule,), frozenset({"model", "optimizer", "monitored", "schedule"})),
-    "strategy": Kind((PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "fingerprint", "records", "audit"})),
+    "strategy": Kind(
+        (PrivateStrategy, NonPrivate), frozenset({"seed", "ledger", "after", "fingerprint", "records", "audit"})
+    ),
     "records": Kind((object,), protocol=RecordSource),
     "audit": Kind((GradientCanaries,)),
     "optimizer": OPTIMIZER,
@@ -158,7 +166,13 @@ _KINDS = {
     ),
 }
 _PLAIN: dict[str, type] = {"run": _Run, "engine": _Engine, "logger": _Logger, "diagnostics": _Diagnostics}
-_SINGLE: dict[str, Any] = {"seed": Seed, "ema_decay": float | None, "objective": Metric | None}
+_SINGLE: dict[str, Any] = {
+    "seed": Seed,
+    "after": Place | None,
+    "trainable": Parts | None,
+    "ema_decay": float | None,
+    "objective": Metric | None,
+}
 _PARTS = {"model": "none", "optimizer": "none", "schedule": "constant"}  # of a module, and the choice without
 _MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
 _NEWER = {"records", "audit"}  # groups that older runs have not

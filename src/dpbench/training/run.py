@@ -35,6 +35,7 @@ from dpbench.training.allocator import keep_large_blocks
 from dpbench.training.checkpoint import LastCheckpoint
 from dpbench.training.checks import check_config
 from dpbench.training.deadline import deadline_of
+from dpbench.training.earlier_stage import weights_before, with_earlier_stage
 from dpbench.training.evaluation_row import EvaluationRow, log_end
 from dpbench.training.extension import Reopened, require_extendable
 from dpbench.training.hydra_folder import hydra_files, made_apart, output_dir, write_hydra_files
@@ -164,6 +165,7 @@ def _train(
     start, begun = time.perf_counter(), time.monotonic()
     with together():
         check_config(config)
+        config = with_earlier_stage(config)
         strategy = build.build_strategy(config, folder)
     deadline = deadline_of(config["run"].get("max_time"), begun)
     code_hash(), commit()  # what runs now; the files may have changed when the record is written
@@ -176,7 +178,8 @@ def _train(
         write_hydra_files(folder, beside)
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
-    module = build.build_module(config, data)
+    weights = None if checkpoint is not None else weights_before(config, trust)
+    module = build.build_module(config, data, weights)
     for observer in observers:
         observer.observes_only = True  # type: ignore[attr-defined]
     last = LastCheckpoint(folder, config["run"]["checkpoint_every_n_steps"], deadline)

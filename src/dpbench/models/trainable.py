@@ -1,0 +1,168 @@
+"""Trains a part of a network: its last layer, its biases, or low-rank adapters beside its linear layers (LoRA)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+_KNOWN = "last_layer, bias, lora:RANK (such as lora:8), or several of them joined by +"
+
+
+class LoRA(nn.Module):
+    """A linear layer with a low-rank update beside it: W x + b + U D x (Hu et al. 2021).
+
+    U is zero at first, so that the network is the one that it was. The paper's factor α/r is 1.
+
+    Args:
+        base: The layer, which stays as it is.
+        rank: Rows of D, columns of U.
+
+    Shape:
+        (*, in_features) → (*, out_features).
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        place = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False, **place)
+        self.up = nn.Linear(rank, base.out_features, bias=False, **place)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of the layer and of its update."""
+        outputs: Tensor = self.base(inputs) + self.up(self.down(inputs))
+        return outputs
+
+    @property
+    def weight(self) -> Tensor:
+        """W + U D, for code that reads the weight of a layer instead of calling it."""
+        return self.base.weight + self.up.weight @ self.down.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Of the layer."""
+        return self.base.bias
+
+    def merged(self) -> nn.Linear:
+        """The layer with the update in its weight."""
+        with torch.no_grad():
+            self.base.weight.copy_(self.weight)
+        return self.base
+
+
+def train_only(model: nn.Module, parts: str) -> list[str]:
+    """Freeze all of a network but some parts; before an optimizer is made for it.
+
+    * `last_layer`: the module that was registered last of those with parameters, such as a classifier's output.
+    * `bias`: all biases (Bu et al. 2022, bu_bias_2022).
+    * `lora:RANK`: an adapter (`LoRA`) beside each `nn.Linear`, but beside the last layer where that is trained itself
+      (Yu et al. 2022).
+
+    What is frozen already stays frozen.
+
+    Args:
+        model: Trained afterwards; adapters are put into it.
+        parts: One of these, or several joined by "+".
+
+    Returns:
+        Names of the parameters that are trained.
+
+    Raises:
+        TypeError: The model is no module.
+        ValueError: There is no such part, or nothing of it can be trained.
+
+    >>> train_only(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), "lora:1+last_layer")
+    ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"train_only takes a torch.nn.Module, not {model!r}.")
+    ranks = []
+    chosen: set[nn.Parameter] = set()
+    last = _last_layer(model)
+    for part in parts.split("+"):
+        if part == "last_layer":
+            chosen.update(last.parameters(recurse=False))
+        elif part == "bias":
+            chosen.update(p for name, p in model.named_parameters() if _is_bias(name))
+        elif part.startswith("lora:"):
+            ranks.append(_rank(part, parts))
+        else:
+            raise ValueError(f"{parts!r} names no part of a network to be trained: it is {_KNOWN}.")
+    for parameter in model.parameters():
+        if parameter not in chosen:
+            parameter.requires_grad_(False)
+    for rank in ranks:
+        _add_adapters(model, rank, apart=last if "last_layer" in parts else None)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError(f"{parts!r} leaves nothing to be trained: the model has no such parameters, or froze them.")
+    return trained
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Put the updates of a network's adapters into its weights, and take the adapters out.
+
+    Args:
+        model: Has adapters of `train_only`, or none. Its functions stay as they are, but for rounding.
+    """
+    _replace(model, {layer: layer.merged() for layer in model.modules() if isinstance(layer, LoRA)})
+
+
+def merged_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The `state_dict` of a network with its adapters merged, under the names that it has without them.
+
+    Args:
+        state: Of a network with adapters, or without.
+    """
+    merged = dict(state)
+    for name in state:
+        layer = name.removesuffix(".up.weight")
+        down = f"{layer}.down.weight"
+        base = f"{layer}.base.weight"
+        if layer != name and down in state and base in state:
+            del merged[name], merged[down]
+            merged[f"{layer}.weight"] = merged.pop(base) + state[name] @ state[down]
+            if f"{layer}.base.bias" in state:
+                merged[f"{layer}.bias"] = merged.pop(f"{layer}.base.bias")
+    return merged
+
+
+def _last_layer(model: nn.Module) -> nn.Module:
+    layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+    if not layers:
+        raise ValueError("the model has no parameters, so that nothing of it can be trained.")
+    return layers[-1]
+
+
+def _is_bias(name: str) -> bool:
+    """Whether a parameter is a bias by its name: bias, bias_ih_l0, in_proj_bias."""
+    own = name.rpartition(".")[2]
+    return own == "bias" or own.startswith("bias_") or own.endswith("_bias")
+
+
+def _rank(part: str, parts: str) -> int:
+    digits = part.removeprefix("lora:")
+    if not digits.isdecimal() or int(digits) < 1:
+        raise ValueError(f"{parts!r} has no rank from 1 on: write lora:8, say.")
+    return int(digits)
+
+
+def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
+    """Put an adapter beside each linear layer, but one."""
+    if any(isinstance(layer, LoRA) for layer in model.modules()):
+        raise ValueError("the model has adapters already: dpbench.models.merge_adapters(model) takes them out.")
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and layer is not apart]
+    if not layers or model in layers:
+        raise ValueError("adapters go beside each nn.Linear in a model, and this one has none: last_layer or bias.")
+    _replace(model, {layer: LoRA(layer, rank) for layer in layers})
+
+
+def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
+    """Put modules in the places of others, in all places where they stand."""
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if layer in replacements:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacements[layer])

@@ -1,0 +1,292 @@
+"""Two trainings in one budget: the second one's ledger begins with the first one's, and its target is for both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from torch import Tensor, nn
+
+from dpbench.callback.loop import PrivateLoop
+from dpbench.cli import main
+from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
+from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.strategies import DPSGD, ClipOnly
+from tests.session.test_trainable import RECORDS, Net, records
+from tests.strategies.worlds import loader_of, pictures, trainer_for
+from tests.training.test_cli import TINY, dpbench
+
+DELTA = 1e-3
+FIRST_STEPS = 4
+
+
+class Stage(Net):
+    lr = 0.5
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=self.lr)
+
+
+def ledger_in(folder: Path) -> str:
+    return str(folder / "ledger.jsonl")
+
+
+def first_stage(folder: Path, module: Stage | None = None, **options: Any) -> Stage:
+    """Four steps of the head on lots of 12."""
+    module = module or Stage()
+    options = {"noise_multiplier": 1.0, "delta": DELTA, "ledger": ledger_in(folder / "first"), **options}
+    trainer_for(folder / "first", DPSGD(**options), FIRST_STEPS).fit(module, loader_of(records()))
+    return module
+
+
+def second_stage(folder: Path, module: Stage, steps: int = 5, **options: Any) -> DPSGD:
+    """The backbone and a new head, on lots of 8, with another bound and rate."""
+    module.backbone.requires_grad_(True)
+    module.head = nn.Linear(8, 3)
+    module.lr = 0.05
+    options = {"noise_multiplier": 0.8, "delta": DELTA, "after": ledger_in(folder / "first"), **options}
+    strategy = DPSGD(max_grad_norm=0.5, ledger=ledger_in(folder / "both"), **options)
+    trainer_for(folder / "both", strategy, steps).fit(module, loader_of(records(), 8))
+    return strategy
+
+
+def independent_epsilon(*stages: tuple[float, float, int]) -> float:
+    """Epsilon of (sampling rate, noise multiplier, steps), composed by dp_accounting alone."""
+    accountant = RdpAccountant()
+    for rate, noise, steps in stages:
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    return float(accountant.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_epsilon_is_of_both_stages(tmp_path: Path, seed: int | None) -> None:
+    module = first_stage(tmp_path, seed=seed)
+    before = module.backbone.weight.detach().clone()
+    strategy = second_stage(tmp_path, module, seed=seed)
+    assert not torch.equal(module.backbone.weight, before)
+    first = (tmp_path / "first" / "ledger.jsonl").read_text()
+    both = tmp_path / "both" / "ledger.jsonl"
+    assert both.read_text().startswith(first)
+    ledger = read_ledger(both)
+    assert ledger.damage is None
+    assert [phase for phase, _ in ledger.releases] == [0] * 4 + [1] * 5
+    expected = independent_epsilon((12 / RECORDS, 1.0, 4), (8 / RECORDS, 0.8, 5))
+    # dpbench's grid of orders is finer than dp_accounting's own.
+    assert expected * 0.98 < ledger_epsilon(ledger, DELTA) <= expected * (1 + 1e-9)
+    assert strategy.epsilon() == pytest.approx(ledger_epsilon(ledger, DELTA), rel=1e-12)
+    if seed is not None:
+        sources = {(header.noise_source, header.lot_source) for header in ledger.headers}
+        assert len({noise for noise, _ in sources}) == 2 and len({lots for _, lots in sources}) == 2
+
+
+def test_noise_is_found_for_what_is_left_of_the_target(tmp_path: Path) -> None:
+    module = first_stage(tmp_path, noise_multiplier=None, target_epsilon=2.0)
+    strategy = second_stage(tmp_path, module, noise_multiplier=None, target_epsilon=3.0)
+    assert strategy.releases == 5 and strategy.epsilon() <= 3.0
+    assert strategy.epsilon() == pytest.approx(3.0, rel=1e-4)
+    ledger = read_ledger(tmp_path / "both" / "ledger.jsonl")
+    noises = [header.plan.to_dict()["noise"]["noise_multiplier"] for header in ledger.headers if header.plan]
+    stages = [(12 / RECORDS, noises[0], 4), (8 / RECORDS, noises[1], 5)]
+    assert 3.0 * (1 - 1e-4) < independent_epsilon(*stages) < 3.0 * 1.02
+
+
+def test_the_second_stage_stops_at_the_target_of_both(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    strategy = second_stage(tmp_path, module, steps=200, target_epsilon=6.0)
+    epsilon = strategy.epsilon()
+    one_more = independent_epsilon((12 / RECORDS, 1.0, 4), (8 / RECORDS, 0.8, strategy.releases + 1))
+    assert 0 < strategy.releases < 200 and epsilon <= 6.0 < one_more
+
+
+def test_in_the_same_file(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    path = ledger_in(tmp_path / "first")
+    strategy = DPSGD(noise_multiplier=1.0, delta=DELTA, ledger=path, after=path)
+    trainer_for(tmp_path, strategy, 3).fit(module, loader_of(records()))
+    ledger = read_ledger(Path(path))
+    assert [phase for phase, _ in ledger.releases] == [0] * 4 + [1] * 3
+    assert strategy.epsilon() == pytest.approx(ledger_epsilon(ledger, DELTA), rel=1e-12)
+
+
+def test_a_second_stage_is_resumed(tmp_path: Path) -> None:
+    """From its checkpoint, with the same weights and the same ledger as an uninterrupted one."""
+
+    def run(folder: Path, *lengths: int) -> tuple[Tensor, str]:
+        torch.manual_seed(5)
+        module = first_stage(folder, seed=1)
+        module.backbone.requires_grad_(True)
+        start = None
+        for length in lengths:
+            strategy = DPSGD(
+                target_epsilon=9.0,
+                noise_multiplier=1.0,
+                delta=DELTA,
+                seed=1,
+                after=ledger_in(folder / "first"),
+                ledger=ledger_in(folder / "both"),
+            )
+            trainer = trainer_for(folder, strategy, length)
+            trainer.fit(module, loader_of(records()), ckpt_path=start, weights_only=False)
+            start = folder / "last.ckpt"
+            trainer.save_checkpoint(start)
+        return module.backbone.weight.detach(), (folder / "both" / "ledger.jsonl").read_text()
+
+    whole, whole_ledger = run(tmp_path / "whole", 6)
+    resumed, resumed_ledger = run(tmp_path / "resumed", 3, 6)
+    assert torch.equal(whole, resumed) and len(whole_ledger) == len(resumed_ledger)
+    assert len(read_ledger(tmp_path / "resumed" / "both" / "ledger.jsonl").releases) == 4 + 6
+
+
+def test_three_stages(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    second_stage(tmp_path, module)
+    strategy = DPSGD(noise_multiplier=1.0, delta=DELTA, after=ledger_in(tmp_path / "both"))
+    trainer_for(tmp_path / "third", strategy, 2).fit(module, loader_of(records()))
+    assert len(read_ledger(tmp_path / "third" / "ledger.jsonl").releases) == 4 + 5 + 2
+
+
+def test_a_loop_after_a_trainer(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    model = nn.Sequential(module.backbone, nn.Tanh(), module.head)
+    strategy = DPSGD(
+        noise_multiplier=1.0, delta=DELTA, ledger=ledger_in(tmp_path / "both"), after=ledger_in(tmp_path / "first")
+    )
+    loop = PrivateLoop(
+        model,
+        torch.optim.SGD(module.head.parameters(), lr=0.1),
+        loader_of(records()),
+        strategy,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        steps=3,
+    )
+    assert list(loop) == [1, 2, 3]  # without the warning of a model that another ledger records
+    assert loop.epsilon() == pytest.approx(independent_epsilon((12 / RECORDS, 1.0, 7)), rel=0.02)
+
+
+# ------------------------------------------------------------------------------------- refused
+
+
+def test_what_is_spent(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    with pytest.raises(BudgetExhausted, match=r"target_epsilon=1.0 is for both trainings, and .* has spent"):
+        second_stage(tmp_path, module, noise_multiplier=None, target_epsilon=1.0)
+    with pytest.raises(BudgetExhausted, match="allows no further step"):
+        second_stage(tmp_path, module, target_epsilon=1.0)
+
+
+def test_another_training_set(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    strategy = DPSGD(
+        noise_multiplier=1.0, delta=DELTA, ledger=ledger_in(tmp_path / "both"), after=ledger_in(tmp_path / "first")
+    )
+    with pytest.raises(LedgerError, match="population 40, this run 60: one ledger describes one training set"):
+        trainer_for(tmp_path, strategy, 2).fit(module, loader_of(pictures()))
+
+
+def test_another_ledger_in_its_place(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    first_stage(tmp_path / "other")
+    (tmp_path / "other" / "first").rename(tmp_path / "both")
+    with pytest.raises(LedgerError, match="does not begin with .* after which this training goes on"):
+        second_stage(tmp_path, module)
+
+
+def test_a_ledger_that_is_not_that_of_the_model(tmp_path: Path) -> None:
+    module = first_stage(tmp_path)
+    first_stage(tmp_path / "other")
+    strategy = DPSGD(noise_multiplier=1.0, delta=DELTA, after=ledger_in(tmp_path / "other" / "first"))
+    with pytest.raises(ConfigurationError, match="was trained privately before.*after="):
+        trainer_for(tmp_path, strategy, 2).fit(module, loader_of(records()))
+
+
+def test_what_was_frozen_on_the_way_holds_releases_too(tmp_path: Path) -> None:
+    """A backbone that was trained, and frozen before the end, under a new head."""
+
+    class Freezing(Stage):
+        def on_train_batch_start(self, *_: Any) -> None:
+            if self.global_step == 2:
+                self.backbone.requires_grad_(False)
+
+    module = first_stage(tmp_path, Freezing(frozen=False))
+    module.head = nn.Linear(8, 3)
+    strategy = DPSGD(noise_multiplier=1.0, delta=DELTA)
+    with pytest.raises(ConfigurationError, match="was trained privately before.*after="):
+        trainer_for(tmp_path / "new", strategy, 2).fit(module, loader_of(records()))
+
+
+def test_a_damaged_ledger(tmp_path: Path) -> None:
+    module = Stage()
+    first_stage(tmp_path)
+    path = tmp_path / "first" / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"number":2', '"number":7'))
+    with pytest.raises(LedgerError, match="cannot go on after"):
+        second_stage(tmp_path, module)
+
+
+def test_options_that_do_not_go_with_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is no file: name the ledger of the training before"):
+        DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path))
+    first_stage(tmp_path)
+    with pytest.raises(ConfigurationError, match="the training before .* had none of them"):
+        DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path / "first"), audit=GradientCanaries(20))
+    with pytest.raises(ConfigurationError, match="ClipOnly is no private training"):
+        ClipOnly(max_grad_norm=1.0, after=ledger_in(tmp_path / "first"))
+
+
+# ------------------------------------------------------------------------------------- on the command line
+
+WORDS = [*TINY, f"strategy.delta={DELTA}"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished first stage, one without privacy, and one that has not ended."""
+    folder = tmp_path_factory.mktemp("runs")
+    dpbench(folder, "train", *WORDS, "trainer.max_steps=4", "strategy.noise_multiplier=1", "hydra.run.dir=first")
+    dpbench(folder, "train", *TINY, "trainer.max_steps=2", "strategy=none", "hydra.run.dir=bare")
+    return folder
+
+
+def test_on_the_command_line(runs: Path) -> None:
+    second = ["after=first", "optimizer.lr=0.02", "data.expected_batch_size=100", "trainable=lora:2+last_layer"]
+    target = ["strategy.noise_multiplier=null", "strategy.target_epsilon=3", "trainer.max_steps=5"]
+    dpbench(runs, "train", *WORDS, *second, *target, "hydra.run.dir=both")
+    result = json.loads((runs / "both" / "result.json").read_text())
+    assert result["steps"] == 5 and result["privacy"]["releases"] == 9
+    assert result["privacy"]["epsilon"]["rdp"] == pytest.approx(3.0, rel=1e-4)
+    ledger = read_ledger(runs / "both" / "ledger.jsonl")
+    noise = [header.plan.to_dict()["noise"]["noise_multiplier"] for header in ledger.headers if header.plan]
+    assert 2.999 < independent_epsilon((64 / 1437, noise[0], 4), (100 / 1437, noise[1], 5)) < 3.1
+    before, after = (
+        torch.load(runs / name / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
+        for name in ("first", "both")
+    )
+    # What is frozen in the second stage is as the first one has left it.
+    assert torch.equal(before["model.1.weight"], after["model.1.base.weight"])
+    assert main(["account", str(runs / "both")]) == 0
+    dpbench(runs, "resume", "both", "trainer.max_steps=6", "strategy.target_epsilon=4")
+    assert len(read_ledger(runs / "both" / "ledger.jsonl").releases) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["after=nowhere"], "holds no run of dpbench"),
+        (["after=bare"], "that run has no ledger"),
+        (["after=first", "strategy=none"], "that run is private, and going on without privacy"),
+        (["after=first", "model.hidden=[12,7]"], "none of its weights"),
+    ],
+)
+def test_on_the_command_line_refused(runs: Path, words: list[str], message: str) -> None:
+    private = [] if "strategy=none" in words else ["strategy.noise_multiplier=1"]
+    own = TINY if "strategy=none" in words else WORDS
+    _, err = dpbench(runs, "train", *own, "trainer.max_steps=2", *private, *words, "hydra.run.dir=no", status=1)
+    assert message in err and err.count("\n") == 1
