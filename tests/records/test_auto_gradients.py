@@ -62,6 +62,25 @@ def test_each_network_trains_and_is_right(tmp_path: Path, name: str, monkeypatch
     assert len(said) == int(name != "plain") and not any("off by" in line for line in said)
 
 
+class Scaled(nn.Module):
+    """A parameter of its own beside dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(6))
+        self.dropout = nn.Dropout(0.2)
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.dropout(x * self.scale).flatten(1))
+
+
+def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    strategy, _, _ = fit(tmp_path, Scaled(), gradients="auto")
+    assert used(strategy) == "engine"
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_engine_alone_refuses(tmp_path: Path, name: str) -> None:
     make, step = NETWORKS[name]

@@ -29,6 +29,7 @@ from dpbench.privacy.gradients.layers import (
     rule_of,
     sequence_first,
 )
+from dpbench.privacy.gradients.own_code import ModuleCall, OwnCode, own_gradients
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, has_trainable, refuse_unsupported
@@ -49,6 +50,7 @@ class _Use:
         rule: Of the layer; None: `fallback`.
         output: Detached; of layers without a rule of ours only.
         part: Of a layer that is computed from its parts.
+        call: Of a module that owns parameters beside layers.
     """
 
     name: str
@@ -59,6 +61,7 @@ class _Use:
     rule: Rule | None = None
     output: Tensor | None = None
     part: Part | None = None
+    call: ModuleCall | None = None
 
     @property
     def who(self) -> str:
@@ -111,13 +114,21 @@ class PerRecordEngine:
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
+        self._own_code = OwnCode(self._is_recording)
         self._handles = guard_training_mode(model, lambda: self.recording)
         self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
         """Register the hooks of every layer with trainable parameters."""
+        watched = [module for module in model.modules() if self._has_own_code(module)]
+        below = {layer: None for module in watched for layer in module.modules() if layer is not module}
+        for layer in below:  # before the layers' own hooks, which see what they are given
+            handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
+            self._handles.append(handle)
         for name, module in model.named_modules():
-            if type(module) in INTERCEPTED:
+            if module in watched:
+                self._attach_own_code(name, module)
+            elif type(module) in INTERCEPTED:
                 if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
@@ -128,6 +139,16 @@ class PerRecordEngine:
                 hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
                 handle = module.register_forward_hook(hook, with_kwargs=True)
                 self._handles.append(handle)
+        for layer in below:
+            after = self._own_code.after_layer
+            self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _has_own_code(self, module: nn.Module) -> bool:
+        """Whether a module owns parameters beside layers."""
+        if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
+            return False
+        has_layers = any(True for _ in module.children())
+        return has_layers and has_trainable(module, recurse=False) and rule_of(module) is None
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -135,15 +156,17 @@ class PerRecordEngine:
             handle.remove()
         self._handles.clear()
         self._uses.clear()
+        self._own_code.clear()
         self._interceptions.close()
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
         self._uses.clear()
+        self._own_code.clear()
 
     def expect(self, records: int) -> None:
         """Forget what no backward pass followed, and keep the forward passes of so many records."""
-        self._uses.clear()
+        self.discard()
         self.recording = True
         self.records = records
 
@@ -220,6 +243,34 @@ class PerRecordEngine:
             return output
 
         return record_expanded
+
+    def _attach_own_code(self, name: str, module: nn.Module) -> None:
+        """Register hooks that keep the calls of a module that owns parameters beside layers."""
+
+        def after(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+            output: Any,
+        ) -> Any:
+            call, output = self._own_code.after_module(layer, output)
+            if call is not None:
+                seen = call.tensors
+                use = _Use(
+                    name,
+                    layer,
+                    inputs=tuple(x.value for x in seen),
+                    versions=tuple(x.version for x in seen),
+                    edges=tuple(x.edge for x in call.with_gradients if x.edge is not None),
+                    call=call,
+                )
+                self._uses.append(use)
+            return output
+
+        self._handles += [
+            module.register_forward_pre_hook(self._own_code.before_module, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
 
     def _attach_interception(self, name: str, module: nn.Module) -> None:
         """Register hooks that compute a layer from its parts, and keep these."""
@@ -352,6 +403,8 @@ class PerRecordEngine:
     ) -> LayerGradients:
         if use.part is not None:
             return _part_gradients(use, use.part, grads, records)
+        if use.call is not None:
+            return _own_gradients(use, use.call, grads, records, self._shared)
         assert grads[0] is not None
         dimension = int(use.layer in self._sequence_first)
         return _layer_gradients(
@@ -430,11 +483,7 @@ def _layer_gradients(
         tensors = [x for x in use.inputs if isinstance(x, Tensor)]
     tensors.append(grad)
     for x in tensors:
-        if x.dim() <= dimension or x.shape[dimension] != records:
-            raise UnsupportedModuleError(
-                f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
-                f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
-            )
+        _refuse_other_rows(use, x, records, dimension, shared)
     grad = cast(Tensor, _summable(grad))
     output = use.output
     inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
@@ -464,6 +513,39 @@ def _layer_gradients(
         return gradients
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _own_gradients(
+    use: _Use,
+    call: ModuleCall,
+    grads: Sequence[Tensor | None],
+    records: int,
+    shared: dict[nn.Module, str],
+) -> LayerGradients:
+    """Gradients of the parameters that a module owns beside layers."""
+    _refuse_changed(use)
+    for seen in call.tensors:
+        if seen.edge is not None:
+            _refuse_other_rows(use, seen.value, records, 0, shared)
+    try:
+        return own_gradients(call, [_summable(grad) for grad in grads], records)
+    except UnsupportedModuleError as error:
+        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _refuse_other_rows(
+    use: _Use,
+    x: Tensor,
+    records: int,
+    dimension: int,
+    shared: dict[nn.Module, str],
+) -> None:
+    """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""
+    if x.dim() <= dimension or x.shape[dimension] != records:
+        raise UnsupportedModuleError(
+            f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
+            f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
+        )
 
 
 def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
