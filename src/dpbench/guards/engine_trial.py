@@ -1,8 +1,8 @@
 """Whether the engine knows a network: tried on a few records, before anything is released.
 
-The engine knows layers. A network may use weights past them, differentiate within its loss, fold rows into dimension 0
-or hand on what all records share; and then the engine fails, or changes what the network computes. Such a network can
-be trained record by record.
+The engine knows layers. A network may use weights past them, differentiate within its loss or hand on what all records
+share; and then the engine fails, or changes what the network computes. Such a network can be trained record by record.
+Layers that see several rows of a record stay with the engine where it is certain which rows are whose.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from __future__ import annotations
 import re
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.folded_rows import LayerRows, RowEvidence, agreed
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.physical_batches import select
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
@@ -71,10 +76,28 @@ class EngineTrial:
         """
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
             return None
+        limit = self._limit(batch, rows)
+        engine = self._engine
+        if limit is None or not isinstance(engine, PerRecordEngine):
+            return limit
+        engine.folds = self._folds(batch, rows)
+        if engine.folds:
+            limit = self._limit(batch, rows)
+            if limit is not None:
+                engine.folds = {}
+        return limit
+
+    def is_agreed(self) -> bool:
+        """Whether all processes have found the same rows of records; each has to ask."""
+        folds = getattr(self._engine, "folds", {})
+        found = [(name, folds[m].value) for name, m in self._training.module.named_modules() if m in folds]
+        code = zlib.crc32(repr(found).encode())
+        return self._training.largest(code) == -self._training.largest(-code)
+
+    def _limit(self, batch: Any, rows: int) -> Limit | None:
         limits = []
         for size in _SIZES:
-            index = np.resize(np.arange(min(rows, size)), size)
-            limit = self._limit_on(select(batch, rows, index), size)
+            limit = self._limit_on(select(batch, rows, _index(rows, size)), size)
             if limit is not None:
                 limits.append(limit)
         for limit in limits:
@@ -90,6 +113,45 @@ class EngineTrial:
             self._seconds(one)  # the first time takes longer
             return rows * self._seconds(one) / whole
         return None
+
+    def _folds(self, batch: Any, rows: int) -> dict[nn.Module, Fold]:
+        """Which rows are a record's, of layers that see several of each; empty where that is not certain."""
+        lots = []
+        for size in _SIZES:
+            try:
+                lots.append(self._evidence(batch, rows, size).folds())
+            except Exception:
+                return {}
+        return agreed(lots)
+
+    def _evidence(self, batch: Any, rows: int, size: int) -> RowEvidence:
+        """What changes in the layers of a lot with which of its records."""
+        index = _index(rows, size)
+        with self._without_traces() as rewind:
+
+            def seen(index: NDArray[np.int64]) -> list[LayerRows]:
+                rewind()
+                return self._seen(select(batch, rows, index), size)
+
+            evidence = RowEvidence(seen(index), size)
+            evidence.add(seen(index), None)
+            for record in range(size):
+                for distance in (1, size):
+                    changed = index.copy()
+                    changed[record] = (index[record] + distance) % rows
+                    evidence.add(seen(changed), record)
+        return evidence
+
+    def _seen(self, lot: Any, size: int) -> list[LayerRows]:
+        """What each layer sees of a lot, in the network as it is."""
+        engine = self._engine
+        assert isinstance(engine, PerRecordEngine)
+        engine.expect(size)
+        engine.expands = False
+        try:
+            return engine.seen(self._loss(lot))
+        finally:
+            engine.expands = True
 
     def _limit_on(self, lot: Any, size: int) -> Limit | None:
         engine = self._engine
@@ -170,6 +232,11 @@ class EngineTrial:
                 engine.discard()
                 engine.recording = recording
                 engine.records = records
+
+
+def _index(rows: int, size: int) -> NDArray[np.int64]:
+    """Rows of a lot of `size`: the first, from the beginning again where there are fewer."""
+    return np.resize(np.arange(min(rows, size)), size)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

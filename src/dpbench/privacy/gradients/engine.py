@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -19,9 +19,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.interception import Arguments, Interceptions, LayerGradients, Part
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
+    OVER_POSITIONS,
     RULES,
     Rule,
     fallback,
@@ -70,6 +72,14 @@ class _Use:
         kind = type(self.layer)
         return f"{name} ({kind.__name__})"
 
+    def with_rows(self) -> list[Tensor]:
+        """What must hold the records in dimension 0, beside the gradient of the output."""
+        if self.call is not None:
+            return [seen.value for seen in self.call.with_records]
+        if type(self.layer) is nn.EmbeddingBag:  # whose tokens are in one row
+            return []
+        return [x for x in self.inputs if isinstance(x, Tensor)]
+
 
 class PerRecordEngine:
     """Watches a model's layers and answers a loss with the per-record gradients of its trainable parameters.
@@ -85,6 +95,8 @@ class PerRecordEngine:
         recording: Whether forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
+        folds: Which rows are a record's, of layers that see several of each: found out by evidence, never guessed.
+        expands: Whether embeddings of what all records share are handed on once for each record.
         at_once: Any number of rows goes into one forward pass.
 
     Raises:
@@ -111,6 +123,8 @@ class PerRecordEngine:
         self.recording = True
         self.verified = False
         self.records: int | None = None
+        self.folds: dict[nn.Module, Fold] = {}
+        self.expands = True
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
@@ -228,7 +242,7 @@ class PerRecordEngine:
             kwargs: dict[str, Any],
             output: Tensor,
         ) -> Tensor | None:
-            if self.records is None or not self._is_recording():
+            if self.records is None or not self._is_recording() or not self.expands or layer in self.folds:
                 record(layer, args, kwargs, output)
                 return None
             (tokens,) = positional(layer, args, kwargs)
@@ -366,6 +380,26 @@ class PerRecordEngine:
                 )
             return self._gradients(uses, grads, records)
 
+    def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
+        """What each layer saw in the forward passes since the last call, one after the other.
+
+        Args:
+            loss: Of these forward passes.
+
+        Returns:
+            Layers, with their inputs and the gradients of their outputs; no tensors where rows cannot be several of a
+            record.
+        """
+        uses = self._uses
+        self._uses = []
+        edges: list[Any] = [edge for use in uses for edge in use.edges]
+        remaining = iter(backward(loss, edges, torch.ones_like(loss)) if edges else ())
+        seen = []
+        for use in uses:
+            grads = [next(remaining) for _ in use.edges]
+            seen.append((use.layer, [*use.with_rows(), *(grad for grad in grads if grad is not None)]))
+        return seen
+
     def _gradients(
         self,
         uses: Sequence[_Use],
@@ -404,9 +438,19 @@ class PerRecordEngine:
         if use.part is not None:
             return _part_gradients(use, use.part, grads, records)
         if use.call is not None:
-            return _own_gradients(use, use.call, grads, records, self._shared)
+            return _own_gradients(use, use.call, grads, records, self._shared, self.folds.get(use.layer))
         assert grads[0] is not None
         dimension = int(use.layer in self._sequence_first)
+        fold = self.folds.get(use.layer)
+        if fold is not None and is_folded(grads[0], records) and not dimension:
+            return _folded_gradients(
+                use,
+                grads[0],
+                records,
+                self._shared,
+                verify,
+                fold,
+            )
         return _layer_gradients(
             use,
             grads[0],
@@ -478,11 +522,7 @@ def _layer_gradients(
         verify: Compare those of a sampler with `fallback`.
     """
     _refuse_changed(use)
-    tensors = []
-    if type(use.layer) is not nn.EmbeddingBag:  # whose tokens are in one row
-        tensors = [x for x in use.inputs if isinstance(x, Tensor)]
-    tensors.append(grad)
-    for x in tensors:
+    for x in (*use.with_rows(), grad):
         _refuse_other_rows(use, x, records, dimension, shared)
     grad = cast(Tensor, _summable(grad))
     output = use.output
@@ -515,20 +555,54 @@ def _layer_gradients(
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
 
 
+def _folded_gradients(
+    use: _Use,
+    grad: Tensor,
+    records: int,
+    shared: dict[nn.Module, str],
+    verify: bool,
+    fold: Fold,
+) -> LayerGradients:
+    """Gradients of a layer that saw several rows of each record.
+
+    Args:
+        use: A call of the layer.
+        grad: Gradient of its output, of k·R rows.
+        records: R.
+        shared: Names of embeddings that were called with the same tokens for all records.
+        verify: Compare those of a sampler with `fallback`.
+        fold: Which rows are a record's.
+    """
+    rows = len(grad)
+    for x in use.with_rows():
+        if x.dim() < 1 or len(x) != rows:
+            _refuse_other_rows(use, x, records, 0, shared)
+    if use.rule in OVER_POSITIONS:
+        _refuse_changed(use)
+        inputs = tuple(fold.by_record(x, records) if isinstance(x, Tensor) else x for x in use.inputs)
+        versions = tuple(x._version for x in inputs if isinstance(x, Tensor))
+        folded = replace(use, inputs=inputs, versions=versions)
+        return _layer_gradients(folded, fold.by_record(grad, records), records, 0, shared, verify)
+    gradients = _layer_gradients(use, grad, rows, 0, shared, verify)
+    record_of = fold.record_of(rows, records, grad.device)
+    return {name: of_rows.merge(record_of, records, 1.0) for name, of_rows in gradients.items()}
+
+
 def _own_gradients(
     use: _Use,
     call: ModuleCall,
     grads: Sequence[Tensor | None],
     records: int,
     shared: dict[nn.Module, str],
+    fold: Fold | None,
 ) -> LayerGradients:
     """Gradients of the parameters that a module owns beside layers."""
     _refuse_changed(use)
     for seen in call.tensors:
-        if seen.edge is not None:
+        if seen.edge is not None and not (fold is not None and is_folded(seen.value, records)):
             _refuse_other_rows(use, seen.value, records, 0, shared)
     try:
-        return own_gradients(call, [_summable(grad) for grad in grads], records)
+        return own_gradients(call, [_summable(grad) for grad in grads], records, fold)
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
 

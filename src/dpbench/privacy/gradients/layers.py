@@ -571,6 +571,10 @@ ELSEWHERE: dict[tuple[str, str], Rule] = {
 """Layers of other packages, by module and name, so that nothing is imported."""
 
 
+OVER_POSITIONS: set[Rule] = {linear, transposed_linear, embedding, layer_norm}
+"""Rules that take any number of positions in the dimensions after the first: further rows of a record are some."""
+
+
 def rule_of(layer: nn.Module) -> Rule | None:
     """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
     kind = type(layer)

@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.interception import LayerGradients
 from dpbench.privacy.gradients.layers import instantiated, refuse_other_values
 from dpbench.privacy.gradients.parameter import zero_gradients
@@ -119,9 +120,11 @@ class LayerCall:
         """All that went in or out."""
         return _tensors([*self.inputs, *self.outputs])
 
-    def is_by_record(self, records: int) -> bool:
+    def is_by_record(self, records: int, fold: Fold | None) -> bool:
         """Whether the call can be left out, and has the records in dimension 0 of all that has a gradient."""
-        return self.is_whole and all(_has_rows(seen.value, records) for seen in self.tensors if seen.edge is not None)
+        return self.is_whole and all(
+            has_rows(seen.value, records, fold) for seen in self.tensors if seen.edge is not None
+        )
 
 
 @dataclass
@@ -150,6 +153,12 @@ class ModuleCall:
         return _tensors([*self.inputs, *self.outputs])
 
     @property
+    def with_records(self) -> list[Seen]:
+        """All that should hold the records: what has a gradient, here and in its layers."""
+        calls: list[ModuleCall | LayerCall] = [self, *self.layers]
+        return [seen for call in calls for seen in call.tensors if seen.edge is not None]
+
+    @property
     def with_gradients(self) -> list[Seen]:
         """Its outputs and the inputs of its layers, where they have a gradient."""
         of_layers = [seen for call in self.layers for seen in _with_gradients(call.inputs)]
@@ -164,7 +173,10 @@ def _with_gradients(leaves: Sequence[Any]) -> list[Seen]:
     return [seen for seen in _tensors(leaves) if seen.edge is not None]
 
 
-def _has_rows(x: Tensor, records: int) -> bool:
+def has_rows(x: Tensor, records: int, fold: Fold | None) -> bool:
+    """Whether a tensor has a row for each record, or several where it is known which."""
+    if fold is not None and is_folded(x, records):
+        return True
     return x.dim() > 0 and len(x) == records
 
 
@@ -239,13 +251,19 @@ class OwnCode:
         return (call if _with_gradients(call.outputs) else None), output
 
 
-def own_gradients(call: ModuleCall, grads: Sequence[Tensor | None], records: int) -> LayerGradients:
+def own_gradients(
+    call: ModuleCall,
+    grads: Sequence[Tensor | None],
+    records: int,
+    fold: Fold | None = None,
+) -> LayerGradients:
     """Per-record gradients of the parameters that a module owns itself.
 
     Args:
         call: Of the module.
         grads: Of `call.with_gradients`, in float32 at least; None where the loss does not depend on one.
         records: R.
+        fold: Which rows are a record's, where the module sees several of each.
 
     Raises:
         UnsupportedModuleError: The module cannot be mapped over records, or gives other numbers for one of them.
@@ -259,19 +277,20 @@ def own_gradients(call: ModuleCall, grads: Sequence[Tensor | None], records: int
             parameters[name] = parameter.detach().to(dtype)
     if not records:
         return {name: zero_gradients(parameter, 0) for name, parameter in parameters.items()}
-    left_out = [layer_call for layer_call in call.layers if layer_call.is_by_record(records)]
+    left_out = [layer_call for layer_call in call.layers if layer_call.is_by_record(records, fold)]
     if any(seen.is_changed for layer_call in left_out for seen in layer_call.tensors):
         raise UnsupportedModuleError("what one of its layers was given or returned was changed in place")
     ends = _with_gradients(call.outputs)
     for layer_call in left_out:
         ends += _with_gradients(layer_call.inputs)
+    by_record = partial((fold or Fold.CONTIGUOUS).by_record, records=records)
     grad_of = {id(seen): grad for seen, grad in zip(call.with_gradients, grads, strict=True)}
     cotangents = []
     for seen in ends:
         grad = grad_of[id(seen)]
         grad = torch.zeros_like(seen.value, dtype=dtype) if grad is None else grad.to(dtype)
-        cotangents.append(grad.unsqueeze(1))
-    rows = _Rows(records, dtype)
+        cotangents.append(by_record(grad))
+    rows = _Rows(by_record, dtype, {len(seen.value) for seen in ends})
     inputs = rows.take(call.inputs)
     returned = [rows.take(layer_call.outputs) for layer_call in left_out]
 
@@ -295,7 +314,7 @@ def own_gradients(call: ModuleCall, grads: Sequence[Tensor | None], records: int
             "owns, or put them into a module without layers"
         ) from error
     for value, seen in zip(values, ends, strict=True):
-        refuse_other_values(value, seen.value.unsqueeze(1))
+        refuse_other_values(value, by_record(seen.value))
     return {name: instantiated(row) for name, row in gradients.items()}
 
 
@@ -303,16 +322,18 @@ class _Rows:
     """Tensors that have a row for each record, and what is built of one row of each.
 
     Args:
-        records: R.
+        by_record: From rows (k·R, ...) to (R, k, ...).
         dtype: Of floating-point numbers.
+        sizes: Numbers of rows; what has others is the same for all records.
 
     Attributes:
-        tensors: Shape (R, 1, ...): a record looks to a module like a lot of one.
+        tensors: Shape (R, k, ...): a record looks to a module like a lot of one.
     """
 
-    def __init__(self, records: int, dtype: torch.dtype) -> None:
-        self._records = records
+    def __init__(self, by_record: Callable[[Tensor], Tensor], dtype: torch.dtype, sizes: set[int]) -> None:
+        self._by_record = by_record
         self._dtype = dtype
+        self._sizes = sizes
         self.tensors: list[Tensor] = []
 
     def take(self, leaves: Sequence[Any]) -> Callable[[Sequence[Tensor]], list[Any]]:
@@ -327,9 +348,9 @@ class _Rows:
             if x.is_floating_point():
                 x = x.to(self._dtype)
             values.append(x)
-            if _has_rows(x, self._records):
+            if x.dim() and len(x) in self._sizes:
                 places[position] = len(self.tensors)
-                self.tensors.append(x.unsqueeze(1))
+                self.tensors.append(self._by_record(x))
 
         def of_record(row: Sequence[Tensor]) -> list[Any]:
             return [row[places[i]] if i in places else value for i, value in enumerate(values)]
