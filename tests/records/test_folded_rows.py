@@ -427,12 +427,11 @@ def test_processes_that_found_other_folds_do_not_agree(other: dict[str, Fold]) -
         def __init__(self, module: nn.Module) -> None:
             self.module = module
             self.counts: list[int] = []
+            self.of_other: list[int] = []
 
         def largest(self, count: int) -> int:
             self.counts.append(count)
             return max(self.counts[-1], self.of_other[len(self.counts) - 1]) if self.of_other else count
-
-        of_other: list[int] = []
 
     agreements = []
     for mine in ({"map": Fold.CONTIGUOUS}, other):

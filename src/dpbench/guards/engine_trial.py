@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from dpbench.guards.folded_rows import LayerRows, RowEvidence, agreed
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.gradients.folds import Fold
+from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.physical_batches import select
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
@@ -80,17 +81,24 @@ class EngineTrial:
         engine = self._engine
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
+        lifted = self._lifted(batch, rows)
+        if lifted:
+            engine.lift(lifted)
         engine.folds = self._folds(batch, rows)
-        if engine.folds:
-            limit = self._limit(batch, rows)
-            if limit is not None:
-                engine.folds = {}
+        if (lifted or engine.folds) and self._limit(batch, rows) is None:
+            return None
+        engine.folds = {}
+        if lifted:
+            engine.lift({})
         return limit
 
     def is_agreed(self) -> bool:
-        """Whether all processes have found the same rows of records; each has to ask."""
-        folds = getattr(self._engine, "folds", {})
-        found = [(name, folds[m].value) for name, m in self._training.module.named_modules() if m in folds]
+        """Whether all processes have found the same of the layers; each has to ask."""
+        engine = self._engine
+        found = []
+        if isinstance(engine, PerRecordEngine):
+            for name, module in self._training.module.named_modules():
+                found.append((name, engine.folds.get(module), module in engine.lifted))
         code = zlib.crc32(repr(found).encode())
         return self._training.largest(code) == -self._training.largest(-code)
 
@@ -113,6 +121,42 @@ class EngineTrial:
             self._seconds(one)  # the first time takes longer
             return rows * self._seconds(one) / whole
         return None
+
+    def _lifted(self, batch: Any, rows: int) -> dict[nn.Module, nn.Module]:
+        """Layers on what all records share, each with the nearest module above that has rows of the records.
+
+        Nothing is taken for granted of them: the lines of that module are run for each record alone, and compared.
+        """
+        shared: set[str] = set()
+        with_rows: list[dict[str, bool]] = []
+        names = {module: name for name, module in self._training.module.named_modules()}
+        for size in _SIZES:
+            lot = select(batch, rows, _index(rows, size))
+            with self._without_traces() as rewind, _watched_outputs(self._training.module, size) as outputs:
+                rewind()
+                try:
+                    seen = self._seen(lot, size)
+                except Exception:
+                    return {}
+            with_rows.append(outputs)
+            for layer, tensors in seen:
+                if not all(len(x) == size or is_folded(x, size) for x in tensors if x.dim()):
+                    shared.add(names[layer])
+        lifted = {}
+        for name in shared:
+            path = name
+            while path:
+                above = path.rpartition(".")[0]
+                while above and not all(above in outputs for outputs in with_rows):  # a list of modules
+                    path, above = above, above.rpartition(".")[0]
+                if above and all(outputs[above] for outputs in with_rows):
+                    module = self._training.module
+                    lifted[module.get_submodule(path)] = module.get_submodule(above)
+                    break
+                path = above
+            if not path:
+                return {}
+        return lifted
 
     def _folds(self, batch: Any, rows: int) -> dict[nn.Module, Fold]:
         """Which rows are a record's, of layers that see several of each; empty where that is not certain."""
@@ -232,6 +276,24 @@ class EngineTrial:
                 engine.discard()
                 engine.recording = recording
                 engine.records = records
+
+
+@contextmanager
+def _watched_outputs(module: nn.Module, records: int) -> Iterator[dict[str, bool]]:
+    """Within, whether each module that is called returns the records in dimension 0 of all that has a gradient."""
+    outputs: dict[str, bool] = {}
+
+    def hook(name: str, layer: nn.Module, args: Any, output: Any) -> None:
+        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+        have_rows = [x.dim() > 0 and (len(x) == records or is_folded(x, records)) for x in tensors]
+        outputs[name] = outputs.get(name, True) and bool(tensors) and all(have_rows)
+
+    handles = [layer.register_forward_hook(partial(hook, name)) for name, layer in module.named_modules()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _index(rows: int, size: int) -> NDArray[np.int64]:

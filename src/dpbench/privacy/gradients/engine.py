@@ -7,7 +7,7 @@ are computed from their parts while they run (`interception`). Nothing is monkey
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
@@ -96,6 +97,7 @@ class PerRecordEngine:
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
         folds: Which rows are a record's, of layers that see several of each: found out by evidence, never guessed.
+        lifted: Layers on what all records share, which are run with the lines of a module above.
         expands: Whether embeddings of what all records share are handed on once for each record.
         at_once: Any number of rows goes into one forward pass.
 
@@ -124,13 +126,28 @@ class PerRecordEngine:
         self.verified = False
         self.records: int | None = None
         self.folds: dict[nn.Module, Fold] = {}
+        self.lifted: set[nn.Module] = set()
         self.expands = True
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
-        self._sequence_first = sequence_first(model)
         self._own_code = OwnCode(self._is_recording)
-        self._handles = guard_training_mode(model, lambda: self.recording)
-        self._attach(model)
+        self._sequence_first = sequence_first(model)
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self.lift({})
+
+    def lift(self, layers: Mapping[nn.Module, nn.Module]) -> None:
+        """Take layers on what all records share for lines of modules above them, which have a row for each record.
+
+        Args:
+            layers: Each with such a module.
+        """
+        self.close()
+        self._holders = set(layers.values())
+        self.lifted = set(layers)
+        self._own_code = OwnCode(self._is_recording, self.lifted)
+        self._handles = guard_training_mode(self._model, lambda: self.recording)
+        self._attach(self._model)
 
     def _attach(self, model: nn.Module) -> None:
         """Register the hooks of every layer with trainable parameters."""
@@ -139,7 +156,10 @@ class PerRecordEngine:
         for layer in below:  # before the layers' own hooks, which see what they are given
             handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
             self._handles.append(handle)
+        below_lifted = {module for layer in self.lifted for module in layer.modules()}
         for name, module in model.named_modules():
+            if module in below_lifted:
+                continue
             if module in watched:
                 self._attach_own_code(name, module)
             elif type(module) in INTERCEPTED:
@@ -158,9 +178,11 @@ class PerRecordEngine:
             self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _has_own_code(self, module: nn.Module) -> bool:
-        """Whether a module owns parameters beside layers."""
+        """Whether a module owns parameters beside layers, or answers for those of lifted layers."""
         if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
             return False
+        if module in self._holders:
+            return True
         has_layers = any(True for _ in module.children())
         return has_layers and has_trainable(module, recurse=False) and rule_of(module) is None
 

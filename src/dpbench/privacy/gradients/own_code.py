@@ -7,7 +7,7 @@ draw is repeated. Gradients reach the module's own lines through its outputs and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,7 +81,7 @@ class LayerCall:
         outputs: Leaves of what it returned.
         spec: Of these.
         copies: Of the tensors among them, by position, where the module may write to them.
-        is_whole: Whether the call can be left out: it returned, and nobody wrote to what it was given.
+        is_whole: Whether the call can be left out: it returned, nobody wrote to what it was given, it is not lifted.
         is_written: Whether the module wrote to what it returned.
     """
 
@@ -133,18 +133,22 @@ class ModuleCall:
 
     Attributes:
         module: The module.
+        names: Of the parameters that its lines use, in the module.
         inputs: Leaves of its arguments; here and below, tensors as `Seen`.
         spec: Of these.
         layers: Calls of layers by its own lines, in order.
         outputs: Leaves of what it returned.
+        constants: Positions of arguments that are no rows of records, as some lot has shown.
         depth: Number of layers below it that are running, one within the other.
     """
 
     module: nn.Module
+    names: list[str]
     inputs: list[Any]
     spec: TreeSpec
     layers: list[LayerCall] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+    constants: set[int] = field(default_factory=set)
     depth: int = 0
 
     @property
@@ -185,12 +189,15 @@ class OwnCode:
 
     Args:
         recording: Whether forward passes are those of a lot.
+        lifted: Layers that are run again with the lines of a module above, which answers for their parameters, too.
     """
 
-    def __init__(self, recording: Callable[[], bool]) -> None:
+    def __init__(self, recording: Callable[[], bool], lifted: Collection[nn.Module] = ()) -> None:
         self._recording = recording
+        self._lifted = lifted
         self._running: list[ModuleCall] = []
         self._writes: dict[nn.Module, bool] = {}
+        self._constants: dict[nn.Module, set[int]] = {}
 
     def clear(self) -> None:
         """Forget calls that were interrupted."""
@@ -220,12 +227,23 @@ class OwnCode:
             # Copied until it is known whether the module writes to what its layers return, and from then on if so.
             copied = self._writes.get(call.module, True)
             call.layers[-1].returned(output, copied)
+            call.layers[-1].is_whole &= layer not in self._lifted
 
     def before_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Hook before a watched module."""
         if self._recording():
             leaves, spec = tree_flatten((args, kwargs))
-            self._running.append(ModuleCall(module, _seen(leaves), spec))
+            call = ModuleCall(module, self._names(module), _seen(leaves), spec)
+            call.constants = self._constants.setdefault(module, set())
+            self._running.append(call)
+
+    def _names(self, module: nn.Module) -> list[str]:
+        """Of the trainable parameters that a module's own lines use."""
+        names = [name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad]
+        for path, layer in module.named_modules():
+            if layer in self._lifted:
+                names += [f"{path}.{name}" for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        return names
 
     def after_module(self, module: nn.Module, output: Any) -> tuple[ModuleCall | None, Any]:
         """After a watched module.
@@ -271,10 +289,7 @@ def own_gradients(
     module = call.module
     dtypes = {grad.dtype for grad in grads if grad is not None}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
-    parameters = {}
-    for name, parameter in module.named_parameters(recurse=False):
-        if parameter.requires_grad:
-            parameters[name] = parameter.detach().to(dtype)
+    parameters = {name: module.get_parameter(name).detach().to(dtype) for name in call.names}
     if not records:
         return {name: zero_gradients(parameter, 0) for name, parameter in parameters.items()}
     left_out = [layer_call for layer_call in call.layers if layer_call.is_by_record(records, fold)]
@@ -291,8 +306,8 @@ def own_gradients(
         grad = torch.zeros_like(seen.value, dtype=dtype) if grad is None else grad.to(dtype)
         cotangents.append(by_record(grad))
     rows = _Rows(by_record, dtype, {len(seen.value) for seen in ends})
-    inputs = rows.take(call.inputs)
-    returned = [rows.take(layer_call.outputs) for layer_call in left_out]
+    inputs = rows.take(call.inputs, call.constants)
+    returned = [rows.take(layer_call.outputs, set()) for layer_call in left_out]
 
     def one_record(cotangents: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> list[Tensor]:
@@ -336,8 +351,14 @@ class _Rows:
         self._sizes = sizes
         self.tensors: list[Tensor] = []
 
-    def take(self, leaves: Sequence[Any]) -> Callable[[Sequence[Tensor]], list[Any]]:
-        """A function from one row of each of `tensors` to these leaves of one record."""
+    def take(self, leaves: Sequence[Any], constants: set[int]) -> Callable[[Sequence[Tensor]], list[Any]]:
+        """A function from one row of each of `tensors` to these leaves of one record.
+
+        Args:
+            leaves: Of a lot.
+            constants: Positions of those that are the same for all records, whatever their size; further ones are
+                added.
+        """
         values: list[Any] = []
         places: dict[int, int] = {}
         for position, leaf in enumerate(leaves):
@@ -348,7 +369,9 @@ class _Rows:
             if x.is_floating_point():
                 x = x.to(self._dtype)
             values.append(x)
-            if x.dim() and len(x) in self._sizes:
+            if not x.dim() or len(x) not in self._sizes:
+                constants.add(position)
+            if position not in constants:
                 places[position] = len(self.tensors)
                 self.tensors.append(self._by_record(x))
 
