@@ -77,19 +77,19 @@ class EngineTrial:
         """
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
             return None
-        limit = self._limit(batch, rows)
+        # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
+        limit = self._limit(batch, rows) and self._limit(batch, rows)
         engine = self._engine
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
-        lifted = self._lifted(batch, rows)
-        if lifted:
+        for lifted in (self._lifted(batch, rows), {}):
             engine.lift(lifted)
-        engine.folds = self._folds(batch, rows)
-        if (lifted or engine.folds) and self._limit(batch, rows) is None:
-            return None
+            engine.folds = self._folds(batch, rows)
+            if not lifted and not engine.folds:
+                continue
+            if not (self._limit(batch, rows) and self._limit(batch, rows)):
+                return None
         engine.folds = {}
-        if lifted:
-            engine.lift({})
         return limit
 
     def is_agreed(self) -> bool:

@@ -419,7 +419,10 @@ class PerRecordEngine:
         seen = []
         for use in uses:
             grads = [next(remaining) for _ in use.edges]
-            seen.append((use.layer, [*use.with_rows(), *(grad for grad in grads if grad is not None)]))
+            tensors = [*use.with_rows(), *(grad for grad in grads if grad is not None)]
+            if use.part is not None or use.layer in self._sequence_first:
+                tensors = []
+            seen.append((use.layer, tensors))
         return seen
 
     def _gradients(
