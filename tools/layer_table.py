@@ -217,6 +217,9 @@ How a layer gets its per-record gradients:
   records.
 * **`vmap`**: any other layer, also of your own: `torch.func.vmap` of its backward pass, exact, but with a second
   forward pass and memory for the gradients of all records. It must return one tensor and use no randomness.
+* **`vmap` of its own lines**: a module that owns parameters beside layers (ViT's class token, ConvNeXt's layer scale).
+  Its layers are not run again, so that they may draw random numbers; its own lines may not. It may return several
+  tensors and take arguments by name only.
 * **its layers**: those that it is made of.
 
 Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first lot of every run the sum over

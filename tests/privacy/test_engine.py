@@ -15,6 +15,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
 from dpbench.privacy.gradients import layers
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.parameter import EmbeddingGradients, OuterProductGradients, TiedGradients
 from tests.reference import Loss, mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
@@ -246,18 +247,83 @@ def test_a_convolution_used_thrice_is_exact(records: int) -> None:
     check(Again(), torch.randn(records, 2, 5, 4))
 
 
+class Tied(nn.Module):
+    """A table that is an embedding, used twice, and the weight of the output layer, used twice, too."""
+
+    def __init__(self, padding: int | None = None, again: bool = False) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 5, bias=False)
+        self.out.weight = self.embed.weight
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x).tanh()
+        if self.again:
+            hidden = hidden + self.embed(x.flip(1)[:, :2]).mean(1, keepdim=True)
+            return self.out(hidden) + self.out(hidden.square().mean(1, keepdim=True))
+        return self.out(hidden)
+
+
 @pytest.mark.parametrize("records", LOTS)
-def test_tied_embedding(records: int) -> None:
-    class Tied(nn.Module):
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("again", [False, True])
+def test_tied_embedding(records: int, padding: int | None, again: bool) -> None:
+    check(Tied(padding, again), torch.randint(0, 5, (records, 4)))
+
+
+def test_an_embedding_used_twice() -> None:
+    class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.out = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
-            self.out.weight = self.embed.weight
+            self.embed = nn.Embedding(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.embed(x).tanh())
+            return (self.embed(x) + self.embed(x.flip(1)[:, :1])).tanh()
 
-    check(Tied(), torch.randint(0, 5, (records, 4)))
+    check(Twice(), torch.randint(0, 5, (6, 4)))
+
+
+def test_microbatches_of_a_tied_embedding() -> None:
+    model, x = Tied(again=True).double(), torch.randint(0, 5, (7, 4))
+    engine = PerRecordEngine(model)
+    (gradients,) = engine.backward(mean_square(model, x), 7, verify=True)
+    record_of = torch.tensor([0, 0, 0, 1, 2, 2, 2])
+    merged = gradients.merge(record_of, 3, 0.5)
+    (rows,) = reference_gradients(model, x).values()
+    wanted = torch.zeros(3, *rows.shape[1:], dtype=torch.float64).index_add_(0, record_of, rows, alpha=0.5)
+    assert relative_error(merged.per_record(), wanted) < 1e-10
+    assert relative_error(merged.squared_norms(), wanted.flatten(1).square().sum(1)) < 1e-10
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    assert relative_error(merged.weighted_sum(weights), torch.einsum("r,r...->...", weights, wanted)) < 1e-10
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_tied_embedding_builds_no_gradient_of_a_record(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Any) -> Tensor:
+        raise AssertionError("a gradient for each record and row of the table")
+
+    for form in (EmbeddingGradients, OuterProductGradients, TiedGradients):
+        monkeypatch.setattr(form, "per_record", refused)
+    model, x = Tied(again=again), torch.randint(0, 5, (7, 4))
+    engine = PerRecordEngine(model)
+    (gradients,) = engine.backward(mean_square(model, x), 7, verify=True)
+    assert gradients.squared_norms().shape == (7,)
+    total = torch.zeros(5, 3)
+    gradients.add_weighted_sum(torch.ones(7), total)
+    assert torch.allclose(total, gradients.weighted_sum(torch.ones(7)))
+
+
+def test_uses_of_a_tied_embedding_that_cancel_are_not_hidden() -> None:
+    """In float32 the squares of both uses cancel: what remains must not come out as less than it is."""
+    rows = torch.randn(4, 3, 3)
+    tokens = torch.arange(3).expand(4, 3)
+    one_hot = torch.eye(5)[tokens]
+    embedding = EmbeddingGradients(1e4 * rows, tokens, 5)
+    linear = OuterProductGradients(one_hot, -1e4 * rows * (1 + 1e-5))
+    tied = embedding.plus([linear])
+    assert isinstance(tied, TiedGradients)
+    wanted = (embedding.per_record().double() + linear.per_record().double()).flatten(1).square().sum(1)
+    assert bool((tied.squared_norms() >= wanted).all())
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "2"])

@@ -35,7 +35,6 @@ BOUND = 0.3
 REFUSED = {
     "lists and dictionaries": "used outside of its module's forward",
     "weights by function": "the engine cannot be used",
-    "shared inputs and folded rows": "the engine cannot be used",
     "keywords and tuples": "must return one tensor",
     "lasso": "weight_decay",
     "weight norm": "parametrization",
@@ -57,9 +56,29 @@ def test_each_network_trains_and_is_right(tmp_path: Path, name: str, monkeypatch
     torch.manual_seed(1)
     strategy = ClipOnly(max_grad_norm=BOUND)
     assert_releases_autograd(tmp_path, make(), step, strategy)
-    assert used(strategy) == ("engine" if name == "plain" else "one_by_one")
+    is_known = name in ("plain", "shared inputs and folded rows")
+    assert used(strategy) == ("engine" if is_known else "one_by_one")
     said = [line for line in lines if "gradients=auto" in line]
-    assert len(said) == int(name != "plain") and not any("off by" in line for line in said)
+    assert len(said) == int(not is_known) and not any("off by" in line for line in said)
+
+
+class Scaled(nn.Module):
+    """A parameter of its own beside dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(6))
+        self.dropout = nn.Dropout(0.2)
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.dropout(x * self.scale).flatten(1))
+
+
+def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    strategy, _, _ = fit(tmp_path, Scaled(), gradients="auto")
+    assert used(strategy) == "engine"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -85,7 +104,7 @@ def test_it_is_the_engine_to_the_bit(tmp_path: Path) -> None:
 
 
 class Centred(nn.Module):
-    """The mean over positions of an embedding that all records share: the engine would take it for one over records."""
+    """The mean over positions of an embedding that all records share: handed on for each, it is one over records."""
 
     def __init__(self, positions: int) -> None:
         super().__init__()
@@ -99,10 +118,11 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("positions", [4, 5, 7, 12])
 def test_positions_as_many_as_records(tmp_path: Path, positions: int) -> None:
-    torch.manual_seed(1)
-    assert_releases_autograd(tmp_path, Centred(positions), cross_entropy, ClipOnly(max_grad_norm=BOUND))
-    with pytest.raises(UnsupportedModuleError, match="the engine cannot be used"):
-        fit(tmp_path, Centred(positions), gradients="engine")
+    for gradients in ("auto", "engine"):
+        torch.manual_seed(1)
+        strategy = ClipOnly(max_grad_norm=BOUND, gradients=gradients)  # type: ignore[arg-type]
+        assert_releases_autograd(tmp_path / gradients, Centred(positions), cross_entropy, strategy)
+        assert used(strategy) == "engine"
 
 
 def test_chance_beyond_the_seeds_is_no_limit(tmp_path: Path) -> None:
@@ -178,7 +198,7 @@ def test_mixing_beside_a_limit_of_the_engine(tmp_path: Path) -> None:
 
 
 def test_first_lots_without_records_and_of_one(tmp_path: Path) -> None:
-    make, _ = NETWORKS["shared inputs and folded rows"]
+    make, _ = NETWORKS["lists and dictionaries"]
     torch.manual_seed(1)
     strategy, weights, _ = fit(tmp_path, make(), steps=12, gradients="auto", loader=loader_of(data(40), 1))
     assert weights.isfinite().all() and used(strategy) == "one_by_one"

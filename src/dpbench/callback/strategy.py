@@ -271,7 +271,8 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
         """State of a checkpoint: what a resumed run needs to go on with the same releases."""
         state = self._releases.state_dict()
         if isinstance(self._source, ChosenGradients):
-            state["gradients"] = self._source.method if self._source.is_chosen else None
+            # The engine is tried again: it has to find out anew which rows are whose.
+            state["gradients"] = "one_by_one" if self._source.method == "one_by_one" else None
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

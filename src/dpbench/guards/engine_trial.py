@@ -1,8 +1,8 @@
 """Whether the engine knows a network: tried on a few records, before anything is released.
 
-The engine knows layers. A network may use weights past them, differentiate within its loss, fold rows into dimension 0
-or hand on what all records share; and then the engine fails, or changes what the network computes. Such a network can
-be trained record by record.
+The engine knows layers. A network may use weights past them, differentiate within its loss or hand on what all records
+share; and then the engine fails, or changes what the network computes. Such a network can be trained record by record.
+Layers that see several rows of a record stay with the engine where it is certain which rows are whose.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ import functools
 import re
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.folded_rows import LayerRows, RowEvidence, agreed
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
@@ -83,10 +90,35 @@ class EngineTrial:
         rows = count_records(batch)
         if not rows:
             return None
+        # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
+        limit = self._limit(batch, rows) and self._limit(batch, rows)
+        engine = self._engine
+        if limit is None or not isinstance(engine, PerRecordEngine):
+            return limit
+        for lifted in (self._lifted(batch, rows), {}):
+            engine.lift(lifted)
+            engine.folds = self._folds(batch, rows)
+            if not lifted and not engine.folds:
+                continue
+            if not (self._limit(batch, rows) and self._limit(batch, rows)):
+                return None
+        engine.folds = {}
+        return limit
+
+    def is_agreed(self) -> bool:
+        """Whether all processes have found the same of the layers; each has to ask."""
+        engine = self._engine
+        found = []
+        if isinstance(engine, PerRecordEngine):
+            for name, module in self._training.module.named_modules():
+                found.append((name, engine.folds.get(module), module in engine.lifted))
+        code = zlib.crc32(repr(found).encode())
+        return self._training.largest(code) == -self._training.largest(-code)
+
+    def _limit(self, batch: Any, rows: int) -> Limit | None:
         limits = []
         for size in _SIZES:
-            index = np.resize(np.arange(min(rows, size)), size)
-            limit = self._limit_on(select(batch, rows, index), size)
+            limit = self._limit_on(select(batch, rows, _index(rows, size)), size)
             if limit is not None:
                 limits.append(limit)
         for limit in limits:
@@ -112,6 +144,81 @@ class EngineTrial:
             self._seconds(one)
             return size * self._seconds(one) / self._seconds(several)
         return None
+
+    def _lifted(self, batch: Any, rows: int) -> dict[nn.Module, nn.Module]:
+        """Layers on what all records share, each with the nearest module above that has rows of the records.
+
+        Nothing is taken for granted of them: the lines of that module are run for each record alone, and compared.
+        """
+        shared: set[str] = set()
+        with_rows: list[dict[str, bool]] = []
+        names = {module: name for name, module in self._training.module.named_modules()}
+        for size in _SIZES:
+            lot = select(batch, rows, _index(rows, size))
+            with self._without_traces() as rewind, _watched_outputs(self._training.module, size) as outputs:
+                rewind()
+                try:
+                    seen = self._seen(lot, size)
+                except Exception:
+                    return {}
+            with_rows.append(outputs)
+            for layer, tensors in seen:
+                if not all(len(x) == size or is_folded(x, size) for x in tensors if x.dim()):
+                    shared.add(names[layer])
+        lifted = {}
+        for name in shared:
+            path = name
+            while path:
+                above = path.rpartition(".")[0]
+                while above and not all(above in outputs for outputs in with_rows):  # a list of modules
+                    path, above = above, above.rpartition(".")[0]
+                if above and all(outputs[above] for outputs in with_rows):
+                    module = self._training.module
+                    lifted[module.get_submodule(path)] = module.get_submodule(above)
+                    break
+                path = above
+            if not path:
+                return {}
+        return lifted
+
+    def _folds(self, batch: Any, rows: int) -> dict[nn.Module, Fold]:
+        """Which rows are a record's, of layers that see several of each; empty where that is not certain."""
+        lots = []
+        for size in _SIZES:
+            try:
+                lots.append(self._evidence(batch, rows, size).folds())
+            except Exception:
+                return {}
+        return agreed(lots)
+
+    def _evidence(self, batch: Any, rows: int, size: int) -> RowEvidence:
+        """What changes in the layers of a lot with which of its records."""
+        index = _index(rows, size)
+        with self._without_traces() as rewind:
+
+            def seen(index: NDArray[np.int64]) -> list[LayerRows]:
+                rewind()
+                return self._seen(select(batch, rows, index), size)
+
+            evidence = RowEvidence(seen(index), size)
+            evidence.add(seen(index), None)
+            for record in range(size):
+                for distance in (1, size):
+                    changed = index.copy()
+                    changed[record] = (index[record] + distance) % rows
+                    evidence.add(seen(changed), record)
+        return evidence
+
+    def _seen(self, lot: Any, size: int) -> list[LayerRows]:
+        """What each layer sees of a lot, in the network as it is."""
+        engine = self._engine
+        assert isinstance(engine, PerRecordEngine)
+        engine.expect(size)
+        engine.expands = False
+        try:
+            return engine.seen(self._loss(lot))
+        finally:
+            engine.expands = True
 
     def _limit_on(self, lot: Any, size: int) -> Limit | None:
         engine = self._engine
@@ -215,6 +322,29 @@ def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
             parameter.data = data
         if not torch.equal(data, before):
             data.copy_(before)
+
+
+@contextmanager
+def _watched_outputs(module: nn.Module, records: int) -> Iterator[dict[str, bool]]:
+    """Within, whether each module that is called returns the records in dimension 0 of all that has a gradient."""
+    outputs: dict[str, bool] = {}
+
+    def hook(name: str, layer: nn.Module, args: Any, output: Any) -> None:
+        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+        have_rows = [x.dim() > 0 and (len(x) == records or is_folded(x, records)) for x in tensors]
+        outputs[name] = outputs.get(name, True) and bool(tensors) and all(have_rows)
+
+    handles = [layer.register_forward_hook(partial(hook, name)) for name, layer in module.named_modules()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _index(rows: int, size: int) -> NDArray[np.int64]:
+    """Rows of a lot of `size`: the first, from the beginning again where there are fewer."""
+    return np.resize(np.arange(min(rows, size)), size)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

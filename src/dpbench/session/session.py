@@ -343,7 +343,8 @@ class PrivateSession:
         elif source.engine.verified:  # not where no record of the lot has a finite gradient
             verdict = _KNOWN
         if training.world_size > 1:  # all processes, or none
-            verdict = training.largest(verdict)
+            is_agreed = trial.is_agreed()
+            verdict = training.largest(verdict) if is_agreed else _LIMITED
         source.is_chosen = verdict != _UNKNOWN
         if verdict != _LIMITED:
             return

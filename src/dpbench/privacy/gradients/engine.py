@@ -7,21 +7,24 @@ are computed from their parts while they run (`interception`). Nothing is monkey
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.interception import Arguments, Interceptions, LayerGradients, Part
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
+    OVER_POSITIONS,
     RULES,
     Rule,
     fallback,
@@ -29,6 +32,7 @@ from dpbench.privacy.gradients.layers import (
     rule_of,
     sequence_first,
 )
+from dpbench.privacy.gradients.own_code import ModuleCall, OwnCode, own_gradients
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, has_trainable, refuse_unsupported
@@ -49,6 +53,7 @@ class _Use:
         rule: Of the layer; None: `fallback`.
         output: Detached; of layers without a rule of ours only.
         part: Of a layer that is computed from its parts.
+        call: Of a module that owns parameters beside layers.
     """
 
     name: str
@@ -59,6 +64,7 @@ class _Use:
     rule: Rule | None = None
     output: Tensor | None = None
     part: Part | None = None
+    call: ModuleCall | None = None
 
     @property
     def who(self) -> str:
@@ -66,6 +72,14 @@ class _Use:
         name = self.name or "the model"
         kind = type(self.layer)
         return f"{name} ({kind.__name__})"
+
+    def with_rows(self) -> list[Tensor]:
+        """What must hold the records in dimension 0, beside the gradient of the output."""
+        if self.call is not None:
+            return [seen.value for seen in self.call.with_records]
+        if type(self.layer) is nn.EmbeddingBag:  # whose tokens are in one row
+            return []
+        return [x for x in self.inputs if isinstance(x, Tensor)]
 
 
 class PerRecordEngine:
@@ -82,6 +96,9 @@ class PerRecordEngine:
         recording: Whether forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
+        folds: Which rows are a record's, of layers that see several of each: found out by evidence, never guessed.
+        lifted: Layers on what all records share, which are run with the lines of a module above.
+        expands: Whether embeddings of what all records share are handed on once for each record.
         at_once: Any number of rows goes into one forward pass.
 
     Raises:
@@ -108,16 +125,44 @@ class PerRecordEngine:
         self.recording = True
         self.verified = False
         self.records: int | None = None
+        self.folds: dict[nn.Module, Fold] = {}
+        self.lifted: set[nn.Module] = set()
+        self.expands = True
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
+        self._own_code = OwnCode(self._is_recording)
         self._sequence_first = sequence_first(model)
-        self._handles = guard_training_mode(model, lambda: self.recording)
-        self._attach(model)
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self.lift({})
+
+    def lift(self, layers: Mapping[nn.Module, nn.Module]) -> None:
+        """Take layers on what all records share for lines of modules above them, which have a row for each record.
+
+        Args:
+            layers: Each with such a module.
+        """
+        self.close()
+        self._holders = set(layers.values())
+        self.lifted = set(layers)
+        self._own_code = OwnCode(self._is_recording, self.lifted)
+        self._handles = guard_training_mode(self._model, lambda: self.recording)
+        self._attach(self._model)
 
     def _attach(self, model: nn.Module) -> None:
         """Register the hooks of every layer with trainable parameters."""
+        watched = [module for module in model.modules() if self._has_own_code(module)]
+        below = {layer: None for module in watched for layer in module.modules() if layer is not module}
+        for layer in below:  # before the layers' own hooks, which see what they are given
+            handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
+            self._handles.append(handle)
+        below_lifted = {module for layer in self.lifted for module in layer.modules()}
         for name, module in model.named_modules():
-            if type(module) in INTERCEPTED:
+            if module in below_lifted:
+                continue
+            if module in watched:
+                self._attach_own_code(name, module)
+            elif type(module) in INTERCEPTED:
                 if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
@@ -128,6 +173,18 @@ class PerRecordEngine:
                 hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
                 handle = module.register_forward_hook(hook, with_kwargs=True)
                 self._handles.append(handle)
+        for layer in below:
+            after = self._own_code.after_layer
+            self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _has_own_code(self, module: nn.Module) -> bool:
+        """Whether a module owns parameters beside layers, or answers for those of lifted layers."""
+        if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
+            return False
+        if module in self._holders:
+            return True
+        has_layers = any(True for _ in module.children())
+        return has_layers and has_trainable(module, recurse=False) and rule_of(module) is None
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -135,15 +192,17 @@ class PerRecordEngine:
             handle.remove()
         self._handles.clear()
         self._uses.clear()
+        self._own_code.clear()
         self._interceptions.close()
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
         self._uses.clear()
+        self._own_code.clear()
 
     def expect(self, records: int) -> None:
         """Forget what no backward pass followed, and keep the forward passes of so many records."""
-        self._uses.clear()
+        self.discard()
         self.recording = True
         self.records = records
 
@@ -205,7 +264,7 @@ class PerRecordEngine:
             kwargs: dict[str, Any],
             output: Tensor,
         ) -> Tensor | None:
-            if self.records is None or not self._is_recording():
+            if self.records is None or not self._is_recording() or not self.expands or layer in self.folds:
                 record(layer, args, kwargs, output)
                 return None
             (tokens,) = positional(layer, args, kwargs)
@@ -220,6 +279,34 @@ class PerRecordEngine:
             return output
 
         return record_expanded
+
+    def _attach_own_code(self, name: str, module: nn.Module) -> None:
+        """Register hooks that keep the calls of a module that owns parameters beside layers."""
+
+        def after(
+            layer: nn.Module,
+            args: Arguments,
+            kwargs: dict[str, Any],
+            output: Any,
+        ) -> Any:
+            call, output = self._own_code.after_module(layer, output)
+            if call is not None:
+                seen = call.tensors
+                use = _Use(
+                    name,
+                    layer,
+                    inputs=tuple(x.value for x in seen),
+                    versions=tuple(x.version for x in seen),
+                    edges=tuple(x.edge for x in call.with_gradients if x.edge is not None),
+                    call=call,
+                )
+                self._uses.append(use)
+            return output
+
+        self._handles += [
+            module.register_forward_pre_hook(self._own_code.before_module, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
 
     def _attach_interception(self, name: str, module: nn.Module) -> None:
         """Register hooks that compute a layer from its parts, and keep these."""
@@ -315,6 +402,29 @@ class PerRecordEngine:
                 )
             return self._gradients(uses, grads, records)
 
+    def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
+        """What each layer saw in the forward passes since the last call, one after the other.
+
+        Args:
+            loss: Of these forward passes.
+
+        Returns:
+            Layers, with their inputs and the gradients of their outputs; no tensors where rows cannot be several of a
+            record.
+        """
+        uses = self._uses
+        self._uses = []
+        edges: list[Any] = [edge for use in uses for edge in use.edges]
+        remaining = iter(backward(loss, edges, torch.ones_like(loss)) if edges else ())
+        seen = []
+        for use in uses:
+            grads = [next(remaining) for _ in use.edges]
+            tensors = [*use.with_rows(), *(grad for grad in grads if grad is not None)]
+            if use.part is not None or use.layer in self._sequence_first:
+                tensors = []
+            seen.append((use.layer, tensors))
+        return seen
+
     def _gradients(
         self,
         uses: Sequence[_Use],
@@ -352,8 +462,20 @@ class PerRecordEngine:
     ) -> LayerGradients:
         if use.part is not None:
             return _part_gradients(use, use.part, grads, records)
+        if use.call is not None:
+            return _own_gradients(use, use.call, grads, records, self._shared, self.folds.get(use.layer))
         assert grads[0] is not None
         dimension = int(use.layer in self._sequence_first)
+        fold = self.folds.get(use.layer)
+        if fold is not None and is_folded(grads[0], records) and not dimension:
+            return _folded_gradients(
+                use,
+                grads[0],
+                records,
+                self._shared,
+                verify,
+                fold,
+            )
         return _layer_gradients(
             use,
             grads[0],
@@ -425,16 +547,8 @@ def _layer_gradients(
         verify: Compare those of a sampler with `fallback`.
     """
     _refuse_changed(use)
-    tensors = []
-    if type(use.layer) is not nn.EmbeddingBag:  # whose tokens are in one row
-        tensors = [x for x in use.inputs if isinstance(x, Tensor)]
-    tensors.append(grad)
-    for x in tensors:
-        if x.dim() <= dimension or x.shape[dimension] != records:
-            raise UnsupportedModuleError(
-                f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
-                f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
-            )
+    for x in (*use.with_rows(), grad):
+        _refuse_other_rows(use, x, records, dimension, shared)
     grad = cast(Tensor, _summable(grad))
     output = use.output
     inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
@@ -464,6 +578,73 @@ def _layer_gradients(
         return gradients
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _folded_gradients(
+    use: _Use,
+    grad: Tensor,
+    records: int,
+    shared: dict[nn.Module, str],
+    verify: bool,
+    fold: Fold,
+) -> LayerGradients:
+    """Gradients of a layer that saw several rows of each record.
+
+    Args:
+        use: A call of the layer.
+        grad: Gradient of its output, of k·R rows.
+        records: R.
+        shared: Names of embeddings that were called with the same tokens for all records.
+        verify: Compare those of a sampler with `fallback`.
+        fold: Which rows are a record's.
+    """
+    rows = len(grad)
+    for x in use.with_rows():
+        if x.dim() < 1 or len(x) != rows:
+            _refuse_other_rows(use, x, records, 0, shared)
+    if use.rule in OVER_POSITIONS:
+        _refuse_changed(use)
+        inputs = tuple(fold.by_record(x, records) if isinstance(x, Tensor) else x for x in use.inputs)
+        versions = tuple(x._version for x in inputs if isinstance(x, Tensor))
+        folded = replace(use, inputs=inputs, versions=versions)
+        return _layer_gradients(folded, fold.by_record(grad, records), records, 0, shared, verify)
+    gradients = _layer_gradients(use, grad, rows, 0, shared, verify)
+    record_of = fold.record_of(rows, records, grad.device)
+    return {name: of_rows.merge(record_of, records, 1.0) for name, of_rows in gradients.items()}
+
+
+def _own_gradients(
+    use: _Use,
+    call: ModuleCall,
+    grads: Sequence[Tensor | None],
+    records: int,
+    shared: dict[nn.Module, str],
+    fold: Fold | None,
+) -> LayerGradients:
+    """Gradients of the parameters that a module owns beside layers."""
+    _refuse_changed(use)
+    for seen in call.tensors:
+        if seen.edge is not None and not (fold is not None and is_folded(seen.value, records)):
+            _refuse_other_rows(use, seen.value, records, 0, shared)
+    try:
+        return own_gradients(call, [_summable(grad) for grad in grads], records, fold)
+    except UnsupportedModuleError as error:
+        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
+
+
+def _refuse_other_rows(
+    use: _Use,
+    x: Tensor,
+    records: int,
+    dimension: int,
+    shared: dict[nn.Module, str],
+) -> None:
+    """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""
+    if x.dim() <= dimension or x.shape[dimension] != records:
+        raise UnsupportedModuleError(
+            f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
+            f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
+        )
 
 
 def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:

@@ -482,8 +482,14 @@ def fallback(
             f"it has no rule in dpbench.privacy.gradients.layers, and torch.func.vmap over its records failed "
             f"({brief(error)}); freeze it, replace it or add a rule"
         ) from error
+    refuse_other_values(values, output)
+    return {name: instantiated(row) for name, row in rows.items()}
+
+
+def refuse_other_values(values: Tensor, output: Tensor) -> None:
+    """Raise UnsupportedModuleError where a layer gave other values for each record than for the whole lot."""
     looseness = 100 if output.dtype.itemsize < 4 else 1
-    if not torch.allclose(
+    if values.shape != output.shape or not torch.allclose(
         values,
         output.to(values.dtype),
         rtol=1e-3 * looseness,
@@ -491,7 +497,6 @@ def fallback(
         equal_nan=True,
     ):
         raise UnsupportedModuleError("its output for a record depends on the other records of the lot, or on chance")
-    return {name: _computed(row) for name, row in rows.items()}
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:
@@ -538,7 +543,8 @@ def refuse_disagreement(
             )
 
 
-def _computed(rows: Tensor) -> ParameterGradients:
+def instantiated(rows: Tensor) -> ParameterGradients:
+    """Gradients that are computed already, one row a record."""
     return InstantiatedGradients(lambda: rows)
 
 
@@ -563,6 +569,10 @@ ELSEWHERE: dict[tuple[str, str], Rule] = {
     ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
 }
 """Layers of other packages, by module and name, so that nothing is imported."""
+
+
+OVER_POSITIONS: set[Rule] = {linear, transposed_linear, embedding, layer_norm}
+"""Rules that take any number of positions in the dimensions after the first: further rows of a record are some."""
 
 
 def rule_of(layer: nn.Module) -> Rule | None:

@@ -245,19 +245,25 @@ class OuterProductGradients(ParameterGradients):
         self.inputs = inputs
 
     def squared_norms(self) -> Tensor:
+        squares = self.squares_of_positions()
+        if squares.shape[1] == 1:
+            return squares.squeeze(1)
+        return _rounded_up(self.norms_by_products(), squares)
+
+    def squares_of_positions(self) -> Tensor:
+        """Squared norm of each position's part, shape (R, T)."""
+        return self.squared_outputs * _squares(self.inputs)
+
+    def norms_by_products(self) -> Tensor:
+        """Squared norms of the sums over positions, as rounding leaves them, shape (R,)."""
         g = self.outputs
         a = self.inputs
         _, positions, n_out = g.shape
         n_in = a.shape[2]
-        squares = self.squared_outputs * _squares(a)
-        if positions == 1:
-            return squares.squeeze(1)
         if positions * (n_in + n_out) < n_in * n_out:
             # ‖Σ_t g_t a_tᵀ‖² = Σ_st (g_s · g_t)(a_s · a_t): two T × T matrices instead of the gradient.
-            norms = ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
-        else:
-            norms = (g.mT @ a).square().sum((1, 2))
-        return _rounded_up(norms, squares)
+            return ((g @ g.mT) * (a @ a.mT)).sum((1, 2))
+        return (g.mT @ a).square().sum((1, 2))
 
     @cached_property
     def squared_outputs(self) -> Tensor:
@@ -280,7 +286,7 @@ class OuterProductGradients(ParameterGradients):
     def per_record(self) -> Tensor:
         return self.outputs.mT @ self.inputs
 
-    def select(self, records: Tensor) -> ParameterGradients:
+    def select(self, records: Tensor) -> OuterProductGradients:
         outputs = self.outputs[records]
         inputs = self.inputs[records]
         return OuterProductGradients(outputs, inputs)
@@ -290,7 +296,7 @@ class OuterProductGradients(ParameterGradients):
         record_of: Tensor,
         records: int,
         factor: float,
-    ) -> ParameterGradients:
+    ) -> OuterProductGradients:
         # Rows of one record become further positions of it: the gradient is a sum over both.
         outputs = _side_by_side(self.outputs * factor, record_of, records)
         inputs = _side_by_side(self.inputs, record_of, records)
@@ -298,13 +304,12 @@ class OuterProductGradients(ParameterGradients):
 
     def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
         """Add further uses as further positions of each record, so that no gradient is built."""
-        uses = [self]
-        for use in others:
-            if not isinstance(use, OuterProductGradients):
-                return super().plus(others)
-            uses.append(use)
-        outputs = torch.cat([use.outputs for use in uses], 1)
-        inputs = torch.cat([use.inputs for use in uses], 1)
+        return _side_by_side_uses([self, *others]) or super().plus(others)
+
+    def beside(self, uses: Sequence[OuterProductGradients]) -> OuterProductGradients:
+        """The same with the positions of other uses of the weight."""
+        outputs = torch.cat([use.outputs for use in (self, *uses)], 1)
+        inputs = torch.cat([use.inputs for use in (self, *uses)], 1)
         return OuterProductGradients(outputs, inputs)
 
 
@@ -410,35 +415,41 @@ class EmbeddingGradients(ParameterGradients):
     """
 
     def __init__(self, outputs: Tensor, tokens: Tensor, size: int) -> None:
-        self._outputs = outputs
-        self._tokens = tokens
+        self.outputs = outputs
+        self.tokens = tokens
         self._size = size
 
     def squared_norms(self) -> Tensor:
-        tokens = self._tokens
-        g = self._outputs
+        return _rounded_up(self.norms_by_products(), self.squares_of_positions())
+
+    def squares_of_positions(self) -> Tensor:
+        """Squared norm of each position's part, shape (R, T)."""
+        return self.outputs.square().sum(2)
+
+    def norms_by_products(self) -> Tensor:
+        """Squared norms of the sums over positions, as rounding leaves them, shape (R,)."""
+        tokens = self.tokens
+        g = self.outputs
         # Only positions with the same token meet in a row of the gradient.
         same_token = tokens[:, :, None] == tokens[:, None, :]
-        norms = (g @ g.mT).mul_(same_token).sum((1, 2))
-        squares = g.square().sum(2)
-        return _rounded_up(norms, squares)
+        return (g @ g.mT).mul_(same_token).sum((1, 2))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        g = _weighted(self._outputs, weights)
+        g = _weighted(self.outputs, weights)
         width = g.shape[1]
         total = g.new_zeros(self._size, width)
-        tokens = self._tokens.flatten()
+        tokens = self.tokens.flatten()
         return total.index_add_(0, tokens, g)
 
     def per_record(self) -> Tensor:
-        records, _, width = self._outputs.shape
-        rows = self._outputs.new_zeros(records, self._size, width)
-        index = self._tokens[:, :, None].expand_as(self._outputs)
-        return rows.scatter_add_(1, index, self._outputs)
+        records, _, width = self.outputs.shape
+        rows = self.outputs.new_zeros(records, self._size, width)
+        index = self.tokens[:, :, None].expand_as(self.outputs)
+        return rows.scatter_add_(1, index, self.outputs)
 
-    def select(self, records: Tensor) -> ParameterGradients:
-        outputs = self._outputs[records]
-        tokens = self._tokens[records]
+    def select(self, records: Tensor) -> EmbeddingGradients:
+        outputs = self.outputs[records]
+        tokens = self.tokens[records]
         return EmbeddingGradients(outputs, tokens, self._size)
 
     def merge(
@@ -446,10 +457,88 @@ class EmbeddingGradients(ParameterGradients):
         record_of: Tensor,
         records: int,
         factor: float,
-    ) -> ParameterGradients:
-        outputs = _side_by_side(self._outputs * factor, record_of, records)
-        tokens = _side_by_side(self._tokens, record_of, records)
+    ) -> EmbeddingGradients:
+        outputs = _side_by_side(self.outputs * factor, record_of, records)
+        tokens = _side_by_side(self.tokens, record_of, records)
         return EmbeddingGradients(outputs, tokens, self._size)
+
+    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
+        """Add further uses as further positions of each record, so that no gradient is built."""
+        return _side_by_side_uses([self, *others]) or super().plus(others)
+
+    def beside(self, uses: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
+        """The same with the positions of other uses of the table."""
+        outputs = torch.cat([use.outputs for use in (self, *uses)], 1)
+        tokens = torch.cat([use.tokens for use in (self, *uses)], 1)
+        return EmbeddingGradients(outputs, tokens, self._size)
+
+
+class TiedGradients(ParameterGradients):
+    """Table of an embedding that is the weight of a linear layer, too: neither use builds a gradient per record.
+
+    ‖a + b‖² = ‖a‖² + ‖b‖² + 2⟨a, b⟩. The embedding adds g_t to row v_t, the linear layer d_s x_sᵀ to all rows, so that
+    ⟨a, b⟩ = Σ_ts d_s[v_t] (x_s · g_t).
+
+    Args:
+        embedding: The table's rows.
+        linear: The layer's outer products, over the same records.
+    """
+
+    def __init__(self, embedding: EmbeddingGradients, linear: OuterProductGradients) -> None:
+        self._embedding = embedding
+        self._linear = linear
+
+    def squared_norms(self) -> Tensor:
+        embedding = self._embedding
+        linear = self._linear
+        positions = linear.outputs.shape[1]
+        tokens = embedding.tokens[:, None].expand(-1, positions, -1)
+        at_tokens = linear.outputs.gather(2, tokens)
+        of_both = (at_tokens * (linear.inputs @ embedding.outputs.mT)).sum((1, 2))
+        norms = embedding.norms_by_products() + linear.norms_by_products() + 2 * of_both
+        squares = torch.cat([embedding.squares_of_positions(), linear.squares_of_positions()], 1)
+        return _rounded_up(norms, squares)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self._linear.weighted_sum(weights)
+        return total.index_add_(0, self._embedding.tokens.flatten(), _weighted(self._embedding.outputs, weights))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        outputs = self._embedding.outputs
+        if outputs.dtype != total.dtype:
+            super().add_weighted_sum(weights, total)
+            return
+        self._linear.add_weighted_sum(weights, total)
+        total.index_add_(0, self._embedding.tokens.flatten(), _weighted(outputs, weights))
+
+    def per_record(self) -> Tensor:
+        return self._embedding.per_record() + self._linear.per_record()
+
+    def select(self, records: Tensor) -> ParameterGradients:
+        return TiedGradients(self._embedding.select(records), self._linear.select(records))
+
+    def merge(
+        self,
+        record_of: Tensor,
+        records: int,
+        factor: float,
+    ) -> ParameterGradients:
+        embedding = self._embedding.merge(record_of, records, factor)
+        linear = self._linear.merge(record_of, records, factor)
+        return TiedGradients(embedding, linear)
+
+
+def _side_by_side_uses(uses: Sequence[ParameterGradients]) -> ParameterGradients | None:
+    """Sums over uses of a parameter by embeddings and linear layers; None where there are others."""
+    embeddings = [use for use in uses if isinstance(use, EmbeddingGradients)]
+    products = [use for use in uses if isinstance(use, OuterProductGradients)]
+    if len(embeddings) + len(products) < len(uses):
+        return None
+    if not embeddings:
+        return products[0].beside(products[1:])
+    if not products:
+        return embeddings[0].beside(embeddings[1:])
+    return TiedGradients(embeddings[0].beside(embeddings[1:]), products[0].beside(products[1:]))
 
 
 def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:

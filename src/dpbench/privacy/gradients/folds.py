@@ -1,0 +1,38 @@
+"""Several rows of each record in dimension 0: frames of a video, windows of an image, both inputs of twins.
+
+Which rows are a record's cannot be seen from one lot's numbers, and no sum over a lot shows whether it was taken
+rightly: a guard finds it out, by what changes with which record.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+
+class Fold(Enum):
+    """Which of k·R rows are record r's."""
+
+    CONTIGUOUS = "contiguous"  # r·k ... r·k + k - 1, as of x.flatten(0, 1)
+    STRIDED = "strided"  # r, r + R, r + 2R, ... as of torch.cat([first, second])
+
+    def by_record(self, x: Tensor, records: int) -> Tensor:
+        """Rows (k·R, ...) as (R, k, ...)."""
+        of_record = len(x) // records
+        if self is Fold.CONTIGUOUS:
+            return x.reshape(records, of_record, *x.shape[1:])
+        return x.reshape(of_record, records, *x.shape[1:]).transpose(0, 1)
+
+    def record_of(self, rows: int, records: int, device: torch.device) -> Tensor:
+        """Record of each of k·R rows."""
+        row = torch.arange(rows, device=device)
+        if self is Fold.CONTIGUOUS:
+            return row // (rows // records)
+        return row % records
+
+
+def is_folded(x: Tensor, records: int) -> bool:
+    """Whether a tensor may hold the same number of rows for each record, and more than one."""
+    return x.dim() > 0 and 0 < records < len(x) and len(x) % records == 0
