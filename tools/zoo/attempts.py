@@ -13,7 +13,7 @@ from tools.zoo.architectures import Architecture
 from tools.zoo.builders import builder_of
 from tools.zoo.check import FAILED, Outcome, check
 
-LIMIT = 120.0
+LIMIT = 45.0
 """Seconds of one network."""
 
 

@@ -15,10 +15,29 @@ def builder_of(architecture: Architecture) -> Callable[[], Network]:
 
 
 def _build(architecture: Architecture) -> Network:
-    library = architecture.library
-    if library == "transformers":
+    name = architecture.name
+    step = architecture.step
+    keep_dropout = architecture.family == "with dropout"
+    if architecture.library == "transformers":
         from tools.zoo import transformers_networks
 
-        keep_dropout = architecture.family == "with dropout"
-        return transformers_networks.build(architecture.name, architecture.step, keep_dropout)
-    raise NotImplementedError(f"{library} has no builder")
+        return transformers_networks.build(name, step, keep_dropout)
+    if architecture.library == "torchvision":
+        from tools.zoo import image_networks
+
+        return image_networks.build_torchvision(name, step, keep_dropout)
+    if architecture.library == "timm":
+        from tools.zoo import image_networks
+
+        return image_networks.build_timm(name)
+    if architecture.library == "torch_geometric":
+        from tools.zoo import graph_networks
+
+        return graph_networks.build(name)
+    if architecture.family == "peft":
+        from tools.zoo import peft_networks
+
+        return peft_networks.build(name, step)
+    from tools.zoo import own_networks
+
+    return own_networks.build(name)

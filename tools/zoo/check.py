@@ -32,7 +32,7 @@ BROKEN = "does not train by itself"
 PATHS = (ENGINE, RECORD_BY_RECORD, REFUSED, WRONG, FAILED, BROKEN)
 
 TOLERANCE = 1e-4
-_LOTS = 4
+_LOTS = 3
 _SMALL = 1e-3
 """A parameter whose gradient is smaller than this share of the whole is compared with that share."""
 _SAID = "gradients=auto: record by record"
@@ -273,12 +273,12 @@ def _record_in(dtype: torch.dtype, record: Any) -> Any:
 
 
 def _plain_seconds(network: Network) -> float:
-    """Of the fastest of three plain steps, after a first one."""
+    """Of the fastest of a few plain steps, after a first one."""
     model = copy.deepcopy(network.model)
     optimizer = torch.optim.SGD(_trainable(model), lr=0.0)
     collate = network.collate or default_collate
     seconds = []
-    for _ in range(4):
+    for _ in range(_LOTS):
         start = time.perf_counter()
         batch = collate([copy.copy(record) for record in network.records])
         network.step(model, batch).backward()  # type: ignore[no-untyped-call]

@@ -60,11 +60,6 @@ def label(classes: int = CLASSES) -> Tensor:
     return torch.randint(0, classes, ())
 
 
-def pairs_of_pictures(size: int, channels: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Random pictures and their classes."""
-    return [(torch.randn(channels, size, size), label()) for _ in range(RECORDS)]
-
-
 def without_dropout(model: nn.Module) -> None:
     """Set all rates of dropout and stochastic depth to zero."""
     for module in model.modules():
