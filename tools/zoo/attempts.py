@@ -13,7 +13,7 @@ from tools.zoo.architectures import Architecture
 from tools.zoo.builders import builder_of
 from tools.zoo.check import FAILED, Outcome, check
 
-LIMIT = 45.0
+LIMIT = 30.0
 """Seconds of one network."""
 
 
@@ -42,4 +42,4 @@ def _work(architecture: Architecture, sender: Connection) -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     for handler in logging.getLogger("pytorch_lightning").handlers:
         handler.setLevel(logging.WARNING)
-    sender.send(check(builder_of(architecture), is_fixed=architecture.private))
+    sender.send(check(builder_of(architecture), private=architecture.private))

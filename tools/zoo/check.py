@@ -78,19 +78,20 @@ class RandomStep(Exception):
     """A step that was to have a reference draws random numbers."""
 
 
-def check(build: Callable[[], Network], is_fixed: bool = True) -> Outcome:
+def check(build: Callable[[], Network], private: bool = True) -> Outcome:
     """Train a network, and compare.
 
     Args:
         build: Makes it.
-        is_fixed: Whether a network with BatchNorm is changed by `dpbench.fix` first.
+        private: Whether its step is a function of each record; a network with BatchNorm is changed by `dpbench.fix`
+            first. Else it should be refused as it is, and there is no reference.
     """
     try:
-        return _check_in(torch.float64, build, is_fixed)
+        return _check_in(torch.float64, build, private)
     except _Broken:  # float32 is written into the network somewhere
         pass
     try:
-        return _check_in(torch.float32, build, is_fixed)
+        return _check_in(torch.float32, build, private)
     except _Broken as error:
         return Outcome(BROKEN, str(error))
 
@@ -99,11 +100,11 @@ class _Broken(Exception):
     """A network does not train by itself."""
 
 
-def _check_in(dtype: torch.dtype, build: Callable[[], Network], is_fixed: bool) -> Outcome:
+def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -> Outcome:
     with _default_dtype(dtype):
         try:
-            network = _made(build, dtype, is_fixed)
-            has_reference = not (network.is_random or network.keep_dropout)
+            network = _made(build, dtype, private)
+            has_reference = private and not (network.is_random or network.keep_dropout)
             expected = reference(network) if has_reference else None
             plain_seconds = _plain_seconds(network)
         except Exception as error:
@@ -133,11 +134,11 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], is_fixed: bool) 
     return outcome if error <= TOLERANCE else outcome._replace(path=WRONG)
 
 
-def _made(build: Callable[[], Network], dtype: torch.dtype, is_fixed: bool) -> Network:
+def _made(build: Callable[[], Network], dtype: torch.dtype, private: bool) -> Network:
     torch.manual_seed(0)
     network = build()
     network.model.to(dtype).train()
-    if is_fixed and _has_batch_norm(network.model):
+    if private and _has_batch_norm(network.model):
         network.fixes = fix(network.model)
     if not network.keep_dropout:
         without_dropout(network.model)

@@ -92,4 +92,6 @@ def small(kind: Any, keep_dropout: bool = False, **options: Any) -> Any:
     chosen.update(num_labels=4, **options) if "num_labels" not in options else chosen.update(options)
     config = kind(**chosen)
     config.use_cache = False
+    if getattr(config, "decoder_start_token_id", 1) is None or config.is_encoder_decoder:
+        config.decoder_start_token_id = 1
     return config

@@ -25,12 +25,6 @@ _SIDES = {
 }
 """Of pictures, where they are not 32 pixels."""
 
-_TORCHVISION: dict[str, dict[str, Any]] = {
-    "googlenet": {"aux_logits": False, "init_weights": False},
-    "densenet121": {"block_config": (1, 1, 1, 1), "growth_rate": 8, "num_init_features": 16},
-}
-
-
 def _pairs(side: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(3, side, side), label()) for _ in range(_PICTURES)]
 
@@ -42,12 +36,13 @@ def build_torchvision(name: str, step: str, keep_dropout: bool = False) -> Netwo
     if step == "detection":
         return _detector(name)
     if step == "segmentation":
-        model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=CLASSES)
+        model = _fcn() if name == "fcn_resnet50" else _segmenter(name)
         records = [(torch.randn(3, 32, 32), torch.randint(0, CLASSES, (32, 32))) for _ in range(_PICTURES)]
         return Network(model, records, _segmentation)
     if step == "optical flow":
         return _flow(name)
     models = torchvision.models
+    options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     side = _SIDES.get(name, 32)
     if name == "vit_b_16":
         model = models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=CLASSES)
@@ -69,6 +64,8 @@ def build_torchvision(name: str, step: str, keep_dropout: bool = False) -> Netwo
         block = models.resnet.BasicBlock if name == "resnet18" else models.resnet.Bottleneck
         groups = {} if name == "resnet18" else {"groups": 32, "width_per_group": 4}
         model = models.ResNet(block, [1, 1, 1, 1], num_classes=CLASSES, **groups)
+    elif name == "densenet121":
+        model = models.DenseNet(8, (1, 1, 1, 1), 16, num_classes=CLASSES)
     elif name == "vgg11":
         model = models.VGG(models.vgg.make_layers([16, "M", 32, "M", 32, "M"]), CLASSES, init_weights=False)
         model.classifier = nn.Sequential(nn.Linear(32 * 49, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, CLASSES))
@@ -86,7 +83,7 @@ def build_torchvision(name: str, step: str, keep_dropout: bool = False) -> Netwo
             video.BasicBlock, [video.Conv3DSimple] * 4, [1, 1, 1, 1], video.BasicStem, num_classes=CLASSES
         )
     else:
-        model = models.get_model(name, weights=None, num_classes=CLASSES, **_TORCHVISION.get(name, {}))
+        model = models.get_model(name, weights=None, num_classes=CLASSES, **options)
     if name == "r3d_18":
         records = [(torch.randn(3, 4, 16, 16), label()) for _ in range(_PICTURES)]
         return Network(model, records, cross_entropy)
@@ -112,6 +109,26 @@ def _mvit() -> Network:
     )
     records = [(torch.randn(3, 4, 32, 32), label()) for _ in range(_PICTURES)]
     return Network(model, records, cross_entropy)
+
+
+def _segmenter(name: str) -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.get_model(
+        name, weights=None, weights_backbone=None, num_classes=CLASSES
+    )
+    return model
+
+
+def _fcn() -> nn.Module:
+    from torchvision.models import ResNet
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.models.resnet import Bottleneck
+    from torchvision.models.segmentation.fcn import FCN, FCNHead
+
+    backbone = ResNet(Bottleneck, [1, 1, 1, 1], replace_stride_with_dilation=[False, True, True])
+    model: nn.Module = FCN(IntermediateLayerGetter(backbone, {"layer3": "out"}), FCNHead(1024, CLASSES))
+    return model
 
 
 def _segmentation(net: nn.Module, batch: Any) -> Tensor:
@@ -153,7 +170,8 @@ def _detector(name: str) -> Network:
         pictures, targets = batch
         return torch.stack(list(net(list(pictures), [dict(target) for target in targets]).values())).sum()
 
-    return Network(model, records, step, collate=lists)
+    # Regions with proposals draw which of them they learn from.
+    return Network(model, records, step, collate=lists, is_random="rcnn" in name)
 
 
 def lists(records: Any) -> Any:
