@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -129,9 +131,9 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
     outcome = outcome._replace(ratio=run.seconds / plain_seconds)
     if expected is None:
         return outcome
-    error = largest_error(run.released, expected.mean)
-    outcome = outcome._replace(error=error)
-    return outcome if error <= TOLERANCE else outcome._replace(path=WRONG)
+    difference = largest_error(run.released, expected.mean)
+    outcome = outcome._replace(error=difference)
+    return outcome if difference <= TOLERANCE else outcome._replace(path=WRONG)
 
 
 def _made(build: Callable[[], Network], dtype: torch.dtype, private: bool) -> Network:
@@ -171,7 +173,7 @@ def reference(network: Network) -> Reference:
                 raise RandomStep(f"the step is random: its loss is {float(loss)}, and then {float(again)}")
         factor = min(1.0, bound / norm) if norm else 1.0
         for sum_, gradient in zip(total, gradients, strict=True):
-            sum_ += factor * gradient / len(network.records)
+            sum_.add_(factor * gradient / len(network.records))
     assert bound is not None
     return Reference(bound, total)
 
@@ -209,7 +211,7 @@ def train(network: Network, bound: float) -> Run:
         )
         trainer.fit(module, loader)
     ends = module.ends
-    seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(ends)]
     return Run(module.released, min(seconds))
 
 
@@ -221,7 +223,7 @@ def largest_error(released: list[Tensor], expected: list[Tensor]) -> float:
         size = max(float(other.norm()), _SMALL * whole)
         distance = float((one - other).norm())
         errors.append(distance / size if size else distance)
-    return max(errors) if all(error == error for error in errors) else float("nan")
+    return float("nan") if any(map(math.isnan, errors)) else max(errors)
 
 
 class _Module(pl.LightningModule):

@@ -94,8 +94,8 @@ class _Causal(nn.Module):
         self.out = nn.Conv1d(8, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(F.pad(x, (2 * layer.dilation[0], 0))).relu()
+        for number, layer in enumerate(self.layers):
+            x = layer(F.pad(x, (2 * 2**number, 0))).relu()
         output: Tensor = self.out(x)
         return output
 
@@ -232,8 +232,8 @@ def _vq_vae() -> Network:
 
 def _critic(penalty: bool) -> Network:
     """The critic's step, with what a generator has made in the records."""
-    first = nn.Conv2d(1, 4, 3, stride=2)
-    last = nn.Linear(36, 1)
+    first: nn.Module = nn.Conv2d(1, 4, 3, stride=2)
+    last: nn.Module = nn.Linear(36, 1)
     if not penalty:
         first = parametrizations.spectral_norm(first)
         last = parametrizations.spectral_norm(last)
@@ -259,9 +259,7 @@ class _Coupling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 6)) for _ in range(3)
-        )
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 6)) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         volume = x.new_zeros(len(x))
@@ -282,7 +280,8 @@ class _Masked(nn.Linear):
         self.register_buffer("mask", mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.mask, self.bias)
+        mask: Any = self.mask
+        return F.linear(x, self.weight * mask, self.bias)
 
 
 class _Autoregressive(nn.Module):
@@ -491,9 +490,7 @@ class _Factors(nn.Module):
 
 
 def _matrix_factorization() -> Network:
-    records = [
-        (torch.randint(0, 20, ()), torch.randint(0, 30, ()), 5 * torch.rand(())) for _ in range(RECORDS)
-    ]
+    records = [(torch.randint(0, 20, ()), torch.randint(0, 30, ()), 5 * torch.rand(())) for _ in range(RECORDS)]
     return Network(_Factors(), records, lambda net, batch: F.mse_loss(net(batch[0], batch[1]), batch[2]))
 
 
@@ -501,9 +498,14 @@ def _encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
+def _margin(net: nn.Module, batch: Any) -> Tensor:
+    anchor, like, unlike = map(net, batch)
+    return F.triplet_margin_loss(anchor, like, unlike, margin=5.0)
+
+
 def _triplet() -> Network:
     records = [tuple(torch.randn(6) for _ in range(3)) for _ in range(RECORDS)]
-    return Network(_encoder(), records, lambda net, batch: F.triplet_margin_loss(*map(net, batch), margin=5.0))
+    return Network(_encoder(), records, _margin)
 
 
 def _contrast() -> Network:

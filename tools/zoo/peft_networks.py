@@ -68,7 +68,7 @@ def _moved(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter += 0.05 * torch.randn_like(parameter)
+                parameter.add_(0.05 * torch.randn_like(parameter))
 
 
 def _mixture_of_loras(network: Network) -> Network:
@@ -87,6 +87,6 @@ def _mixture_of_loras(network: Network) -> Network:
             place = f"{folder}/{number}"
             lora.save_pretrained(place)
             adapters[str(number)] = place
-        options = {"hidden_size": 16, "xlora_depth": 1, "adapters": adapters, "task_type": "CAUSAL_LM"}
+        options: Any = {"hidden_size": 16, "xlora_depth": 1, "adapters": adapters, "task_type": "CAUSAL_LM"}
         network.model = peft.get_peft_model(network.model, peft.XLoraConfig(**options))
     return network

@@ -10,17 +10,17 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tools.zoo.configurations import LENGTH, SIDE, VOCABULARY, small
+from tools.zoo.configurations import LENGTH, SIDE, small
 from tools.zoo.network import RECORDS, Network, label, loss_of_output, tokens
 
 Record = dict[str, Tensor]
 
 
-def classified() -> Record:
+def _classified() -> Record:
     return {"input_ids": tokens(LENGTH), "labels": label()}
 
 
-def masked() -> Record:
+def _masked() -> Record:
     """Of each text, three words are asked for."""
     words = tokens(LENGTH)
     labels = torch.full_like(words, -100)
@@ -29,58 +29,58 @@ def masked() -> Record:
     return {"input_ids": words.index_fill(0, chosen, 4), "labels": labels}
 
 
-def tagged() -> Record:
+def _tagged() -> Record:
     return {"input_ids": tokens(LENGTH), "labels": torch.randint(0, 4, (LENGTH,))}
 
 
-def answered() -> Record:
+def _answered() -> Record:
     start = torch.randint(0, LENGTH, ())
     return {"input_ids": tokens(LENGTH), "start_positions": start, "end_positions": start}
 
 
-def chosen() -> Record:
+def _chosen() -> Record:
     return {"input_ids": tokens(3 * LENGTH).view(3, LENGTH), "labels": label(3)}
 
 
-def continued() -> Record:
+def _continued() -> Record:
     words = tokens(LENGTH)
     return {"input_ids": words, "labels": words}
 
 
-def translated() -> Record:
+def _translated() -> Record:
     return {"input_ids": tokens(LENGTH), "labels": tokens(7)}
 
 
-def boxed() -> Record:
+def _boxed() -> Record:
     boxes = torch.randint(0, 500, (LENGTH, 4)).sort(-1).values
-    return {**tagged(), "bbox": boxes}
+    return {**_tagged(), "bbox": boxes}
 
 
-def pictured(side: int = SIDE) -> Record:
+def _pictured(side: int = SIDE) -> Record:
     return {"pixel_values": torch.randn(3, side, side), "labels": label()}
 
 
-def filmed() -> Record:
+def _filmed() -> Record:
     return {"pixel_values": torch.randn(4, 3, SIDE, SIDE), "labels": label()}
 
 
-def segmented(side: int = SIDE) -> Record:
+def _segmented(side: int = SIDE) -> Record:
     return {"pixel_values": torch.randn(3, side, side), "labels": torch.randint(0, 4, (side, side))}
 
 
-def measured(side: int = SIDE) -> Record:
+def _measured(side: int = SIDE) -> Record:
     return {"pixel_values": torch.randn(3, side, side), "labels": torch.rand(side, side) + 0.5}
 
 
-def transcribed(samples: int = 1200) -> Record:
+def _transcribed(samples: int = 1200) -> Record:
     return {"input_values": torch.randn(samples), "labels": torch.randint(1, 30, (3,))}
 
 
-def spoken(samples: int = 1200) -> Record:
+def _spoken(samples: int = 1200) -> Record:
     return {"input_values": torch.randn(samples), "labels": label()}
 
 
-def forecast() -> Record:
+def _forecast() -> Record:
     return {
         "past_values": torch.randn(15),
         "past_time_features": torch.randn(15, 1),
@@ -95,21 +95,22 @@ _OF_64_PIXELS = (
     "LevitForImageClassification",
     "PvtForImageClassification",
     "HieraForImageClassification",
+    "CvtForImageClassification",
 )
 _RANDOM = ("ViTMAEForPreTraining", "InformerForPrediction")
 """Their steps draw masks of patches, or keys that queries are compared with."""
 
 RECORDS_OF: dict[str, Callable[[], Record]] = {
-    "classification": classified,
-    "masked language modelling": masked,
-    "token classification": tagged,
-    "question answering": answered,
-    "multiple choice": chosen,
-    "causal language modelling": continued,
-    "with a loss that balances the experts": continued,
-    "sequence to sequence": translated,
-    "classification of pictures": pictured,
-    "CTC": transcribed,
+    "classification": _classified,
+    "masked language modelling": _masked,
+    "token classification": _tagged,
+    "question answering": _answered,
+    "multiple choice": _chosen,
+    "causal language modelling": _continued,
+    "with a loss that balances the experts": _continued,
+    "sequence to sequence": _translated,
+    "classification of pictures": _pictured,
+    "CTC": _transcribed,
 }
 """Of networks of text; others have their own."""
 
@@ -245,7 +246,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "mlp_ratios": [2, 2, 2, 2],
     },
     "DPTForDepthEstimation": {
-        "backbone_out_indices": [0, 1, 1, 1],
+        "num_hidden_layers": 4,
+        "backbone_out_indices": [0, 1, 2, 3],
         "neck_hidden_sizes": [8, 8, 8, 8],
         "fusion_hidden_size": 8,
         "is_hybrid": False,
@@ -261,9 +263,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "YolosForObjectDetection": {"num_detection_tokens": 5, "image_size": [32, 32]},
     "LayoutLMv3ForTokenClassification": {"input_size": 32, "coordinate_size": 2, "shape_size": 4},
     # Speech.
-    **{name: _AUDIO for name in _OF_WAVES},
+    **dict.fromkeys(_OF_WAVES, _AUDIO),
     "Wav2Vec2ConformerForCTC": {**_AUDIO, "position_embeddings_type": "relative", "max_source_positions": 200},
-    "Wav2Vec2BertForCTC": {"vocab_size": 32, "mask_time_prob": 0.0, "feature_projection_input_dim": 16},
+    "Wav2Vec2BertForCTC": {
+        "ctc_loss_reduction": "mean",
+        "vocab_size": 32,
+        "mask_time_prob": 0.0,
+        "feature_projection_input_dim": 16,
+    },
     "SEWForCTC": {**_AUDIO, "squeeze_factor": 2},
     "ASTForAudioClassification": {
         "max_length": 32,
@@ -327,8 +334,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "JetMoeForCausalLM": {"kv_channels": 8},
     "GptOssForCausalLM": {"sliding_window": 4},
-    "DbrxForCausalLM": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8}, "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2}},
-    "SwitchTransformersForConditionalGeneration": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    "DbrxForCausalLM": {
+        "attn_config": {"kv_n_heads": 1, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "SwitchTransformersForConditionalGeneration": {
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "router_jitter_noise": 0.0,
+    },
+    "PhimoeForCausalLM": {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
     # State spaces.
     "MambaForCausalLM": {"state_size": 4, "time_step_rank": 2},
     "Mamba2ForCausalLM": {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
@@ -384,14 +399,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """What a network needs beside the usual small numbers."""
 
-def boxes_and_labels() -> Record:
+
+def _boxes_and_labels() -> Record:
     """An object or two: each record has as many as it has."""
     count = 1 + int(torch.randint(0, 2, ()))
     labels = {"class_labels": torch.randint(0, 4, (count,)), "boxes": torch.rand(count, 4) * 0.3 + 0.3}
     return {"pixel_values": torch.randn(3, SIDE, SIDE), "labels": labels}  # type: ignore[dict-item]
 
 
-def masks_and_labels() -> Record:
+def _masks_and_labels() -> Record:
     """Masks of an object or two."""
     count = 1 + int(torch.randint(0, 2, ()))
     return {
@@ -401,77 +417,77 @@ def masks_and_labels() -> Record:
     }
 
 
-def listed(records: list[Record]) -> dict[str, Any]:
+def _listed(records: list[Record]) -> dict[str, Any]:
     """A batch whose pictures are a tensor, and whose labels are a list, as processors of transformers make it."""
     batch: dict[str, Any] = {key: [record[key] for record in records] for key in records[0]}
     batch["pixel_values"] = torch.stack(batch["pixel_values"])
     return batch
 
 
-def asked() -> Record:
+def _asked() -> Record:
     answer = torch.nn.functional.one_hot(label(), 4).double()
     return {"input_ids": tokens(LENGTH), "pixel_values": torch.randn(3, SIDE, SIDE), "labels": answer}
 
 
-def captioned() -> Record:
-    return {**continued(), "pixel_values": torch.randn(3, SIDE, SIDE)}
+def _captioned() -> Record:
+    return {**_continued(), "pixel_values": torch.randn(3, SIDE, SIDE)}
 
 
-def described() -> Record:
+def _described() -> Record:
     return {"pixel_values": torch.randn(3, SIDE, SIDE), "labels": tokens(7)}
 
 
-def with_picture_in_text() -> Record:
+def _with_picture_in_text() -> Record:
     """The word 3 stands for a patch of the picture: 16 of them."""
     words = torch.cat([torch.full((16,), 3), tokens(LENGTH)])
     return {"input_ids": words, "labels": words, "pixel_values": torch.randn(3, SIDE, SIDE)}
 
 
-def laid_out() -> Record:
-    return {**boxed(), "pixel_values": torch.randn(3, SIDE, SIDE)}
+def _laid_out() -> Record:
+    return {**_boxed(), "pixel_values": torch.randn(3, SIDE, SIDE)}
 
 
-def of_pairs() -> Record:
+def _of_pairs() -> Record:
     return {"input_ids": tokens(LENGTH), "pixel_values": torch.randn(3, SIDE, SIDE)}
 
 
-def heard(frames: int, features: int, name: str = "input_features") -> Record:
+def _heard(frames: int, features: int, name: str = "input_features") -> Record:
     return {name: torch.randn(frames, features), "labels": torch.randint(5, 30, (5,))}
 
 
-def measured_series() -> Record:
+def _measured_series() -> Record:
     return {"past_values": torch.randn(24, 2), "future_values": torch.randn(6, 2)}
 
 
 RECORD: dict[str, Callable[[], Record]] = {
-    "LayoutLMForTokenClassification": boxed,
-    "BlipForConditionalGeneration": captioned,
-    "GitForCausalLM": captioned,
-    "VisionEncoderDecoderModel": described,
-    "LlavaForConditionalGeneration": with_picture_in_text,
-    "ViltForQuestionAnswering": asked,
-    "LayoutLMv3ForTokenClassification": laid_out,
-    "CLIPModel": of_pairs,
-    "VideoMAEForVideoClassification": filmed,
+    "LayoutLMForTokenClassification": _boxed,
+    "BlipForConditionalGeneration": _captioned,
+    "GitForCausalLM": _captioned,
+    "VisionEncoderDecoderModel": _described,
+    "LlavaForConditionalGeneration": _with_picture_in_text,
+    "ViltForQuestionAnswering": _asked,
+    "LayoutLMv3ForTokenClassification": _laid_out,
+    "CLIPModel": _of_pairs,
+    "VideoMAEForVideoClassification": _filmed,
     "ViTMAEForPreTraining": lambda: {"pixel_values": torch.randn(3, SIDE, SIDE)},
-    "SegformerForSemanticSegmentation": segmented,
-    "UperNetForSemanticSegmentation": segmented,
-    "DPTForDepthEstimation": measured,
-    "GLPNForDepthEstimation": measured,
-    "DetrForObjectDetection": boxes_and_labels,
-    "YolosForObjectDetection": boxes_and_labels,
-    "MaskFormerForInstanceSegmentation": masks_and_labels,
-    "HubertForSequenceClassification": spoken,
-    "WavLMForSequenceClassification": spoken,
+    "SegformerForSemanticSegmentation": _segmented,
+    "UperNetForSemanticSegmentation": partial(_segmented, 128),
+    "DPTForDepthEstimation": lambda: {"pixel_values": torch.randn(3, SIDE, SIDE), "labels": torch.rand(64, 64)},
+    "GLPNForDepthEstimation": _measured,
+    "DetrForObjectDetection": _boxes_and_labels,
+    "YolosForObjectDetection": _boxes_and_labels,
+    "MaskFormerForInstanceSegmentation": _masks_and_labels,
+    "HubertForSequenceClassification": _spoken,
+    "WavLMForSequenceClassification": _spoken,
     "ASTForAudioClassification": lambda: {"input_values": torch.randn(32, 16), "labels": label()},
-    "Wav2Vec2BertForCTC": lambda: heard(20, 16),
+    "Wav2Vec2BertForCTC": lambda: _heard(20, 16),
     "WhisperForConditionalGeneration": lambda: {"input_features": torch.randn(8, 40), "labels": tokens(5)},
-    "Speech2TextForConditionalGeneration": lambda: heard(40, 8),
+    "Speech2TextForConditionalGeneration": lambda: _heard(40, 8),
     "MoonshineForConditionalGeneration": lambda: {"input_values": torch.randn(1500), "labels": tokens(5)},
-    "PatchTSTForPrediction": measured_series,
-    "PatchTSMixerForPrediction": measured_series,
-    **{f"{name}ForPrediction": forecast for name in ("Informer", "Autoformer", "TimeSeriesTransformer")},
-    **{name: partial(pictured, 64) for name in _OF_64_PIXELS},
+    "PatchTSTForPrediction": _measured_series,
+    "PatchTSMixerForPrediction": _measured_series,
+    **{f"{name}ForPrediction": _forecast for name in ("Informer", "Autoformer", "TimeSeriesTransformer")},
+    **{name: partial(_pictured, 64) for name in _OF_64_PIXELS},
 }
 """Records of networks that take others than those of their step."""
 _LISTS = ("DetrForObjectDetection", "YolosForObjectDetection", "MaskFormerForInstanceSegmentation")
@@ -483,7 +499,7 @@ def _depth(net: nn.Module, batch: Any) -> Tensor:
 
 def _composed(name: str, keep_dropout: bool) -> Any:
     """Configurations of networks that are made of others; None: it is not one of them."""
-    t = transformers
+    t: Any = transformers
 
     def part(kind: Any, **options: Any) -> Any:
         return small(kind, keep_dropout, **options)
@@ -533,14 +549,14 @@ def _composed(name: str, keep_dropout: bool) -> Any:
 
 
 def _with_backbone(name: str, backbone: Any, part: Callable[..., Any]) -> Any:
-    t = transformers
+    t: Any = transformers
     if name == "DetrForObjectDetection":
         return part(t.DetrConfig, backbone_config=backbone, num_queries=5, use_timm_backbone=False, backbone=None)
     if name == "UperNetForSemanticSegmentation":
         return part(
             t.UperNetConfig,
             backbone_config=backbone,
-            pool_scales=[1, 2],
+            pool_scales=[2, 4],
             use_auxiliary_head=False,
             hidden_size=64,
             backbone=None,
@@ -582,7 +598,7 @@ def build(name: str, step: str, keep_dropout: bool = False) -> Network:
     records = [record() for _ in range(RECORDS)]
     network = Network(model, records, loss_of_output, keep_dropout=keep_dropout)
     if name in _LISTS:
-        network.collate = listed
+        network.collate = _listed
     if name == "CLIPModel":
         network.step = lambda net, batch: net(**batch, return_loss=True).loss
     if name == "DPTForDepthEstimation":
