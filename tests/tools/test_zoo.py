@@ -145,7 +145,7 @@ def test_counts_of_the_page() -> None:
         (Architecture("Three", "mixing", "own", "step", private=False), Outcome(REFUSED, "a | b")),
     ]
     text = page(results)
-    assert "| private, and trained | 1 of 2 (50%) |" in text
-    assert "| mixing records, and refused | 1 of 1 |" in text
+    assert "| trained | 1 of 2 (50%) |" in text
+    assert "| of the family that mixes records, refused | 1 of 1 |" in text
     assert "| largest error of those | 1.0e-09 |" in text
     assert "**WRONG**" in text and r"a \| b" in text

@@ -36,8 +36,11 @@ def _counts(results: Sequence[Result]) -> str:
     rows = [["", "networks"]]
     rows += [[_WORDS[path], str(count[path])] for path in _WORDS]
     rows += [
-        ["private, and trained", f"{trained} of {len(private)} ({trained / len(private):.0%})"],
-        ["mixing records, and refused", f"{sum(outcome.path == REFUSED for outcome in mixing)} of {len(mixing)}"],
+        ["trained", f"{trained} of {len(private)} ({trained / len(private):.0%})"],
+        [
+            "of the family that mixes records, refused",
+            f"{sum(outcome.path == REFUSED for outcome in mixing)} of {len(mixing)}",
+        ],
         ["compared with autograd, and equal", str(len(errors))],
         ["largest error of those", f"{max(errors):.1e}"],
     ]
@@ -87,7 +90,7 @@ def _versions() -> str:
 _WORDS = {
     ENGINE: "engine",
     RECORD_BY_RECORD: "record by record",
-    REFUSED: "refused, though private",
+    REFUSED: "refused",
     FAILED: "failed with an error of another library, or not done in time",
     WRONG: "trained, and not equal to autograd",
     BROKEN: "not trained without dpbench either",
