@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers audits notebooks guards rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits notebooks guards rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,10 @@ combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write 
 layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a minute)
 	$(BIN)/python -m tools.layer_table > docs/layers.md.new
 	mv docs/layers.md.new docs/layers.md
+
+zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (a quarter of an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.zoo > docs/zoo.md.new
+	mv docs/zoo.md.new docs/zoo.md
 
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
 	$(BIN)/python -m tools.audits
@@ -143,6 +147,10 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) --editable ".[dev,bench]"
+	@touch $@
+
+$(VENV)/.ready-zoo: $(VENV)/.ready-dev
+	$(PIP) --editable ".[dev,zoo]"
 	@touch $@
 
 # Peers that ask for other versions than dpbench; PyTorch they take from its environment. One that cannot be installed is missing

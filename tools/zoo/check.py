@@ -1,0 +1,327 @@
+"""One network of the zoo: trained privately for a few lots, and its first release compared with plain autograd."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import default_collate
+
+from dpbench import fix
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.errors import DPBenchError
+from dpbench.strategies import ClipOnly
+from tools.zoo.network import Network, without_dropout
+
+ENGINE = "engine"
+RECORD_BY_RECORD = "record by record"
+REFUSED = "refused"
+WRONG = "WRONG"
+FAILED = "failed"
+BROKEN = "does not train by itself"
+PATHS = (ENGINE, RECORD_BY_RECORD, REFUSED, WRONG, FAILED, BROKEN)
+
+TOLERANCE = 1e-4
+_LOTS = 3
+_SMALL = 1e-3
+"""A parameter whose gradient is smaller than this share of the whole is compared with that share."""
+_SAID = "gradients=auto: record by record"
+
+
+class Outcome(NamedTuple):
+    """What became of a network.
+
+    Attributes:
+        path: One of `PATHS`.
+        reason: Why it is not the engine.
+        error: Largest relative error of a parameter's update; None: there is no reference.
+        precision: In which it was compared: 64 or 32 bits.
+        parameters: Number of trainable ones.
+        ratio: Time of a private step over that of a plain one; None: not measured.
+        fixes: What `dpbench.fix` did.
+        seconds: That the check took.
+    """
+
+    path: str
+    reason: str = ""
+    error: float | None = None
+    precision: int = 64
+    parameters: int = 0
+    ratio: float | None = None
+    fixes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class Reference(NamedTuple):
+    """Plain autograd, record by record.
+
+    Attributes:
+        bound: Norm of the first record's gradient: larger ones are clipped.
+        mean: Of the clipped gradients, for each trainable parameter.
+    """
+
+    bound: float
+    mean: list[Tensor]
+
+
+class RandomStep(Exception):
+    """A step that was to have a reference draws random numbers."""
+
+
+def check(build: Callable[[], Network], private: bool = True) -> Outcome:
+    """Train a network, and compare.
+
+    Args:
+        build: Makes it.
+        private: Whether its step is a function of each record; a network with BatchNorm is changed by `dpbench.fix`
+            first. Else it should be refused as it is, and there is no reference.
+    """
+    try:
+        return _check_in(torch.float64, build, private)
+    except _Broken:  # float32 is written into the network somewhere
+        pass
+    try:
+        return _check_in(torch.float32, build, private)
+    except _Broken as error:
+        return Outcome(BROKEN, str(error))
+
+
+class _Broken(Exception):
+    """A network does not train by itself."""
+
+
+def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -> Outcome:
+    with _default_dtype(dtype):
+        try:
+            network = _made(build, dtype, private)
+            has_reference = private and not (network.is_random or network.keep_dropout)
+            expected = reference(network) if has_reference else None
+            plain_seconds = _plain_seconds(network)
+        except Exception as error:
+            raise _Broken(_first_line(error)) from error
+        outcome = Outcome(
+            ENGINE,
+            precision=torch.finfo(dtype).bits,
+            parameters=sum(p.numel() for p in _trainable(network.model)),
+            fixes=tuple(network.fixes),
+        )
+        bound = 1.0 if expected is None else expected.bound
+        try:
+            with _informed() as lines:
+                run = train(network, bound)
+        except DPBenchError as error:
+            return outcome._replace(path=REFUSED, reason=" ".join(str(error).split()))
+        except Exception as error:
+            return outcome._replace(path=FAILED, reason=_first_line(error))
+    said = [line for line in lines if line.startswith(_SAID)]
+    if said:
+        outcome = outcome._replace(path=RECORD_BY_RECORD, reason=said[0].partition("cannot be used: ")[2])
+    outcome = outcome._replace(ratio=run.seconds / plain_seconds)
+    if expected is None:
+        return outcome
+    difference = largest_error(run.released, expected.mean)
+    outcome = outcome._replace(error=difference)
+    return outcome if difference <= TOLERANCE else outcome._replace(path=WRONG)
+
+
+def _made(build: Callable[[], Network], dtype: torch.dtype, private: bool) -> Network:
+    torch.manual_seed(0)
+    network = build()
+    network.model.to(dtype).train()
+    if private and _has_batch_norm(network.model):
+        network.fixes = fix(network.model)
+    if not network.keep_dropout:
+        without_dropout(network.model)
+    network.records = [_record_in(dtype, record) for record in network.records]
+    return network
+
+
+def reference(network: Network) -> Reference:
+    """Clipped and averaged gradients of each record's loss alone.
+
+    Raises:
+        RandomStep: Two seeds give two losses.
+    """
+    model = copy.deepcopy(network.model)
+    trainable = _trainable(model)
+    collate = network.collate or default_collate
+    total = [torch.zeros_like(parameter) for parameter in trainable]
+    bound = None
+    for record in network.records:
+        loss = network.step(model, collate([copy.copy(record)]))
+        gradients = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
+        norm = float(torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt())
+        if bound is None:
+            bound = norm or 1.0
+            if not loss.isfinite():
+                raise ValueError(f"the loss of a record is {float(loss)}")
+            torch.manual_seed(1)
+            again = network.step(model, collate([copy.copy(record)]))
+            if not torch.allclose(loss, again, rtol=1e-5):
+                raise RandomStep(f"the step is random: its loss is {float(loss)}, and then {float(again)}")
+        factor = min(1.0, bound / norm) if norm else 1.0
+        for sum_, gradient in zip(total, gradients, strict=True):
+            sum_.add_(factor * gradient / len(network.records))
+    assert bound is not None
+    return Reference(bound, total)
+
+
+class Run(NamedTuple):
+    """A training.
+
+    Attributes:
+        released: For each trainable parameter, of the first lot: the mean of the clipped gradients.
+        seconds: Of the fastest of the following lots.
+    """
+
+    released: list[Tensor]
+    seconds: float
+
+
+def train(network: Network, bound: float) -> Run:
+    """Release the clipped sums of a few lots of all records; the weights stay as they are."""
+    size = len(network.records)
+    loader = LotLoader(network.records, Lots(make_sampling("full", size, size), None), collate_fn=network.collate)  # type: ignore[arg-type]
+    module = _Module(network)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pl.Trainer(
+            max_steps=_LOTS,
+            max_epochs=-1,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            use_distributed_sampler=False,
+            default_root_dir=folder,
+            callbacks=[ClipOnly(max_grad_norm=bound, seed=0)],
+        )
+        trainer.fit(module, loader)
+    ends = module.ends
+    seconds = [after - before for before, after in pairwise(ends)]
+    return Run(module.released, min(seconds))
+
+
+def largest_error(released: list[Tensor], expected: list[Tensor]) -> float:
+    """Largest distance of what is released for a parameter from what is expected, relative to the latter."""
+    whole = float(torch.stack([one.double().square().sum() for one in expected]).sum().sqrt())
+    errors = []
+    for one, other in zip(released, expected, strict=True):
+        size = max(float(other.norm()), _SMALL * whole)
+        distance = float((one - other).norm())
+        errors.append(distance / size if size else distance)
+    return float("nan") if any(map(math.isnan, errors)) else max(errors)
+
+
+class _Module(pl.LightningModule):
+    """Trains a network by SGD that does not move, and keeps the first gradient that its optimizer sees."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(network.model)
+        self._of_network = (network.step,)
+        self.released: list[Tensor] = []
+        self.ends: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (step,) = self._of_network
+        return step(self.net, batch)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trainable = _trainable(self.net)
+
+        def keep(*_: Any) -> None:
+            if not self.released:
+                gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainable]
+                self.released = [gradient.detach().clone() for gradient in gradients]
+
+        optimizer = torch.optim.SGD(trainable, lr=0.0)
+        optimizer.register_step_post_hook(keep)
+        return optimizer
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _record_in(dtype: torch.dtype, record: Any) -> Any:
+    def converted(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return copy.copy(x).apply(converted) if hasattr(x, "edge_index") else x
+        return x.to(dtype) if x.is_floating_point() else x
+
+    return tree_map(converted, record)
+
+
+def _plain_seconds(network: Network) -> float:
+    """Of the fastest of a few plain steps, after a first one."""
+    model = copy.deepcopy(network.model)
+    optimizer = torch.optim.SGD(_trainable(model), lr=0.0)
+    collate = network.collate or default_collate
+    seconds = []
+    for _ in range(_LOTS):
+        start = time.perf_counter()
+        batch = collate([copy.copy(record) for record in network.records])
+        network.step(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextmanager
+def _informed() -> Iterator[list[str]]:
+    """The lines that a training says of itself by `Training.inform`."""
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    handler = _Lines()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,92 @@
+"""Networks of transformers that peft freezes but for a few parameters of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tools.zoo import transformers_networks
+from tools.zoo.network import Network
+
+_LAYERS_OF_GPT2 = ["c_attn", "c_proj"]
+_LAYERS_OF_LLAMA = ["q_proj", "v_proj"]
+_LAYERS_OF_BERT = ["query", "value"]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "LoraConfig": {"r": 2},
+    "IA3Config": {"feedforward_modules": []},
+    "PromptTuningConfig": {"num_virtual_tokens": 3},
+    "PrefixTuningConfig": {"num_virtual_tokens": 3},
+    "PromptEncoderConfig": {"num_virtual_tokens": 3, "encoder_hidden_size": 16},
+    "AdaLoraConfig": {"target_r": 1, "init_r": 2, "total_step": 100},
+    "VeraConfig": {"r": 4},
+    "LNTuningConfig": {"target_modules": ["ln_1", "ln_2"]},
+    "LoHaConfig": {"r": 2},
+    "LoKrConfig": {"r": 2},
+    "OFTConfig": {"r": 0, "oft_block_size": 4},
+    "BOFTConfig": {"boft_block_size": 4},
+    "FourierFTConfig": {"n_frequency": 10},
+    "HRAConfig": {"r": 2},
+    "AdaptionPromptConfig": {"adapter_len": 3, "adapter_layers": 1, "target_modules": "self_attn"},
+}
+_OF_THE_INPUT = ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig")
+
+
+def build(name: str, step: str) -> Network:
+    """A network with the parameters that a configuration of peft adds."""
+    import peft
+
+    if "GPT-2" in step:
+        network = transformers_networks.build("GPT2LMHeadModel", "causal language modelling")
+        layers, task = _LAYERS_OF_GPT2, "CAUSAL_LM"
+    elif "BERT" in step:
+        network = transformers_networks.build("BertForSequenceClassification", "classification")
+        layers, task = _LAYERS_OF_BERT, "SEQ_CLS"
+    else:
+        network = transformers_networks.build("LlamaForCausalLM", "causal language modelling")
+        layers, task = _LAYERS_OF_LLAMA, "CAUSAL_LM"
+    if name == "BitFit":
+        for parameter_name, parameter in network.model.named_parameters():
+            parameter.requires_grad = parameter_name.endswith("bias") or parameter_name.startswith("classifier")
+        return network
+    options = {"task_type": task, **_OPTIONS.get(name, {})}
+    if name not in _OF_THE_INPUT:
+        options.setdefault("target_modules", layers)
+    if "DoRA" in step:
+        options["use_dora"] = True
+    if name == "XLoraConfig":
+        return _mixture_of_loras(network)
+    network.model = peft.get_peft_model(network.model, getattr(peft, name)(**options))
+    _moved(network.model)
+    return network
+
+
+def _moved(model: nn.Module) -> None:
+    """Move what is trained away from where it begins, which is often zero, so that all of it has a gradient."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+def _mixture_of_loras(network: Network) -> Network:
+    import tempfile
+
+    import peft
+
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = {}
+        for number in range(2):
+            made = transformers_networks.build("LlamaForCausalLM", "causal language modelling").model
+            lora = peft.get_peft_model(
+                made, peft.LoraConfig(r=2, target_modules=_LAYERS_OF_LLAMA, task_type="CAUSAL_LM")
+            )
+            _moved(lora)
+            place = f"{folder}/{number}"
+            lora.save_pretrained(place)
+            adapters[str(number)] = place
+        options: Any = {"hidden_size": 16, "xlora_depth": 1, "adapters": adapters, "task_type": "CAUSAL_LM"}
+        network.model = peft.get_peft_model(network.model, peft.XLoraConfig(**options))
+    return network
