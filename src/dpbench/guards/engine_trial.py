@@ -155,7 +155,7 @@ class EngineTrial:
         names = {module: name for name, module in self._training.module.named_modules()}
         for size in _SIZES:
             lot = select(batch, rows, _index(rows, size))
-            with self._without_traces() as rewind, _watched_outputs(self._training.module, size) as outputs:
+            with _watched_outputs(self._training.module, size) as outputs, self._without_traces() as rewind:
                 rewind()
                 try:
                     seen = self._seen(lot, size)

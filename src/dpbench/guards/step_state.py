@@ -185,8 +185,11 @@ class StepState:
             return self._keep_container(x)
         elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not is_opaque(x)):
             attributes = self._keep_dict(x.__dict__)
-            names = [name for name in attributes if not name.endswith(_HOOKS)]
-            return [attributes[name] for name in names]
+            # Not what hooks hold; but a hook that the step registers would be there once for each of its runs.
+            for name in attributes:
+                if name.endswith(_HOOKS) and isinstance(attributes[name], dict):
+                    self._keep_dict(attributes[name])
+            return [value for name, value in attributes.items() if not name.endswith(_HOOKS)]
         return ()
 
     def _remember(self, undo: Undo, is_same: Callable[[], bool]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-_KINDS = (int, float, bool)
+_KINDS = (int, float)  # a flag says what was done once, and stays
 
 
 class Counters:
