@@ -110,7 +110,7 @@ class EngineTrial:
                 plain = self._loss(lot)
             except Exception:
                 return None  # its own step says what is wrong
-            if not isinstance(plain, Tensor) or not plain.requires_grad:
+            if not isinstance(plain, Tensor) or plain.numel() != 1 or not plain.requires_grad:
                 return None
             rewind()
             engine.expect(size)

@@ -312,6 +312,7 @@ class PerRecordEngine:
                     expected,
                     records,
                     tolerance,
+                    loss,
                 )
             return self._gradients(uses, grads, records)
 

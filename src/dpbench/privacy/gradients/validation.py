@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -154,6 +156,7 @@ def check_sums(
     expected: Sequence[Tensor | None],
     records: int,
     tolerance: float,
+    loss: Tensor,
 ) -> bool:
     """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
 
@@ -163,6 +166,7 @@ def check_sums(
         expected: Ordinary gradient of each; None: the loss does not depend on it.
         records: R, in the lot.
         tolerance: Of the difference, relative to the gradient of a parameter in float32 or float64.
+        loss: Of the lot, whose graph tells why they differ.
 
     Returns:
         False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
@@ -198,9 +202,56 @@ def check_sums(
         else:
             allowed = tolerance * scale
         if difference > allowed:
+            reason = _reason(loss, is_seen=bool(ours.any()))
             raise UnsupportedModuleError(
-                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): it is used "
-                "outside of its module's forward (call the module itself; a penalty on weights belongs into the "
-                "optimizer's weight_decay), or its layer mixes records."
+                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): {reason}."
             )
     return True
+
+
+_ALONE = 'in automatic optimization or a PrivateLoop gradients="one_by_one" (or "auto") takes each record by plain autograd'
+_INSIDE = (
+    "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
+    "of a differential equation), which use it outside of its module's forward; " + _ALONE
+)
+_NEVER_CALLED = (
+    "it is used outside of its module's forward, because it lies in a list, in a dictionary or on the LightningModule, "
+    "or because a function uses it; make it a parameter of an nn.Module whose forward uses it, and call that; "
+    + _ALONE
+)
+_BESIDE = (
+    "it is used outside of its module's forward as well, or its layer mixes records; a penalty on weights belongs into "
+    "the optimizer (weight_decay, or a register_step_post_hook, as docs/module.md shows), and for all else the module "
+    "itself has to be called; " + _ALONE
+)
+
+
+def _reason(loss: Tensor, is_seen: bool) -> str:
+    """How a loss comes by a parameter where no hook sees it.
+
+    Args:
+        loss: Of the lot.
+        is_seen: Whether some layer that was called uses the parameter.
+    """
+    if _holds_gradients(loss):
+        return _INSIDE
+    return _BESIDE if is_seen else _NEVER_CALLED
+
+
+def _holds_gradients(loss: Tensor) -> bool:
+    """Whether a loss was computed from gradients, whose graph goes through the graph of the forward pass."""
+    visited: set[Any] = set()
+    uses: Counter[Any] = Counter()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if "BackwardBackward" in node.name():
+            return True
+        for following, _ in node.next_functions:
+            uses[following] += 1
+            stack.append(following)
+    # A linear layer makes its transposed weight for one product; only its derivative asks for the same one again.
+    return any(node.name().startswith("TBackward") and uses[node] > 1 for node in visited)
