@@ -43,10 +43,10 @@ def _without_rows(batch: Any) -> str:
             f"tensors in dictionaries, lists, tuples or dataclasses; {_ALONE}."
         )
     kinds = {type(leaf).__name__ for leaf in tree_leaves(batch)}
+    held = ", ".join(sorted(kinds)) or "nothing"
     return (
-        "the batch holds no tensor with a row for each record (it holds "
-        f"{', '.join(sorted(kinds)) or 'nothing'}): let the collate_fn make tensors of arrays (torch.from_numpy) and of "
-        "texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
+        f"the batch holds no tensor with a row for each record (it holds {held}): let the collate_fn make tensors of "
+        "arrays (torch.from_numpy) and of texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
     )
 
 

@@ -209,20 +209,20 @@ def check_sums(
     return True
 
 
-_ALONE = 'in automatic optimization or a PrivateLoop gradients="one_by_one" (or "auto") takes each record by plain autograd'
+_ALONE = 'in automatic optimization and in a PrivateLoop, gradients="auto" or "one_by_one" trains it as it is'
 _INSIDE = (
     "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
-    "of a differential equation), which use it outside of its module's forward; " + _ALONE
+    f"of a differential equation), which use it outside of its module's forward; {_ALONE}"
 )
 _NEVER_CALLED = (
-    "it is used outside of its module's forward, because it lies in a list, in a dictionary or on the LightningModule, "
-    "or because a function uses it; make it a parameter of an nn.Module whose forward uses it, and call that; "
-    + _ALONE
+    "it is used outside of its module's forward, since it lies in a list, in a dictionary or on the LightningModule, "
+    "or a function uses it; make it a parameter of an nn.Module whose forward uses it, and call that module; "
+    f"{_ALONE}"
 )
 _BESIDE = (
-    "it is used outside of its module's forward as well, or its layer mixes records; a penalty on weights belongs into "
-    "the optimizer (weight_decay, or a register_step_post_hook, as docs/module.md shows), and for all else the module "
-    "itself has to be called; " + _ALONE
+    "it is used outside of its module's forward, too, or its layer mixes records; a penalty on weights belongs into "
+    "the optimizer (weight_decay, or a register_step_post_hook: docs/module.md), and for all else the module itself "
+    f"has to be called; {_ALONE}"
 )
 
 
