@@ -303,7 +303,7 @@ def test_a_module_that_keeps_something_of_a_record_is_refused(tmp_path: Path) ->
 
 
 def test_the_engine_takes_rows_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="must agree on dimension 0"):
+    with pytest.raises(ConfigurationError, match="dimension 0 of each tensor of a batch must be its records"):
         released(tmp_path, nn.Linear(6, 4), of_weighted, lots(rows(), with_a_constant), gradients="engine")
 
 

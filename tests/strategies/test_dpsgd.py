@@ -572,7 +572,7 @@ def test_batches_that_disagree(tmp_path: Path) -> None:
         def __getitems__(self, positions: list[int]) -> Any:
             return Collated((torch.zeros(len(positions), 1, 8, 8), torch.zeros(3)))
 
-    with pytest.raises(DPBenchError, match="must agree on dimension 0"):
+    with pytest.raises(DPBenchError, match="dimension 0 of each tensor of a batch must be its records"):
         fit(tmp_path, make_classifier(), loader=LotLoader(Odd(), Lots(make_sampling("poisson", 60, 12), 0)))
 
 

@@ -39,8 +39,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("+optimizer.weight_decay=[nan]", "optimizer.weight_decay[0] must be finite"),
     ],
     "no whole numbers": [
-        ("trainer.max_steps=1.5", "trainer.max_steps must be positive, or -1 for no limit, not 1.5"),
-        ("trainer.max_steps=1e30", "trainer.max_steps must be positive"),
+        ("trainer.max_steps=1.5", "trainer.max_steps must be a positive whole number, or -1 for no limit, not 1.5"),
+        ("trainer.max_steps=1e30", "trainer.max_steps must be a positive whole number"),
         ("seed=1.5", "seed must be a whole number from 0 on"),
         ("data.val_size=1.5", "data.val_size must be a whole number"),
         ("model.hidden=[1.5]", "model.hidden must be a whole number, or a list"),
@@ -87,6 +87,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
         ("+logger.entity=me", "logger.entity is a setting of wandb: add logger=wandb (or many)"),
+        ("+strategy.target_delta=1e-5", "there is no key strategy.target_delta. Did you mean strategy.delta?"),
         ("+seeed=1", "there is no key seeed. Did you mean seed?"),
         ("+optimizer.momentun=1", "Did you mean optimizer.momentum?"),
         ("+module.monitored=val", "module.monitored cannot be set"),
@@ -101,10 +102,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "what is called": [
         ("model._target_=os.system", "is no class that can be imported"),
+        ("model._target_=dpbench.models.mlp.Nope", "dpbench.models.mlp has no Nope"),
         ("model._target_=foo.Bar", "No module named 'foo'"),
         ("model._target_=", "model._target_ must name a class"),
         ("model._target_=null", "model._target_ must name a class"),
-        ("optimizer._target_=torch.optim.Foo", "No module named 'torch.optim.Foo'"),
+        ("optimizer._target_=torch.optim.Foo", "torch.optim has no Foo"),
         ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
         ("optimizer._partial_=false", "optimizer._partial_ must be true"),
         ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from dpbench.callback.option_names import suggestion
 from dpbench.errors import ConfigurationError
 from dpbench.records.source import RecordSource
 
@@ -123,8 +123,7 @@ def _fitting(cls: type, known: Mapping[str, tuple[Any, Any]], name: str, value: 
         ConfigurationError: There is no such option, or the value is of no kind that it takes.
     """
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean {close[0]}?" if close else f"It has {', '.join(known)}."
+        hint = suggestion(name, known) or f"It has {', '.join(known)}."
         raise ConfigurationError(f"{cls.__name__} has no option {name!r}. {hint}")
     annotation, _ = known[name]
     is_union = get_origin(annotation) in (Union, UnionType)

@@ -31,6 +31,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.method import GradientMethod
+from dpbench.privacy.gradients.validation import TRAINED_ALONE
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.stopped_step import output_of, stopped
@@ -227,7 +228,7 @@ class EngineTrial:
                 plain = self._loss(lot)
             except Exception:
                 return None  # its own step says what is wrong
-            if not isinstance(plain, Tensor) or not plain.requires_grad:
+            if not isinstance(plain, Tensor) or plain.numel() != 1 or not plain.requires_grad:
                 return None
             rewind()
             engine.expect(size)
@@ -238,8 +239,7 @@ class EngineTrial:
                     for gradient in gradients:
                         gradient.squared_norms()
             except UnsupportedModuleError as error:
-                reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
-                return Limit(reason, is_refused=True)
+                return Limit(reason_of(error), is_refused=True)
             except Exception as error:  # in somebody else's words, which may tell of the records
                 reason = f"with it the step ends in a {type(error).__name__}"
                 return Limit(reason, is_refused=False)
@@ -345,6 +345,12 @@ def _watched_outputs(module: nn.Module, records: int) -> Iterator[dict[str, bool
 def _index(rows: int, size: int) -> NDArray[np.int64]:
     """Rows of a lot of `size`: the first, from the beginning again where there are fewer."""
     return np.resize(np.arange(min(rows, size)), size)
+
+
+def reason_of(error: UnsupportedModuleError) -> str:
+    """What an error says, without figures of the records and without the remedy that is about to be taken."""
+    reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
+    return reason.replace(f"; {TRAINED_ALONE}.", "")
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -34,15 +34,17 @@ _BEFORE_RELEASE = (
 _BEFORE_UPDATE = (
     "{names} changed between the release of a lot and its update (in on_before_optimizer_step or "
     "configure_gradient_clipping, of the module or of a callback), where what training_step has kept of the lot is in "
-    "sight, and would be saved without noise: what follows from released weights alone belongs into "
-    "on_before_zero_grad or on_train_epoch_end."
+    "sight, and would be saved without noise: what follows from released weights alone belongs into a hook of the "
+    "optimizer (register_step_post_hook), into on_before_zero_grad (but for weights that are trained, which are in use "
+    "there) or on_train_epoch_end."
 )
 _AFTER_RELEASE = (
     "{names} changed after the release of a lot, where its records are still in sight (in on_train_batch_end, or after "
     "the optimizer's step in manual optimization), and would be saved without noise: what follows from released "
-    "weights alone (and from nothing kept of a lot) belongs into on_before_zero_grad, on_train_epoch_end or a hook of "
-    "the optimizer (register_step_post_hook); in manual optimization, name the network that sees records in "
-    "private_module. A learning rate that follows from the number of steps is a schedule's (configure_optimizers)."
+    "weights alone (and from nothing kept of a lot) belongs into a hook of the optimizer (register_step_post_hook), "
+    "into on_before_zero_grad (but for weights that are trained, which are in use there) or on_train_epoch_end; in "
+    "manual optimization, name the network that sees records in private_module. A learning rate that follows from the "
+    "number of steps is a schedule's (configure_optimizers)."
 )
 
 

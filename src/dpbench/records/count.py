@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from dpbench.data.separate_records import SeparateRecords
+from dpbench.data.trees import unopened
 from dpbench.errors import ConfigurationError
+
+_SHOWN = 4
+_ALONE = 'in automatic optimization without microbatches, gradients="auto" takes each record as a batch of its own'
 
 
 def count_records(batch: Any) -> int:
@@ -23,8 +27,51 @@ def count_records(batch: Any) -> int:
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim():
             sizes.add(leaf.shape[0])
-    if len(sizes) != 1:
-        raise ConfigurationError(
-            f"the tensors of a batch must agree on dimension 0, the records; found {sorted(sizes) or 'no tensors'}."
-        )
+    if not sizes:
+        raise ConfigurationError(_without_rows(batch))
+    if len(sizes) > 1:
+        raise ConfigurationError(_of_several_sizes(batch))
     return int(sizes.pop())
+
+
+def _without_rows(batch: Any) -> str:
+    """The line about a batch without a tensor that has rows."""
+    closed = unopened(batch)
+    if closed is not None:
+        return (
+            f"the batch holds a {closed}, whose tensors cannot be found and cut into records: let the collate_fn give "
+            f"tensors in dictionaries, lists, tuples or dataclasses; {_ALONE}."
+        )
+    kinds = {type(leaf).__name__ for leaf in tree_leaves(batch)}
+    held = ", ".join(sorted(kinds)) or "nothing"
+    return (
+        f"the batch holds no tensor with a row for each record (it holds {held}): let the collate_fn make tensors of "
+        "arrays (torch.from_numpy) and of texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
+    )
+
+
+def _of_several_sizes(batch: Any) -> str:
+    """The line about a batch with tensors of several first dimensions, of which one entry each is named."""
+    entry_of_size: dict[int, str] = {}
+    for name, leaf in _entries(batch):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            entry_of_size.setdefault(leaf.shape[0], f"{name} has the shape {tuple(leaf.shape)}")
+    entries = list(entry_of_size.values())
+    shown = ", ".join(entries[:_SHOWN])
+    if len(entries) > _SHOWN:
+        shown += f", ... ({len(entries)} sizes in all)"
+    return (
+        f"dimension 0 of each tensor of a batch must be its records, but {shown}: put what all records share (a mask, "
+        "class weights, positions) into the module (register_buffer), or repeat it for each record "
+        "(mask.expand(len(records), *mask.shape)); pad records of several lengths to one tensor "
+        f"(torch.nn.utils.rnn.pad_sequence); {_ALONE}."
+    )
+
+
+def _entries(batch: Any) -> list[tuple[str, Any]]:
+    """Leaves of a batch, each with how it is reached."""
+    try:
+        entries, _ = tree_flatten_with_path(batch)
+    except ValueError:  # dataclasses and encodings, of whose parts torch's trees know no names
+        return [(f"tensor {place}", leaf) for place, leaf in enumerate(tree_leaves(batch))]
+    return [(f"batch{keystr(path)}", leaf) for path, leaf in entries]

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from dpbench.errors import ConfigurationError
+
 TrainingStep = Callable[..., Any]
 """Called with a batch (and its number, where it takes one): the loss, or a dictionary with it."""
 
@@ -182,8 +184,18 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
 
 
 def loss_of(output: Any) -> Any:
-    """The loss that a training step has returned, by itself or in a dictionary."""
-    return output["loss"] if isinstance(output, dict) else output
+    """The loss that a training step has returned, by itself or in a dictionary; None: it has returned none.
+
+    Raises:
+        ConfigurationError: It has returned something else.
+    """
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if loss is None or isinstance(loss, Tensor):
+        return loss
+    raise ConfigurationError(
+        f"training_step returned a {type(loss).__name__} as its loss: return the tensor that was computed, or a "
+        'dictionary in which it is "loss".'
+    )
 
 
 def gathered_alone(world_size: int, data: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.guards.engine_trial import EngineTrial
+from dpbench.guards.engine_trial import EngineTrial, reason_of
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
@@ -363,7 +363,7 @@ class PrivateSession:
             return False
         if source.method == "one_by_one" or self.training.world_size > 1:  # all processes would have to
             return False
-        source.use("one_by_one", str(error))
+        source.use("one_by_one", reason_of(error))
         self._begin_anew()
         source.begin_again()
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -45,7 +46,11 @@ def _of_wandb(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_of_a_folder), "a name of at most 150 letters without slashes"]
 Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
-Limit = Annotated[int, AfterValidator(lambda n: n if n == -1 or n >= 1 else int("")), "positive, or -1 for no limit"]
+Limit = Annotated[
+    int,
+    AfterValidator(lambda n: n if n == -1 or n >= 1 else int("")),
+    "a positive whole number, or -1 for no limit",
+]
 Interval = Annotated[
     int | float | str | dict[str, Any] | None,
     AfterValidator(lambda x: x if not isinstance(x, int | float) or x > 0 else int("")),
@@ -254,7 +259,8 @@ def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -
         logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it says in four lines what is said below in one
         cls = get_class(path)
     except Exception as error:  # whatever a user's own file may raise
-        why = brief(error.__cause__ or error)
+        module, _, name = path.rpartition(".")
+        why = f"{module} has no {name}" if module in sys.modules else brief(error.__cause__ or error)
         raise ConfigurationError(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
     if not kind.takes(cls):
         raise ConfigurationError(f"{group}._target_={path} must be {wanted}, or a subclass.")

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from dpbench.callback.option_names import suggestion
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder
@@ -291,5 +292,22 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
     names = [str(option) for option in node if option != "_target_"]
     if leaf in names:
         return f"{key} cannot be set: another word (such as ~{path.partition('.')[0]}) takes it away."
-    hint = nearest(leaf, names, f"{path}." if path else "")
-    return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
+    hint = suggestion(leaf, names, f"{path}.") if path else _suggested_setting(leaf, names, cfg)
+    known = ", ".join(names) or "none, it has no options"
+    return f"there is no key {key}. {hint + ' ' if hint else ''}Known: {known}."
+
+
+def _suggested_setting(name: str, names: Sequence[str], cfg: DictConfig) -> str:
+    """What a word without its group may stand for: the setting of that name in a group, or a name that is close."""
+    groups = {str(group): options for group, options in cfg.items() if isinstance(options, DictConfig)}
+    for group, options in groups.items():
+        if name in options:
+            return f"Did you mean {group}.{name}?"
+    close = suggestion(name, names)
+    if close:
+        return close
+    for group, options in groups.items():
+        hint = suggestion(name, [str(option) for option in options], f"{group}.")
+        if hint:
+            return hint
+    return ""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from dpbench.callback.option_names import suggestion
 from dpbench.errors import ConfigurationError
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -73,9 +74,9 @@ def check_options(
     declared, takes_all = _declared(cls)
     for name, value in options.items():
         if name not in declared and not takes_all:
-            near = nearest(str(name), declared, f"{group}.")
+            hint = suggestion(str(name), declared, f"{group}.")
             known = ", ".join(sorted(set(declared) - set(ours))) or "none, it has no options"
-            raise ConfigurationError(f"there is no key {group}.{name}.{near} Known: {known}.")
+            raise ConfigurationError(f"there is no key {group}.{name}. {hint + ' ' if hint else ''}Known: {known}.")
         hint = (narrower or {}).get(name, declared[name].annotation if name in declared else Any)
         if not fits(hint, value):
             raise ConfigurationError(f"{group}.{name} must be {described(hint)}, not {shown(value)}.")

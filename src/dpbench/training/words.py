@@ -33,6 +33,11 @@ def _read(word: str, parser: OverridesParser) -> Override:
     except HydraException as error:
         if "missing EQUAL" in str(error):
             raise
+        key, _, rest = word.partition("=")
+        if key != key.rstrip():
+            raise ConfigurationError(
+                f"{shown(word)} cannot be read: leave out the blanks around =, as in {key.strip()}={rest.strip()}."
+            ) from error
         raise ConfigurationError(
             f"{shown(word)} cannot be read ({brief(error)}): quote what is no plain word, such as \"KEY='A=B'\"."
         ) from error

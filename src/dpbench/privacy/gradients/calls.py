@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpbench.errors import UnsupportedModuleError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.interception import Arguments
 
 _UNLIKELY = 8
@@ -87,6 +87,20 @@ def refuse_reentrant(loss: Tensor) -> None:
             stack.append(following)
 
 
+def refuse_other_losses(loss: Tensor) -> None:
+    """Raise ConfigurationError where a loss is not one number, or depends on nothing that is trained."""
+    if loss.numel() != 1:
+        raise ConfigurationError(
+            f"the loss must be one number, not a tensor of shape {tuple(loss.shape)}, as reduction='none' gives it: "
+            "return the mean over the records (with loss_reduction='sum' the sum)."
+        )
+    if not loss.requires_grad:
+        raise ConfigurationError(
+            "the loss depends on no trainable parameter: return it as it was computed, without detach(), item() or "
+            "torch.no_grad()."
+        )
+
+
 def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a loss times `scale`, None where it does not depend on an input.
 
@@ -96,8 +110,10 @@ def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor
         scale: Scalar.
 
     Raises:
+        ConfigurationError: The loss is not one number, or depends on nothing.
         UnsupportedModuleError: The network is checkpointed in a way that gives no such gradients.
     """
+    refuse_other_losses(loss)
     # Hooks such as those that log gradients: a sum over private records is none of theirs.
     hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]

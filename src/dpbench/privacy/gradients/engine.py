@@ -399,6 +399,7 @@ class PerRecordEngine:
                     expected,
                     records,
                     tolerance,
+                    loss,
                 )
             return self._gradients(uses, grads, records)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -155,6 +157,7 @@ def check_sums(
     expected: Sequence[Tensor | None],
     records: int,
     tolerance: float,
+    loss: Tensor,
 ) -> bool:
     """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
 
@@ -164,6 +167,7 @@ def check_sums(
         expected: Ordinary gradient of each; None: the loss does not depend on it.
         records: R, in the lot.
         tolerance: Of the difference, relative to the gradient of a parameter in float32 or float64.
+        loss: Of the lot, whose graph tells why they differ.
 
     Returns:
         False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
@@ -201,9 +205,56 @@ def check_sums(
         # A use that no hook saw gives exactly nothing, however small the gradient is.
         is_missed = difference > _UNSEEN * total_norm and not ours.any() and not gradients.squared_norms().any()
         if difference > allowed or is_missed:
+            reason = _reason(loss, is_seen=bool(ours.any()))
             raise UnsupportedModuleError(
-                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): it is used "
-                "outside of its module's forward (call the module itself; a penalty on weights belongs into the "
-                "optimizer's weight_decay), or its layer mixes records."
+                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): {reason}."
             )
     return True
+
+
+TRAINED_ALONE = 'gradients="auto" or "one_by_one" trains it as it is'
+_INSIDE = (
+    "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
+    f"of a differential equation), which use it outside of its module's forward; {TRAINED_ALONE}"
+)
+_NEVER_CALLED = (
+    "it is used outside of its module's forward, since it lies in a list, in a dictionary or on the LightningModule, "
+    "or a function uses it; make it a parameter of an nn.Module whose forward uses it, and call that module; "
+    f"{TRAINED_ALONE}"
+)
+_BESIDE = (
+    "it is used outside of its module's forward, too, or its layer mixes records; a penalty on weights belongs into "
+    "the optimizer (weight_decay, or a register_step_post_hook: docs/module.md), and for all else the module itself "
+    f"has to be called; {TRAINED_ALONE}"
+)
+
+
+def _reason(loss: Tensor, is_seen: bool) -> str:
+    """How a loss comes by a parameter where no hook sees it.
+
+    Args:
+        loss: Of the lot.
+        is_seen: Whether some layer that was called uses the parameter.
+    """
+    if _holds_gradients(loss):
+        return _INSIDE
+    return _BESIDE if is_seen else _NEVER_CALLED
+
+
+def _holds_gradients(loss: Tensor) -> bool:
+    """Whether a loss was computed from gradients, whose graph goes through the graph of the forward pass."""
+    visited: set[Any] = set()
+    uses: Counter[Any] = Counter()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if "BackwardBackward" in node.name():
+            return True
+        for following, _ in node.next_functions:
+            uses[following] += 1
+            stack.append(following)
+    # A linear layer makes its transposed weight for one product; only its derivative asks for the same one again.
+    return any(node.name().startswith("TBackward") and uses[node] > 1 for node in visited)
