@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -20,6 +21,8 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.records.grouping import places_of_index
+from dpbench.records.physical_batches import cut
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -281,6 +284,61 @@ def test_several_rows_of_a_record(tmp_path: Path) -> None:
         options = {"max_grad_norm": BOUND, "loader": loader, "gradients": gradients, "seed": None, "step": step}
         weights.append(fit(tmp_path / gradients, plain(), ClipOnly, steps=3, **options)[1])
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+
+
+def two_views(items: Any) -> dict[str, Tensor]:
+    """Two rows of each record, but none of records of class 3."""
+    x, y = default_collate(items)
+    rows = torch.arange(len(x))[y != 3].repeat_interleave(2)
+    views = torch.arange(1, len(rows) + 1) % 2 + 1
+    return {"x": x[rows] * views[:, None, None], "y": y[rows], "record": rows}
+
+
+def mean_over_records(net: nn.Module, batch: Any) -> Tensor:
+    """The mean over records of the mean over their rows; their number is the largest of the index and one."""
+    losses = F.cross_entropy(net(batch["x"]), batch["y"], reduction="none")
+    records = int(batch["record"].max()) + 1
+    return losses.new_zeros(records).index_add(0, batch["record"], losses / 2).mean()
+
+
+def copied(batch: dict[str, Tensor]) -> Tensor:
+    return batch["record"].to(torch.int32)
+
+
+@pytest.mark.parametrize("index", ["record", copied])
+@pytest.mark.parametrize(
+    "options", [{"gradients": "engine"}, {"gradients": "engine", "max_physical_batch_size": 4}, {}], ids=str
+)
+def test_each_piece_counts_its_records_from_zero(tmp_path: Path, index: Any, options: dict[str, Any]) -> None:
+    """A step that makes a number of records of the index is the same for a lot and its pieces."""
+    torch.manual_seed(1)
+    net = plain()
+    records = data()
+    with_rows = TensorDataset(*(x[records.tensors[1] != 3] for x in records.tensors))
+    before = [p.detach().clone() for p in net.parameters()]
+    gradients = []
+    for x, y in with_rows:
+        loss = mean_over_records(net, two_views([(x, y)]))
+        gradients.append(torch.autograd.grad(loss, list(net.parameters())))
+    loader = LotLoader(
+        records,
+        Lots(make_sampling("full", 12, 12), None),
+        collate_fn=two_views,
+        record_of_row=index,
+    )
+    options = {"max_grad_norm": 1e6, "seed": None, "loader": loader, "step": mean_over_records, **options}
+    fit(tmp_path, net, ClipOnly, steps=1, **options)
+    for old, p, parts in zip(before, net.parameters(), zip(*gradients, strict=True), strict=True):
+        torch.testing.assert_close(old - p, sum(parts) / 12, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_that_equal_the_index_are_none() -> None:
+    """Else the labels of one lot would be changed, and those of another not."""
+    batch = {"y": torch.tensor([0, 0, 1]), "record": torch.tensor([0, 0, 1]), "x": torch.zeros(3, 2)}
+    assert places_of_index(batch, 3, "record") == places_of_index(batch, 3, copied) == [1]
+    assert places_of_index(batch, 3, lambda batch: batch["x"][:, 0].long()) == []
+    piece, other = cut(batch, 3, 2, np.array([0, 0, 1]), None, copied)
+    assert piece["record"].tolist() == [0, 0] and other["record"].tolist() == [0] and other["y"].tolist() == [1]
 
 
 def test_dropout_and_an_interrupted_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
@@ -249,18 +249,20 @@ class Examples:
     def lot(self) -> Lot:
         """Facts of the open lot."""
         bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
-        index = None
-        if self._divisor is None:  # several rows of a record
-            assert self._loader is not None
-            index = self._loader.record_of_row
         return Lot(
             release=self._releases.num_releases,
             record_of=self._record_of_row,
-            row_index=index,
+            row_index=self._index,
             limit=self._at_once,
             recipe=self._releases.recipe,
             bound=bound,
         )
+
+    @property
+    def _index(self) -> RecordOfRow | None:
+        """What says the record of each row of a batch; None where a record is one row."""
+        assert self._loader is not None
+        return self._loader.record_of_row
 
     def _in_pieces(self, training_step: Any) -> Any:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.
@@ -279,7 +281,7 @@ class Examples:
                 if not self._rows and not waits:
                     return torch.zeros((), device=self._training.device, requires_grad=True)
                 training = self._training if waits else None
-                *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training)
+                *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training, self._index)
                 for piece in pieces:
                     output = self._one_piece(training_step, piece, *args, **kwargs)
                     loss = loss_of(output)
@@ -301,7 +303,7 @@ class Examples:
             assert self.engine is not None
             if self.engine.at_once is not None and self._rows:
                 module = self._training.module
-                for piece in cut(batch, self._rows, self._at_once, self._record_of_row, None):
+                for piece in cut(batch, self._rows, self._at_once, self._record_of_row, None, self._index):
                     with replaced_methods(module, log=nothing, log_dict=nothing), stopped(self._training):
                         loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
                         if loss is None:
