@@ -440,6 +440,78 @@ def test_what_mixes_records_is_refused(tmp_path: Path, net: Any, step: Any, mess
     assert not path.exists() or not read_ledger(path).releases
 
 
+class Reversible(torch.autograd.Function):
+    """Keeps no graph of its layer, and makes one when the backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+class ReversibleNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(30, 8)
+        self.hidden = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(Reversible.apply(self.body(x.flatten(1)).tanh(), self.hidden))
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one", "auto"])
+def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path, gradients: str) -> None:
+    """Its layers would be trained by nothing."""
+    net = ReversibleNet()
+    with pytest.raises(UnsupportedModuleError, match="a backward pass within the backward pass"):
+        fit(tmp_path, net, ClipOnly, gradients=gradients)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one"])
+def test_hooks_of_parameters_see_what_is_released(tmp_path: Path, gradients: str) -> None:
+    seen: list[Tensor] = []
+    net = plain()
+    net[1].weight.register_hook(seen.append)
+    net[1].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    before = net[1].weight.detach().clone()
+    fit(tmp_path, net, steps=1, gradients=gradients)
+    assert len(seen) == 2
+    for gradient in seen:
+        torch.testing.assert_close(before - net[1].weight, gradient)
+
+
+def clears(p: nn.Parameter) -> None:
+    p.grad = None
+
+
+@pytest.mark.parametrize(
+    ("register", "hook"),
+    [
+        ("register_hook", lambda gradient: gradient * 0),
+        ("register_hook", lambda gradient: gradient.mul_(0)),
+        ("register_hook", lambda gradient: [gradient[0].zero_()].clear()),
+        ("register_post_accumulate_grad_hook", clears),
+    ],
+)
+def test_hooks_of_parameters_that_change_gradients_are_refused(tmp_path: Path, register: str, hook: Any) -> None:
+    net = plain()
+    getattr(net[1].weight, register)(hook)
+    with pytest.raises(ConfigurationError, match=r"a hook of net\.1\.weight .* changes its gradient"):
+        fit(tmp_path, net)
+
+
 class Critic(pl.LightningModule):
     """A Wasserstein GAN with gradient penalty: the critic is private, and the generator learns from what it says."""
 

@@ -294,7 +294,7 @@ class PerRecordEngine:
             refuse_reentrant(loss)
             # In one pass: a compiled network can go back only once.
             targets = [*edges, *(self.parameters[position] for position in trainable)]
-        results = backward(loss, targets, scale) if targets else ()
+        results = backward(loss, targets, scale, self.parameters) if targets else ()
         count = len(edges)
         grads = results[:count]
         expected = results[count:]

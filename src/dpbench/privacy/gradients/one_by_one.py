@@ -87,7 +87,7 @@ class OneByOne:
             if not self._is_looked_at:
                 refuse_reentrant(loss)  # autograd would not come to what is inside
                 self._is_looked_at = True
-            gradients = list(backward(loss, trainable, torch.full_like(loss, factor)))
+            gradients = list(backward(loss, trainable, torch.full_like(loss, factor), trainable))
         of_parameter = dict(zip(trainable, gradients, strict=True))
         dense = [_dense(of_parameter.get(parameter), parameter) for parameter in self.parameters]
         of_record, _ = OneRecord.of(dense)
