@@ -170,7 +170,7 @@ def expected(net: nn.Module, step: Step, records: TensorDataset) -> list[Tensor]
         dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         norm = torch.stack([g.square().sum() for g in dense]).sum().sqrt()
         for sum_, gradient in zip(total, dense, strict=True):
-            sum_ += min(1.0, BOUND / float(norm)) * gradient / len(records)
+            sum_ += min(1.0, BOUND / max(float(norm), 1e-12)) * gradient / len(records)
     return total
 
 
@@ -510,6 +510,105 @@ def test_hooks_of_parameters_that_change_gradients_are_refused(tmp_path: Path, r
     getattr(net[1].weight, register)(hook)
     with pytest.raises(ConfigurationError, match=r"a hook of net\.1\.weight .* changes its gradient"):
         fit(tmp_path, net)
+
+
+def detached(net: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(net, batch).detach()
+
+
+def masked(net: nn.Module, batch: Any) -> Tensor:
+    """Of class 3 nothing is predicted."""
+    losses = F.cross_entropy(net(batch[0]), batch[1], reduction="none")
+    is_predicted = batch[1] != 3
+    if not is_predicted.any():
+        return torch.zeros(())
+    return (losses * is_predicted).mean()
+
+
+def loop_of(folder: Path, net: nn.Module, step: Step, gradients: str = "one_by_one") -> PrivateLoop:
+    strategy = DPSGD(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        gradients=gradients,
+        ledger=str(folder / "ledger.jsonl"),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return PrivateLoop(net, optimizer, loader_of(data(40), 6), strategy, step, steps=6)
+
+
+def test_a_loss_without_a_gradient(tmp_path: Path) -> None:
+    """The engine refuses it; of a lot of records that are run alone it may be so by chance."""
+    with pytest.raises(ConfigurationError, match="the loss has no gradient: return it undetached"):
+        fit(tmp_path / "engine", plain(), step=detached, gradients="engine")
+    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+        fit(tmp_path / "one", plain(), step=detached)
+    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+        list(loop_of(tmp_path / "loop", plain(), detached))
+
+
+@pytest.mark.filterwarnings("error:no record of the first lot")
+def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
+    """Also as the last of a lot, in a loop."""
+    torch.manual_seed(1)
+    net = plain()
+    clipped = expected(net, lambda net, batch: masked(net, batch) + 0 * net(batch[0]).sum(), data())
+    before = [p.detach().clone() for p in net.parameters()]
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    fit(tmp_path / "one", net, ClipOnly, steps=1, step=masked, loader=loader, max_grad_norm=BOUND, seed=None)
+    for old, p, update in zip(before, net.parameters(), clipped, strict=True):
+        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    assert list(loop_of(tmp_path / "loop", plain(), masked)) == [1, 2, 3, 4, 5, 6]
+
+
+class Returns(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        (returned,) = self._step
+        return returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (1.5, "training_step returned a float as its loss: return one tensor"),
+        ({"loss": 1.5}, "training_step returned a float as its loss: return one tensor"),
+        ({"los": torch.zeros(())}, "training_step gave no loss"),
+        (None, "training_step gave no loss"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path: Path, returned: Any, words: str) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one", ledger=str(tmp_path / "ledger.jsonl"))
+    with pytest.raises(ConfigurationError, match=words):
+        trainer_for(tmp_path, strategy, 1).fit(Returns(plain(), returned), loader_of(data(40), 6))
+
+
+class Fourier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, dtype=torch.cfloat))
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.fft.irfft(torch.fft.rfft(x.flatten(1)) * self.weight, n=30))
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one", "auto"])
+def test_complex_parameters_are_refused(tmp_path: Path, gradients: str) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"net\.weight is complex, and noise is real"):
+        fit(tmp_path, Fourier(), gradients=gradients)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("gradients", ["one_by_one", "auto"])
+def test_spectral_normalization_is_refused_by_name(tmp_path: Path, norm: Any, gradients: str) -> None:
+    """In evaluation mode it is a function of the weights, and trains."""
+    net = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    with pytest.raises(UnsupportedModuleError, match=r"spectral normalization, .* writes to buffers .*dpbench\.fix"):
+        fit(tmp_path, net, gradients=gradients)
+    evaluated = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    evaluated.eval()
+    fit(tmp_path / "evaluated", evaluated, gradients=gradients, steps=2)
 
 
 class Critic(pl.LightningModule):

@@ -13,9 +13,10 @@ from dpbench.guards.guard import Guard
 from dpbench.guards.withheld_loss import with_closures
 
 _CHANGED_BY_HOOK = (
-    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, where what training_step "
-    "has kept of the lot is in sight: released gradients reach the optimizer as they are, and hooks may only look at "
-    "them. Freeze by requires_grad_(False); rows of a weight stay as they are where on_before_zero_grad puts them back."
+    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, where what "
+    "training_step has kept of the lot is in sight: released gradients reach the optimizer as they are, and hooks may "
+    "only look at them. Freeze by requires_grad_(False); rows of a weight stay as they are where on_before_zero_grad "
+    "puts them back."
 )
 
 

@@ -16,6 +16,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
+from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
@@ -30,6 +31,11 @@ from dpbench.records.training import Training, TrainingStep, loss_of, nothing, r
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
     "the loss always."
+)
+_NO_TENSOR = "training_step returned a {kind} as its loss: return one tensor, as PyTorch computed it, for every lot."
+_NO_GRADIENT = (
+    "no record of the first lot has a gradient, so that its release is noise: where the loss is detached, or computed "
+    "without gradients, nothing is ever trained."
 )
 _SECOND_BACKWARD = (
     "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
@@ -88,6 +94,7 @@ class Examples:
         self._released = False
         self._is_separate = False
         self._is_summed = False
+        self._was_looked_at = False
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
@@ -205,6 +212,15 @@ class Examples:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._released = True
         self.engine.recording = False
+        self._warn_without_gradients()
+
+    def _warn_without_gradients(self) -> None:
+        """Say once, of the first lot with records, that none of them has a gradient: it may be so by chance."""
+        if self._was_looked_at or not self._rows_of_lot or not isinstance(self.engine, OneByOne):
+            return
+        if not self.engine.has_gradients:
+            self._training.warn(_NO_GRADIENT)
+        self._was_looked_at = True
 
     @property
     def obstacle(self) -> str | None:
@@ -284,11 +300,11 @@ class Examples:
                 *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training, self._index)
                 for piece in pieces:
                     output = self._one_piece(training_step, piece, *args, **kwargs)
-                    loss = loss_of(output)
-                    if loss is None:
-                        raise ConfigurationError(_NO_LOSS)
-                    self._accumulate(loss)
-                return self._one_piece(training_step, last, *args, **kwargs)
+                    self._accumulate(_require_loss(output))
+                output = self._one_piece(training_step, last, *args, **kwargs)
+                if one_by_one:
+                    _require_loss(output)
+                return output
 
         return step
 
@@ -305,10 +321,8 @@ class Examples:
                 module = self._training.module
                 for piece in cut(batch, self._rows, self._at_once, self._record_of_row, None, self._index):
                     with replaced_methods(module, log=nothing, log_dict=nothing), stopped(self._training):
-                        loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
-                        if loss is None:
-                            raise ConfigurationError(_NO_LOSS)
-                        self._accumulate(loss)
+                        output = output_of(self._one_piece, training_step, piece, *args, **kwargs)
+                        self._accumulate(_require_loss(output))
                 self._is_summed = True
             return training_step(batch, *args, **kwargs)
 
@@ -347,6 +361,16 @@ class Examples:
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
         self._accumulated = True
+
+
+def _require_loss(output: Any) -> Tensor:
+    """The loss that a step has returned; ConfigurationError where it is none."""
+    loss = loss_of(output)
+    if loss is None:
+        raise ConfigurationError(_NO_LOSS)
+    if not isinstance(loss, Tensor):
+        raise ConfigurationError(_NO_TENSOR.format(kind=type(loss).__name__))
+    return loss
 
 
 def _refuse_in_manual_optimization(training: Training, **options: object) -> None:

@@ -180,8 +180,8 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
 
 
 def loss_of(output: Any) -> Any:
-    """The loss that a training step has returned, by itself or in a dictionary."""
-    return output["loss"] if isinstance(output, dict) else output
+    """The loss that a training step has returned, by itself or in a dictionary; None where it is in neither."""
+    return output.get("loss") if isinstance(output, dict) else output
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

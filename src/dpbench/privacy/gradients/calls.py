@@ -72,9 +72,9 @@ _REENTRANT = (
 )
 
 _WITHIN_BACKWARD = (
-    "a backward pass within the backward pass (a custom autograd Function that calls backward(), as reversible networks "
-    "do) adds the gradients of its layers to p.grad, where nothing clips them, so that they would never be trained: "
-    "leave the Function out (torch.utils.checkpoint with use_reentrant=False saves memory, too)."
+    "a backward pass within the backward pass (a custom autograd Function that calls backward(), as reversible "
+    "networks do) adds the gradients of its layers to p.grad, where nothing clips them, so that they would never be "
+    "trained: leave the Function out (torch.utils.checkpoint with use_reentrant=False saves memory, too)."
 )
 
 
