@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
 from dpbench.privacy.gradients.one_by_one import OneByOne
+from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
@@ -171,15 +173,29 @@ class Examples:
         assert self.engine is not None
         size = self._microbatch_size
         batch = noise_batch(self._training, _ON_NOISE * size, generator)
-        self.engine.recording = True
-        try:
-            gradients, rows = record_gradients(self._training, self.engine, batch, seed=0)
-        finally:
-            self.engine.recording = False
+        gradients, rows = self._gradients_on_noise(batch)
         if size == 1:
             return Piece(gradients, rows, None)
         record_of = torch.arange(rows, device=self.engine.parameters[0].device) // size
         return Piece(gradients, rows, (record_of, rows // size, 1 / size))
+
+    def _gradients_on_noise(self, batch: Any) -> tuple[Sequence[ParameterGradients], int]:
+        """Of the engine where it knows the network, which is not tried on a lot yet; else record by record."""
+        engine = self.engine
+        assert engine is not None
+        verified = engine.verified
+        engine.recording = True
+        try:
+            return record_gradients(self._training, engine, batch, seed=0, verify=True)
+        except Exception:
+            if self.gradients != "auto":
+                raise
+            one_by_one = OneByOne(self._part, self.loss_reduction)
+        finally:
+            engine.recording = False
+            engine.verified = verified  # on lots, by `EngineTrial`
+            engine.discard()
+        return record_gradients(self._training, one_by_one, batch, seed=0)
 
     # ------------------------------------------------------------------------------------- one lot
 
