@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,51 @@ def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     assert "of weight any more" in line
     torch.testing.assert_close(model(x), before)
     assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.(weight|spectral)_norm` is deprecated")
+@pytest.mark.parametrize(
+    "norm",
+    [weight_norm, spectral_norm, parametrizations.weight_norm, parametrizations.spectral_norm],
+)
+def test_frozen_weights_stay_frozen(norm: Any) -> None:
+    model = nn.Sequential(norm(nn.Linear(4, 4)), norm(nn.Linear(4, 4)))
+    model[0].requires_grad_(False)
+    fix(model)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == {
+        "0.weight": False,
+        "0.bias": False,
+        "1.weight": True,
+        "1.bias": True,
+    }
+
+
+def test_rows_without_positions() -> None:
+    """A SyncBatchNorm does not say whether there are any: a group of one number would be normalized to zero."""
+    model = nn.Sequential(nn.SyncBatchNorm(32))
+    assert fix(model) == ["0 (SyncBatchNorm) is GroupNorm(1, 32) now"]
+    assert model(torch.randn(3, 32)).std() > 0.5
+
+
+def test_constant_statistics_stay() -> None:
+    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True))
+    model(4 * torch.randn(8, 3, 5, 5) + 3)
+    model.eval()
+    x = torch.randn(2, 3, 5, 5)
+    before = model(x)
+    assert fix(model) == []
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_lazy_layer_is_refused(affine: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LazyBatchNorm2d(affine=affine))
+    with pytest.raises(ValueError, match=r"2 \(LazyBatchNorm2d\) is not initialized yet"):
+        fix(model)
+    assert isinstance(model[1], nn.BatchNorm2d)
+    model(torch.randn(2, 3, 8, 8))
+    assert len(fix(model)) == 2
 
 
 def test_a_layer_in_two_places() -> None:

@@ -17,7 +17,7 @@ from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records.examples import Examples
-from dpbench.strategies import DPSGD, ClipOnly
+from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly
 from tests.records.test_one_by_one import (
     NETWORKS,
     Largest,
@@ -79,6 +79,39 @@ def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path
     torch.manual_seed(1)
     strategy, _, _ = fit(tmp_path, Scaled(), gradients="auto")
     assert used(strategy) == "engine"
+
+
+class WithNoise(Module):
+    def noise_batch(self, size: int, generator: torch.Generator) -> Any:
+        return torch.randn(size, 5, 6, generator=generator), torch.arange(size) % 4
+
+
+@pytest.mark.usefixtures("one_key")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_first_bounds_on_noise_are_those_of_autograd(tmp_path: Path, name: str) -> None:
+    """They are found before the first lot, and so before the method is chosen."""
+    make, step = NETWORKS[name]
+    bounds = []
+    for gradients in ("one_by_one", "auto"):
+        torch.manual_seed(1)
+        ledger = str(tmp_path / gradients / "ledger.jsonl")
+        strategy = AdaptiveMeanClipping(noise_multiplier=1.0, delta=1e-3, seed=1, gradients=gradients, ledger=ledger)
+        trainer_for(tmp_path / gradients, strategy, 1).fit(WithNoise(make(), step), loader_of(data(40), 10))
+        bounds.append([group.max_grad_norm for group in strategy.mechanism.training_plan.groups])
+    assert min(bounds[0]) > 1e-3
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-3)
+
+
+def test_the_engine_alone_finds_no_bounds_of_what_it_does_not_know(tmp_path: Path) -> None:
+    make, step = NETWORKS["lists and dictionaries"]
+    strategy = AdaptiveMeanClipping(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        gradients="engine",
+        ledger=str(tmp_path / "ledger.jsonl"),
+    )
+    with pytest.raises(UnsupportedModuleError, match="used outside of its module's forward"):
+        trainer_for(tmp_path, strategy, 1).fit(WithNoise(make(), step), loader_of(data(40), 10))
 
 
 @pytest.mark.parametrize("name", REFUSED)

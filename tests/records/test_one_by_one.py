@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -20,6 +21,8 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.records.grouping import places_of_index
+from dpbench.records.physical_batches import cut
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -167,7 +170,7 @@ def expected(net: nn.Module, step: Step, records: TensorDataset) -> list[Tensor]
         dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         norm = torch.stack([g.square().sum() for g in dense]).sum().sqrt()
         for sum_, gradient in zip(total, dense, strict=True):
-            sum_ += min(1.0, BOUND / float(norm)) * gradient / len(records)
+            sum_ += min(1.0, BOUND / max(float(norm), 1e-12)) * gradient / len(records)
     return total
 
 
@@ -283,6 +286,61 @@ def test_several_rows_of_a_record(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
+def two_views(items: Any) -> dict[str, Tensor]:
+    """Two rows of each record, but none of records of class 3."""
+    x, y = default_collate(items)
+    rows = torch.arange(len(x))[y != 3].repeat_interleave(2)
+    views = torch.arange(1, len(rows) + 1) % 2 + 1
+    return {"x": x[rows] * views[:, None, None], "y": y[rows], "record": rows}
+
+
+def mean_over_records(net: nn.Module, batch: Any) -> Tensor:
+    """The mean over records of the mean over their rows; their number is the largest of the index and one."""
+    losses = F.cross_entropy(net(batch["x"]), batch["y"], reduction="none")
+    records = int(batch["record"].max()) + 1
+    return losses.new_zeros(records).index_add(0, batch["record"], losses / 2).mean()
+
+
+def copied(batch: dict[str, Tensor]) -> Tensor:
+    return batch["record"].to(torch.int32)
+
+
+@pytest.mark.parametrize("index", ["record", copied])
+@pytest.mark.parametrize(
+    "options", [{"gradients": "engine"}, {"gradients": "engine", "max_physical_batch_size": 4}, {}], ids=str
+)
+def test_each_piece_counts_its_records_from_zero(tmp_path: Path, index: Any, options: dict[str, Any]) -> None:
+    """A step that makes a number of records of the index is the same for a lot and its pieces."""
+    torch.manual_seed(1)
+    net = plain()
+    records = data()
+    with_rows = TensorDataset(*(x[records.tensors[1] != 3] for x in records.tensors))
+    before = [p.detach().clone() for p in net.parameters()]
+    gradients = []
+    for x, y in with_rows:
+        loss = mean_over_records(net, two_views([(x, y)]))
+        gradients.append(torch.autograd.grad(loss, list(net.parameters())))
+    loader = LotLoader(
+        records,
+        Lots(make_sampling("full", 12, 12), None),
+        collate_fn=two_views,
+        record_of_row=index,
+    )
+    options = {"max_grad_norm": 1e6, "seed": None, "loader": loader, "step": mean_over_records, **options}
+    fit(tmp_path, net, ClipOnly, steps=1, **options)
+    for old, p, parts in zip(before, net.parameters(), zip(*gradients, strict=True), strict=True):
+        torch.testing.assert_close(old - p, sum(parts) / 12, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_that_equal_the_index_are_none() -> None:
+    """Else the labels of one lot would be changed, and those of another not."""
+    batch = {"y": torch.tensor([0, 0, 1]), "record": torch.tensor([0, 0, 1]), "x": torch.zeros(3, 2)}
+    assert places_of_index(batch, 3, "record") == places_of_index(batch, 3, copied) == [1]
+    assert places_of_index(batch, 3, lambda batch: batch["x"][:, 0].long()) == []
+    piece, other = cut(batch, 3, 2, np.array([0, 0, 1]), None, copied)
+    assert piece["record"].tolist() == [0, 0] and other["record"].tolist() == [0] and other["y"].tolist() == [1]
+
+
 def test_dropout_and_an_interrupted_run(tmp_path: Path) -> None:
     def net() -> nn.Module:
         torch.manual_seed(1)
@@ -380,6 +438,177 @@ def test_what_mixes_records_is_refused(tmp_path: Path, net: Any, step: Any, mess
         fit(tmp_path, net(), step=step, loader=loader_of(data(40), 10))
     path = tmp_path / "ledger.jsonl"
     assert not path.exists() or not read_ledger(path).releases
+
+
+class Reversible(torch.autograd.Function):
+    """Keeps no graph of its layer, and makes one when the backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+class ReversibleNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(30, 8)
+        self.hidden = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(Reversible.apply(self.body(x.flatten(1)).tanh(), self.hidden))
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one", "auto"])
+def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path, gradients: str) -> None:
+    """Its layers would be trained by nothing."""
+    net = ReversibleNet()
+    with pytest.raises(UnsupportedModuleError, match="a backward pass within the backward pass"):
+        fit(tmp_path, net, ClipOnly, gradients=gradients)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one"])
+def test_hooks_of_parameters_see_what_is_released(tmp_path: Path, gradients: str) -> None:
+    seen: list[Tensor] = []
+    net = plain()
+    net[1].weight.register_hook(seen.append)
+    net[1].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    before = net[1].weight.detach().clone()
+    fit(tmp_path, net, steps=1, gradients=gradients)
+    assert len(seen) == 2
+    for gradient in seen:
+        torch.testing.assert_close(before - net[1].weight, gradient)
+
+
+def clears(p: nn.Parameter) -> None:
+    p.grad = None
+
+
+@pytest.mark.parametrize(
+    ("register", "hook"),
+    [
+        ("register_hook", lambda gradient: gradient * 0),
+        ("register_hook", lambda gradient: gradient.mul_(0)),
+        ("register_hook", lambda gradient: [gradient[0].zero_()].clear()),
+        ("register_post_accumulate_grad_hook", clears),
+    ],
+)
+def test_hooks_of_parameters_that_change_gradients_are_refused(tmp_path: Path, register: str, hook: Any) -> None:
+    net = plain()
+    getattr(net[1].weight, register)(hook)
+    with pytest.raises(ConfigurationError, match=r"a hook of net\.1\.weight .* changes its gradient"):
+        fit(tmp_path, net)
+
+
+def detached(net: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(net, batch).detach()
+
+
+def masked(net: nn.Module, batch: Any) -> Tensor:
+    """Of class 3 nothing is predicted."""
+    losses = F.cross_entropy(net(batch[0]), batch[1], reduction="none")
+    is_predicted = batch[1] != 3
+    if not is_predicted.any():
+        return torch.zeros(())
+    return (losses * is_predicted).mean()
+
+
+def loop_of(folder: Path, net: nn.Module, step: Step, gradients: str = "one_by_one") -> PrivateLoop:
+    strategy = DPSGD(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        gradients=gradients,
+        ledger=str(folder / "ledger.jsonl"),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return PrivateLoop(net, optimizer, loader_of(data(40), 6), strategy, step, steps=6)
+
+
+def test_a_loss_without_a_gradient(tmp_path: Path) -> None:
+    """The engine refuses it; of a lot of records that are run alone it may be so by chance."""
+    with pytest.raises(ConfigurationError, match="the loss has no gradient: return it undetached"):
+        fit(tmp_path / "engine", plain(), step=detached, gradients="engine")
+    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+        fit(tmp_path / "one", plain(), step=detached)
+    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+        list(loop_of(tmp_path / "loop", plain(), detached))
+
+
+@pytest.mark.filterwarnings("error:no record of the first lot")
+def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
+    """Also as the last of a lot, in a loop."""
+    torch.manual_seed(1)
+    net = plain()
+    clipped = expected(net, lambda net, batch: masked(net, batch) + 0 * net(batch[0]).sum(), data())
+    before = [p.detach().clone() for p in net.parameters()]
+    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    fit(tmp_path / "one", net, ClipOnly, steps=1, step=masked, loader=loader, max_grad_norm=BOUND, seed=None)
+    for old, p, update in zip(before, net.parameters(), clipped, strict=True):
+        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
+    assert list(loop_of(tmp_path / "loop", plain(), masked)) == [1, 2, 3, 4, 5, 6]
+
+
+class Returns(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        (returned,) = self._step
+        return returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (1.5, "training_step returned a float as its loss: return one tensor"),
+        ({"loss": 1.5}, "training_step returned a float as its loss: return one tensor"),
+        ({"los": torch.zeros(())}, "training_step gave no loss"),
+        (None, "training_step gave no loss"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path: Path, returned: Any, words: str) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one", ledger=str(tmp_path / "ledger.jsonl"))
+    with pytest.raises(ConfigurationError, match=words):
+        trainer_for(tmp_path, strategy, 1).fit(Returns(plain(), returned), loader_of(data(40), 6))
+
+
+class Fourier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, dtype=torch.cfloat))
+        self.out = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.fft.irfft(torch.fft.rfft(x.flatten(1)) * self.weight, n=30))
+
+
+@pytest.mark.parametrize("gradients", ["engine", "one_by_one", "auto"])
+def test_complex_parameters_are_refused(tmp_path: Path, gradients: str) -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"net\.weight is complex, and noise is real"):
+        fit(tmp_path, Fourier(), gradients=gradients)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("gradients", ["one_by_one", "auto"])
+def test_spectral_normalization_is_refused_by_name(tmp_path: Path, norm: Any, gradients: str) -> None:
+    """In evaluation mode it is a function of the weights, and trains."""
+    net = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    with pytest.raises(UnsupportedModuleError, match=r"spectral normalization, .* writes to buffers .*dpbench\.fix"):
+        fit(tmp_path, net, gradients=gradients)
+    evaluated = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    evaluated.eval()
+    fit(tmp_path / "evaluated", evaluated, gradients=gradients, steps=2)
 
 
 class Critic(pl.LightningModule):

@@ -119,10 +119,10 @@ class LoopTraining(Training):
                 raise ConfigurationError(
                     f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
                 )
-            if not loss.requires_grad or any(parameter.grad is not None for parameter in parameters):
+            if torch.is_inference_mode_enabled() or any(parameter.grad is not None for parameter in parameters):
                 raise ConfigurationError(
-                    "the loss has no gradient, or was differentiated already: return it undetached, leave backward() "
-                    "to the loop, and do not run the loop in torch.inference_mode()."
+                    "the loss has no gradient, or was differentiated already: leave backward() to the loop, and do not "
+                    "run the loop in torch.inference_mode()."
                 )
             self._backward(loss)
 

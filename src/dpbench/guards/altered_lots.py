@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
+from dpbench.records.grouping import counted_from_zero, map_tensors, places_of_index
 from dpbench.records.physical_batches import select
 
 Rows = NDArray[np.int64]
@@ -68,7 +68,7 @@ class LotRows:
         self._every_row = np.arange(len(chosen))
         self._index_places: Container[int] = ()
         if index is not None:
-            self._index_places = self._places_of_index(index)
+            self._index_places = places_of_index(batch, rows, index)
 
     def whole(self) -> AlteredLot:
         """The lot as it is."""
@@ -163,52 +163,8 @@ class LotRows:
             places = contents
         batch = select(self._batch, self._rows, self._chosen[contents])
         if self._index_places:
-            batch = self._renumbered(batch, self.record_of[places])
+            batch = counted_from_zero(batch, self._index_places, self.record_of[places])
         return AlteredLot(batch, places)
-
-    def _places_of_index(self, index: RecordOfRow) -> list[int]:
-        """Which of the batch's tensors say the record of each row.
-
-        The one that the loader names, or returns. Where its function computes another one, those that are equal to it:
-        labels may be so by chance.
-        """
-        tensors = self._tensors()
-        entry = index(self._batch) if callable(index) else self._batch[index]
-        places = [place for place, x in enumerate(tensors) if x is entry]
-        if places or not callable(index):
-            return places
-        rows = torch.from_numpy(self._chosen)
-        record_of = torch.from_numpy(self.record_of)
-        places = []
-        for place, x in enumerate(tensors):
-            if not self._is_column(x):
-                continue
-            numbers = x.cpu()[rows].long()
-            if torch.equal(numbers, record_of):
-                places.append(place)
-        return places
-
-    def _renumbered(self, batch: Any, names: Rows) -> Any:
-        """The batch with its entry of each row's record counted from 0 again, in the order of the rows."""
-        _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
-        ranks = first.argsort().argsort()  # of the records, by where each comes first
-        numbers = torch.from_numpy(ranks[inverse])
-
-        def renumbered(x: Tensor, is_index: bool) -> Tensor:
-            return numbers.to(x) if is_index else x
-
-        return self._mapped(batch, renumbered)
-
-    def _mapped(self, batch: Any, change: Callable[[Tensor, bool], Tensor]) -> Any:
-        """The batch with each tensor x in the place of `change`(x, whether it says the record of each row)."""
-        places = itertools.count()
-
-        def mapped(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            return change(x, next(places) in self._index_places)
-
-        return tree_map(mapped, batch)
 
     def _changed(
         self,
@@ -239,7 +195,7 @@ class LotRows:
             shape = (len(rows), *x.shape[1:])
             return x.index_copy(0, places, x[donor].expand(shape))
 
-        return AlteredLot(self._mapped(lot.batch, changed), lot.places)
+        return AlteredLot(map_tensors(lot.batch, self._index_places, changed), lot.places)
 
 
 def _is_float(x: Any) -> bool:

@@ -12,6 +12,13 @@ from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 from dpbench.guards.withheld_loss import with_closures
 
+_CHANGED_BY_HOOK = (
+    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, where what "
+    "training_step has kept of the lot is in sight: released gradients reach the optimizer as they are, and hooks may "
+    "only look at them. Freeze by requires_grad_(False); rows of a weight stay as they are where on_before_zero_grad "
+    "puts them back."
+)
+
 
 class _Gradient(NamedTuple):
     """A released gradient, and how often it was written to."""
@@ -26,7 +33,8 @@ class ReleasedGradients(Guard):
 
     Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`), and
     whatever the training step has kept of its lot is in their sight. A scaling of `p.grad` by the loss of the lot would
-    carry the loss into the weights, and nobody can tell that from one by its own norm.
+    carry the loss into the weights, and nobody can tell that from one by its own norm. Hooks of parameters see the
+    released gradients, and nothing else, and may not change them either.
     """
 
     name = "released gradients"
@@ -46,6 +54,7 @@ class ReleasedGradients(Guard):
         self._gradients = []
         for p in self.session.trained.parameters:
             self._gradients.append(_Gradient(p, p.grad, _version(p.grad)))
+        self._show_to_hooks()
 
     def on_end(self) -> None:
         """End with this optimizer."""
@@ -53,6 +62,20 @@ class ReleasedGradients(Guard):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+    def _show_to_hooks(self) -> None:
+        """Call the hooks of the parameters, which were not called for gradients of records."""
+        for name, (parameter, gradient, version) in zip(self.session.trained.names, self._gradients, strict=True):
+            if gradient is None:
+                continue
+            returned = []
+            for hook in _hooks(parameter, "_backward_hooks"):
+                returned.append(hook(gradient))
+            for hook in _hooks(parameter, "_post_accumulate_grad_hooks"):
+                hook(parameter)
+            is_same = parameter.grad is gradient and gradient._version == version
+            if not is_same or any(x is not None and x is not gradient for x in returned):
+                raise ConfigurationError(_CHANGED_BY_HOOK.format(name=name))
 
     def _with_check(
         self,
@@ -75,6 +98,11 @@ class ReleasedGradients(Guard):
             return output
 
         return checked
+
+
+def _hooks(parameter: nn.Parameter, kind: str) -> list[Any]:
+    hooks = getattr(parameter, kind, None) or {}
+    return list(hooks.values())
 
 
 def _version(gradient: Tensor | None) -> int:

@@ -21,9 +21,10 @@ def fix(model: nn.Module) -> list[str]:
 
     * BatchNorm becomes GroupNorm with its scale and shift, of at most 32 groups (of one group where there may be no
       further dimensions). That is another function: train it, or go on from weights that were trained with it.
-      BatchNorm in evaluation mode stays: its statistics are constants.
     * InstanceNorm keeps no running statistics any more.
-    * Weight and spectral normalization and other parametrizations are taken off; the weight stays what it is now.
+    * BatchNorm and InstanceNorm in evaluation mode stay: their statistics are constants.
+    * Weight and spectral normalization and other parametrizations are taken off; the weight stays what it is now, and
+      stays frozen where it was.
 
     Args:
         model: Trained afterwards.
@@ -33,7 +34,8 @@ def fix(model: nn.Module) -> list[str]:
 
     Raises:
         TypeError: It is no module.
-        ValueError: The model itself is a BatchNorm, so that it cannot be replaced in place.
+        ValueError: The model itself is a BatchNorm, so that it cannot be replaced in place; or one does not know its
+            number of channels yet.
 
     >>> fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     ['1 (BatchNorm2d) is GroupNorm(8, 8) now']
@@ -42,6 +44,11 @@ def fix(model: nn.Module) -> list[str]:
         raise TypeError(f"fix takes a torch.nn.Module, not {model!r}.")
     if isinstance(model, _BATCH_NORM):
         raise ValueError("the model is a BatchNorm itself: put it into a module, in which it can be replaced.")
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BATCH_NORM) and not layer.num_features:  # of a lazy layer
+            raise ValueError(
+                f"{name} ({type(layer).__name__}) is not initialized yet: run one forward pass on random data before."
+            )
     done: list[str] = []
     replaced: dict[nn.Module, nn.GroupNorm] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
@@ -53,7 +60,7 @@ def fix(model: nn.Module) -> list[str]:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, group_norm)
             done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}) now")
-        elif isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
+        elif isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats and layer.training:
             layer.track_running_stats = False
             layer.running_mean = None
             layer.running_var = None
@@ -67,7 +74,8 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     """A GroupNorm with the scale and shift of a BatchNorm, where it is trained."""
     channels = int(layer.num_features)  # type: ignore[arg-type]
     # Of rows without further dimensions a group of one number would be normalized to zero.
-    groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(_MOST_GROUPS, channels)
+    may_be_rows = isinstance(layer, nn.BatchNorm1d | nn.SyncBatchNorm)
+    groups = 1 if may_be_rows else math.gcd(_MOST_GROUPS, channels)
     affine = bool(layer.affine)
     group_norm = nn.GroupNorm(groups, channels, eps=float(layer.eps), affine=affine)  # type: ignore[arg-type]
     if affine:
@@ -82,7 +90,12 @@ def _plain_weights(layer: nn.Module) -> list[str]:
     if parametrize.is_parametrized(layer):
         for name, parametrizations in list(layer.parametrizations.items()):  # type: ignore[union-attr, operator]
             kinds = ", ".join(type(one).__name__.strip("_") for one in parametrizations)
+            of_weight = dict(parametrizations.named_parameters(recurse=False))
             parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+            if of_weight and name not in layer._parameters:  # torch leaves no parameter of frozen ones
+                weight = getattr(layer, name).detach()
+                delattr(layer, name)
+                layer.register_parameter(name, nn.Parameter(weight, requires_grad=False))
             taken.append(f"{kinds} of {name}")
     hooks: dict[str, Callable[[nn.Module, str], nn.Module]] = {
         "WeightNorm": remove_weight_norm,
@@ -92,7 +105,10 @@ def _plain_weights(layer: nn.Module) -> list[str]:
     for hook in list(layer._forward_pre_hooks.values()):
         remove = hooks.get(type(hook).__name__)
         if remove is not None:
+            sources = [f"{hook.name}{end}" for end in ("_v", "_g", "_orig")]
+            is_trained = any(getattr(layer, source).requires_grad for source in sources if source in layer._parameters)
             with torch.no_grad():
                 remove(layer, hook.name)
+            layer.get_parameter(hook.name).requires_grad_(is_trained)
             taken.append(f"{type(hook).__name__} of {hook.name}")
     return taken

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
+from dpbench.privacy.gradients.one_by_one import OneByOne
+from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.count import count_records
 from dpbench.records.counters import Counters
@@ -32,6 +34,10 @@ from dpbench.records.training import Training, TrainingStep, loss_of, nothing, r
 _NO_LOSS = (
     "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
     "the loss always."
+)
+_NO_GRADIENT = (
+    "no record of the first lot has a gradient, so that its release is noise: where the loss is detached, or computed "
+    "without gradients, nothing is ever trained."
 )
 _SECOND_BACKWARD = (
     "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
@@ -96,6 +102,7 @@ class Examples:
         self._is_separate = False
         self._is_summed = False
         self._run_alone: Callable[[], None] | None = None
+        self._was_looked_at = False
         self._values: Any = {}
 
     def check(self, training: Training) -> None:
@@ -174,15 +181,29 @@ class Examples:
         assert self.engine is not None
         size = self._microbatch_size
         batch = noise_batch(self._training, _ON_NOISE * size, generator)
-        self.engine.recording = True
-        try:
-            gradients, rows = record_gradients(self._training, self.engine, batch, seed=0)
-        finally:
-            self.engine.recording = False
+        gradients, rows = self._gradients_on_noise(batch)
         if size == 1:
             return Piece(gradients, rows, None)
         record_of = torch.arange(rows, device=self.engine.parameters[0].device) // size
         return Piece(gradients, rows, (record_of, rows // size, 1 / size))
+
+    def _gradients_on_noise(self, batch: Any) -> tuple[Sequence[ParameterGradients], int]:
+        """Of the engine where it knows the network, which is not tried on a lot yet; else record by record."""
+        engine = self.engine
+        assert engine is not None
+        verified = engine.verified
+        engine.recording = True
+        try:
+            return record_gradients(self._training, engine, batch, seed=0, verify=True)
+        except Exception:
+            if self.gradients != "auto":
+                raise
+            one_by_one = OneByOne(self._part, self.loss_reduction)
+        finally:
+            engine.recording = False
+            engine.verified = verified  # on lots, by `EngineTrial`
+            engine.discard()
+        return record_gradients(self._training, one_by_one, batch, seed=0)
 
     # ------------------------------------------------------------------------------------- one lot
 
@@ -217,6 +238,15 @@ class Examples:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._released = True
         self.engine.recording = False
+        self._warn_without_gradients()
+
+    def _warn_without_gradients(self) -> None:
+        """Say once, of the first lot with records, that none of them has a gradient: it may be so by chance."""
+        if self._was_looked_at or not self._rows_of_lot or not isinstance(self.engine, OneByOne):
+            return
+        if not self.engine.has_gradients:
+            self._training.warn(_NO_GRADIENT)
+        self._was_looked_at = True
 
     @property
     def obstacle(self) -> str | None:
@@ -262,18 +292,20 @@ class Examples:
     def lot(self) -> Lot:
         """Facts of the open lot."""
         bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
-        index = None
-        if self._divisor is None:  # several rows of a record
-            assert self._loader is not None
-            index = self._loader.record_of_row
         return Lot(
             release=self._releases.num_releases,
             record_of=self._record_of_row,
-            row_index=index,
+            row_index=self._index,
             limit=self._at_once,
             recipe=self._releases.recipe,
             bound=bound,
         )
+
+    @property
+    def _index(self) -> RecordOfRow | None:
+        """What says the record of each row of a batch; None where a record is one row."""
+        assert self._loader is not None
+        return self._loader.record_of_row
 
     def _in_pieces(self, training_step: Any) -> Any:
         """Split a lot that is larger than a physical batch; Lightning still sees one step.
@@ -293,17 +325,17 @@ class Examples:
                 if not self._rows and not waits:
                     return torch.zeros((), device=self._training.device, requires_grad=True)
                 training = self._training if waits else None
-                *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training)
+                *pieces, last = cut(batch, self._rows, self._at_once, self._record_of_row, training, self._index)
                 with self._each_alone() as begin:
                     for piece in pieces:
                         begin()
                         output = self._one_piece(training_step, piece, *args, **kwargs)
-                        loss = loss_of(output)
-                        if loss is None:
-                            raise ConfigurationError(_NO_LOSS)
-                        self._accumulate(loss)
+                        self._accumulate(_require_loss(output))
                     begin()
-                    return self._one_piece(training_step, last, *args, **kwargs)
+                    output = self._one_piece(training_step, last, *args, **kwargs)
+                    if one_by_one:
+                        _require_loss(output)
+                    return output
 
         return step
 
@@ -329,13 +361,11 @@ class Examples:
         training = self._training
         silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
         with silent, training.autocast(), torch.enable_grad(), self._each_alone() as begin:
-            for piece in cut(batch, self._rows_of_lot, self._at_once, self._record_of_row, None):
+            for piece in cut(batch, self._rows_of_lot, self._at_once, self._record_of_row, None, self._index):
                 begin()
                 with stopped(training):
-                    loss = loss_of(output_of(self._one_piece, training_step, piece, *args, **kwargs))
-                    if loss is None:
-                        raise ConfigurationError(_NO_LOSS)
-                    self._accumulate(loss)
+                    output = output_of(self._one_piece, training_step, piece, *args, **kwargs)
+                    self._accumulate(_require_loss(output))
             begin()
 
     @property
@@ -400,6 +430,14 @@ class Examples:
             merge = merge_of(self._record_of_row, rows, self._divisor, self.engine.parameters[0].device)
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
+
+
+def _require_loss(output: Any) -> Tensor:
+    """The loss that a step has returned; ConfigurationError where it is none."""
+    loss = loss_of(output)
+    if loss is None:
+        raise ConfigurationError(_NO_LOSS)
+    return loss  # type: ignore[no-any-return]
 
 
 def _refuse_in_manual_optimization(training: Training, **options: object) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.errors import ConfigurationError
@@ -97,6 +101,79 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
             "record in the list that the collate_fn was given), so that the rows of a record lie together."
         )
     return index.astype(np.int64)
+
+
+def places_of_index(batch: Any, rows: int, index: RecordOfRow) -> list[int]:
+    """Which of a batch's tensors (their places among all of them) say the record of each row.
+
+    The one that the loader names, or that its function hands on, by itself or as a copy. Equal numbers are no sign of
+    it: labels may be equal to the index by chance.
+
+    Args:
+        batch: Holds the rows.
+        rows: Their number.
+        index: An entry's name, or a function of the batch.
+    """
+    tensors = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
+    entry = batch[index] if isinstance(index, str) else index(batch)
+    places = [place for place, x in enumerate(tensors) if x is entry]
+    if places or isinstance(index, str):
+        return places
+    columns = [place for place, x in enumerate(tensors) if _is_index(x, rows)]
+    return [place for place in columns if _is_handed_on(batch, place, index)]
+
+
+def _is_index(x: Tensor, rows: int) -> bool:
+    is_whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    return is_whole and x.shape == (rows,)
+
+
+def _is_handed_on(batch: Any, place: int, index: Any) -> bool:
+    """Whether a function of the batch returns the numbers of the tensor at a place, whatever they are."""
+
+    def marked(x: Tensor, is_marked: bool) -> Tensor:
+        return torch.arange(1, len(x) + 1).to(x) if is_marked else x
+
+    changed = map_tensors(batch, {place}, marked)
+    mark = [x for x in tree_leaves(changed) if isinstance(x, Tensor)][place]
+    try:
+        returned = torch.as_tensor(index(changed)).cpu()
+    except Exception:  # it may refuse numbers that are no index
+        return False
+    return torch.equal(returned.long(), mark.cpu().long())
+
+
+def map_tensors(batch: Any, places: Container[int], change: Callable[[Tensor, bool], Tensor]) -> Any:
+    """The batch with each tensor x in the place of `change`(x, whether it is at one of some places)."""
+    numbers = itertools.count()
+
+    def mapped(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return change(x, next(numbers) in places)
+
+    return tree_map(mapped, batch)
+
+
+def counted_from_zero(batch: Any, places: Container[int], record_of: RowsOfLot) -> Any:
+    """A batch whose index of records counts those that it holds, from 0 on, in the order of their rows.
+
+    Whatever a step makes of the index, such as a number of records (the largest one and one), is then the same for a
+    lot as for its pieces, and knows nothing of other records.
+
+    Args:
+        batch: A lot, or some rows of it.
+        places: Of the tensors that are the index (`places_of_index`).
+        record_of: Record of each row.
+    """
+    _, first, inverse = np.unique(record_of, return_index=True, return_inverse=True)
+    ranks = first.argsort().argsort()  # of the records, by where each comes first
+    numbers = torch.from_numpy(ranks[inverse])
+
+    def counted(x: Tensor, is_index: bool) -> Tensor:
+        return numbers.to(x) if is_index else x
+
+    return map_tensors(batch, places, counted)
 
 
 def merge_of(

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpbench.data.lots import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
+from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.training import Training
 
 
@@ -48,6 +50,7 @@ def cut(
     size: int | None,
     microbatch_of: NDArray[np.int64] | None,
     training: Training | None,
+    index: RecordOfRow | None = None,
 ) -> list[Any]:
     """Split a batch as `cuts` says.
 
@@ -57,15 +60,21 @@ def cut(
         size: Most rows of a piece; None: any number.
         microbatch_of: As for `cuts`.
         training: Whose processes take as many pieces each, some of them empty; None: no process waits for another.
+        index: What says `microbatch_of` of the batch, where it does; each piece counts its records from 0 on.
     """
-    if size is None:
+    if size is None and index is None:
         return [batch]
-    ends = [0, *cuts(records, size, microbatch_of)]
+    ends = [0, records] if size is None else [0, *cuts(records, size, microbatch_of)]
     if training is not None and training.world_size > 1:
         missing = training.largest(len(ends)) - len(ends)
         ends += [records] * missing
-    pieces = [slice(start, end) for start, end in pairwise(ends)]
-    return [select(batch, records, piece) for piece in pieces]
+    slices = [slice(start, end) for start, end in pairwise(ends)]
+    pieces = [select(batch, records, rows) for rows in slices]
+    if index is None:
+        return pieces
+    assert microbatch_of is not None
+    places = places_of_index(batch, records, index)
+    return [counted_from_zero(piece, places, microbatch_of[rows]) for piece, rows in zip(pieces, slices, strict=True)]
 
 
 def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:

@@ -19,6 +19,7 @@ def record_gradients(
     engine: GradientMethod,
     batch: Any,
     seed: int,
+    verify: bool = False,
 ) -> tuple[Sequence[ParameterGradients], int]:
     """Per-record gradients of a batch and its number of records, in automatic optimization.
 
@@ -27,6 +28,7 @@ def record_gradients(
         engine: Attached to the module.
         batch: For the training step.
         seed: Of the module's own randomness (dropout).
+        verify: Compare the sum of the gradients with an ordinary backward pass.
     """
     batch = training.to_device(batch)
     records = engine.records = count_records(batch)
@@ -38,7 +40,7 @@ def record_gradients(
         for piece in pieces:
             with training.autocast(), torch.enable_grad():
                 output = training.own_step(piece, 0)
-            gradients.append(engine.backward(loss_of(output), count_records(piece)))
+            gradients.append(engine.backward(loss_of(output), count_records(piece), verify=verify))
     if len(pieces) == 1:
         return gradients[0], records
     return [_one_after_the_other(of_parameter) for of_parameter in zip(*gradients, strict=True)], records

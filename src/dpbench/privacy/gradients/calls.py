@@ -71,6 +71,12 @@ _REENTRANT = (
     "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs in transformers)."
 )
 
+_WITHIN_BACKWARD = (
+    "a backward pass within the backward pass (a custom autograd Function that calls backward(), as reversible "
+    "networks do) adds the gradients of its layers to p.grad, where nothing clips them, so that they would never be "
+    "trained: leave the Function out (torch.utils.checkpoint with use_reentrant=False saves memory, too)."
+)
+
 
 def refuse_reentrant(loss: Tensor) -> None:
     """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
@@ -101,26 +107,38 @@ def refuse_other_losses(loss: Tensor) -> None:
         )
 
 
-def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
+def backward(
+    loss: Tensor,
+    inputs: Sequence[Any],
+    scale: Tensor,
+    parameters: Sequence[nn.Parameter],
+) -> tuple[Tensor | None, ...]:
     """Gradients of a loss times `scale`, None where it does not depend on an input.
 
     Args:
         loss: Scalar.
         inputs: Tensors and gradient edges.
         scale: Scalar.
+        parameters: Of the network. Nothing may be added to their `grad`, which is out of sight meanwhile.
 
     Raises:
         ConfigurationError: The loss is not one number, or depends on nothing.
-        UnsupportedModuleError: The network is checkpointed in a way that gives no such gradients.
+        UnsupportedModuleError: The network has layers whose gradients come about in another way.
     """
     refuse_other_losses(loss)
-    # Hooks such as those that log gradients: a sum over private records is none of theirs.
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    # Hooks such as those that log gradients: a sum over private records is none of theirs. They see what is released.
     hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]
     for tensor_hooks in hooks:
         tensor_hooks.clear()
     try:
-        return torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+        gradients = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+        if any(parameter.grad is not None for parameter in parameters):
+            raise UnsupportedModuleError(_WITHIN_BACKWARD)
+        return gradients
     except RuntimeError as error:
         if "use_reentrant" not in str(error):
             raise
@@ -128,3 +146,5 @@ def backward(loss: Tensor, inputs: Sequence[Any], scale: Tensor) -> tuple[Tensor
     finally:
         for tensor_hooks, copy in zip(hooks, copies_of_hooks, strict=True):
             tensor_hooks.update(copy)
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient

@@ -35,9 +35,20 @@ from dpbench.privacy.gradients.layers import (
 from dpbench.privacy.gradients.own_code import ModuleCall, OwnCode, own_gradients
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
-from dpbench.privacy.gradients.validation import check_sums, guard_training_mode, has_trainable, refuse_unsupported
+from dpbench.privacy.gradients.validation import (
+    check_sums,
+    guard_training_mode,
+    has_trainable,
+    refuse_complex,
+    refuse_unsupported,
+)
 
 LossReduction = Literal["mean", "sum"]
+
+_NO_GRADIENT = (
+    "the loss has no gradient: return it undetached, computed of the trained parameters outside of torch.no_grad() and "
+    "torch.inference_mode()."
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,8 @@ class PerRecordEngine:
         at_once: Any number of rows goes into one forward pass.
 
     Raises:
-        UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled.
+        UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled; a parameter is
+            complex.
         ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
     """
 
@@ -120,6 +132,7 @@ class PerRecordEngine:
                 self.parameters.append(parameter)
         if not self.parameters:
             raise ConfigurationError("the model has no trainable parameters.")
+        refuse_complex(zip(self.names, self.parameters, strict=True))
         self._reduction = loss_reduction
         self._uses: list[_Use] = []
         self.recording = True
@@ -368,7 +381,10 @@ class PerRecordEngine:
         Raises:
             UnsupportedModuleError: A layer saw another number of rows than R, changed its input in place, has no
                 per-record gradients, or (with `verify`) a parameter is used where no hook can see it.
+            ConfigurationError: The loss has no gradient.
         """
+        if records and not loss.requires_grad:
+            raise ConfigurationError(_NO_GRADIENT)
         uses = self._uses
         self._uses = []
         factor = float(records) if self._reduction == "mean" else 1.0
@@ -381,7 +397,7 @@ class PerRecordEngine:
             refuse_reentrant(loss)
             # In one pass: a compiled network can go back only once.
             targets = [*edges, *(self.parameters[position] for position in trainable)]
-        results = backward(loss, targets, scale) if targets else ()
+        results = backward(loss, targets, scale, self.parameters) if targets else ()
         count = len(edges)
         grads = results[:count]
         expected = results[count:]
@@ -416,7 +432,8 @@ class PerRecordEngine:
         uses = self._uses
         self._uses = []
         edges: list[Any] = [edge for use in uses for edge in use.edges]
-        remaining = iter(backward(loss, edges, torch.ones_like(loss)) if edges else ())
+        grads_of_edges = backward(loss, edges, torch.ones_like(loss), self.parameters) if edges else ()
+        remaining = iter(grads_of_edges)
         seen = []
         for use in uses:
             grads = [next(remaining) for _ in use.edges]

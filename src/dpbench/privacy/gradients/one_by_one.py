@@ -15,7 +15,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.calls import backward, refuse_reentrant
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.parameter import OneRecord, ParameterGradients, zero_gradients
-from dpbench.privacy.gradients.validation import refuse_statistics
+from dpbench.privacy.gradients.validation import refuse_complex, refuse_statistics
 
 
 class OneByOne:
@@ -35,9 +35,10 @@ class OneByOne:
         recording: Not used.
         records: Not used.
         at_once: Rows that it takes at once, but for records of several.
+        has_gradients: Whether the loss of any record had a gradient so far.
 
     Raises:
-        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot.
+        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot; a parameter is complex.
         ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
     """
 
@@ -51,10 +52,12 @@ class OneByOne:
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise ConfigurationError("the model has no trainable parameters.")
+        refuse_complex(trainable)
         self.names = [name for name, _ in trainable]
         self.parameters = [parameter for _, parameter in trainable]
         self.recording = False
         self.records: int | None = None
+        self.has_gradients = False
         self._reduction = loss_reduction
         self._is_looked_at = False
 
@@ -83,11 +86,12 @@ class OneByOne:
         factor = float(records) if self._reduction == "mean" else 1.0
         trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
         gradients: list[Tensor | None] = [None] * len(trainable)
-        if loss.requires_grad:
+        if loss.requires_grad:  # not of a record of which nothing is predicted
+            self.has_gradients = True
             if not self._is_looked_at:
                 refuse_reentrant(loss)  # autograd would not come to what is inside
                 self._is_looked_at = True
-            gradients = list(backward(loss, trainable, torch.full_like(loss, factor)))
+            gradients = list(backward(loss, trainable, torch.full_like(loss, factor), trainable))
         of_parameter = dict(zip(trainable, gradients, strict=True))
         dense = [_dense(of_parameter.get(parameter), parameter) for parameter in self.parameters]
         of_record, _ = OneRecord.of(dense)

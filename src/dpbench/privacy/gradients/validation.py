@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ _ROUNDING = 2**-5  # of each record, where they are added up with that mantissa:
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 _STATISTICS = (_BatchNorm, _InstanceNorm)
+_SPECTRAL_NORM = (
+    "has spectral normalization, whose power iteration couples all weights and writes to buffers in every forward "
+    "pass; remove it (dpbench.fix(model)) or clip the weights"
+)
 
 
 def refuse_unsupported(model: nn.Module) -> None:
@@ -54,6 +58,20 @@ def _refuse(model: nn.Module, problem_of: Callable[[nn.Module], str | None]) -> 
         reasons = [f"{_few(layers)} {problem}" for problem, layers in problems.items()]
         listing = "; ".join(reasons)
         raise UnsupportedModuleError(f"this model cannot be trained privately: {listing}.")
+
+
+def refuse_complex(trainable: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Check that parameters are real, as clipping and noise are.
+
+    Raises:
+        UnsupportedModuleError: Names one that is not.
+    """
+    for name, parameter in trainable:
+        if parameter.is_complex():
+            raise UnsupportedModuleError(
+                f"{name} is complex, and noise is real: make it a real parameter with a last dimension of 2, of which "
+                "forward makes complex numbers (torch.view_as_complex)."
+            )
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
@@ -111,7 +129,14 @@ def _statistics_problem(module: nn.Module) -> str | None:
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
+    if module.training and _is_spectral_norm(module):
+        return _SPECTRAL_NORM
     return None
+
+
+def _is_spectral_norm(module: nn.Module) -> bool:
+    hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
+    return "SpectralNorm" in hooks or type(module).__name__ == "_SpectralNorm"
 
 
 def _weight_problem(module: nn.Module) -> str | None:
@@ -120,11 +145,8 @@ def _weight_problem(module: nn.Module) -> str | None:
     parameters = module.parameters(recurse=False)
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         return "is not initialized yet; run one forward pass on random data before training"
-    if "SpectralNorm" in hooks or type(module).__name__ == "_SpectralNorm":
-        return (
-            "has spectral normalization, whose power iteration couples all weights; remove it (dpbench.fix(model)) or "
-            "clip the weights"
-        )
+    if _is_spectral_norm(module):
+        return _SPECTRAL_NORM
     if "WeightNorm" in hooks:
         return "computes its weight from other parameters; remove it (dpbench.fix(model))"
     return None
