@@ -343,6 +343,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
     (["max_steps=1"], "there is no key max_steps. Did you mean trainer.max_steps?"),
     (["epsilon=3"], "there is no key epsilon. Did you mean strategy.target_epsilon?"),
+    (["target_delta=1e-5"], "there is no key target_delta. Did you mean strategy.delta?"),
     (["strategy.target_delta=1e-5"], "there is no key strategy.target_delta. Did you mean strategy.delta?"),
     (["strategy.epochs=3"], "(on the command line trainer.max_steps)"),
     (["trainer.max_steps = 1"], "leave out the blanks around =, as in trainer.max_steps=1"),

@@ -23,6 +23,7 @@ _NAMES_HERE = {
     "grad_sample_mode": "gradients",
     "random_seed": "seed",
     "batch_size": "expected_batch_size",
+    "learning_rate": "lr",
 }
 _ELSEWHERE = {
     **dict.fromkeys(
