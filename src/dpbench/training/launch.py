@@ -306,9 +306,9 @@ def _suggested_setting(name: str, names: Sequence[str], cfg: DictConfig) -> str:
     close = suggestion(name, names)
     if close:
         return close
-    for group, options in sorted(
-        groups.items(), key=lambda item: item[0] != "strategy"
-    ):  # most names are of strategies
+    strategy_first = sorted(groups, key=lambda group: group != "strategy")
+    for group in strategy_first:
+        options = groups[group]
         hint = suggestion(name, [str(option) for option in options], f"{group}.")
         if hint:
             return hint
