@@ -569,8 +569,8 @@ class Returns(Module):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (1.5, "training_step returned a float as its loss: return one tensor"),
-        ({"loss": 1.5}, "training_step returned a float as its loss: return one tensor"),
+        (1.5, "training_step returned a float as its loss: return the tensor"),
+        ({"loss": 1.5}, "training_step returned a float as its loss: return the tensor"),
         ({"los": torch.zeros(())}, "training_step gave no loss"),
         (None, "training_step gave no loss"),
     ],

@@ -105,8 +105,7 @@ def train(tmp_path: Path, module: Any, loader: Any = None, **options: Any) -> No
 def test_gradients_inside_the_loss(tmp_path: Path, net: Callable[[], nn.Module]) -> None:
     with pytest.raises(UnsupportedModuleError, match=r"gradients inside the loss .* gradients=\"auto\""):
         train(tmp_path / "engine", Module(net(), penalized_gradient), gradients="engine")
-    with pytest.raises(UnsupportedModuleError, match="gradients inside the loss .* automatic optimization"):
-        train(tmp_path / "manual", Manual(net(), penalized_gradient))
+    train(tmp_path / "manual", Manual(net(), penalized_gradient))
     train(tmp_path / "auto", Module(net(), penalized_gradient))
 
 
@@ -176,7 +175,7 @@ def test_losses_that_are_not_one_number(tmp_path: Path, gradients: str) -> None:
     for kind in (Module, Manual):
         with pytest.raises(ConfigurationError, match="one number, not a tensor of shape .* return the mean"):
             train(tmp_path / kind.__name__, kind(plain(), each), gradients=gradients)
-        with pytest.raises(ConfigurationError, match=r"depends on no trainable parameter: .* without detach\(\)"):
+        with pytest.raises(ConfigurationError, match=r"the loss has no gradient|depends on no trainable parameter"):
             train(tmp_path / kind.__name__, kind(plain(), detached), gradients=gradients)
     train(tmp_path / "mean", Module(plain(), lambda net, batch: each(net, batch).mean()), gradients=gradients)
 

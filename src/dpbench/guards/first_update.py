@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dpbench.guards.guard import Guard
 from dpbench.guards.module_writes import sum_of_bits
 from dpbench.guards.parameters import parameters_of
+
+_VISIBLE = 10  # roundings of a parameter
 
 
 class FirstUpdate(Guard):
@@ -36,7 +39,9 @@ class FirstUpdate(Guard):
         if not self._is_due or any(group.get("lr") == 0 for group in optimizer.param_groups):
             return
         self._before = [(p, sum_of_bits(p)) for p in parameters_of(optimizer)]
-        self._with_gradient = {id(p) for p, _ in self._before if p.grad is not None and p.grad.any()}
+        self._with_gradient = set()
+        for group in optimizer.param_groups:
+            self._with_gradient |= {id(p) for p in group["params"] if _would_move(p, float(group.get("lr", 1)))}
         self._is_due = not self._with_gradient
 
     def on_close(self) -> None:
@@ -59,7 +64,7 @@ class FirstUpdate(Guard):
                 f"{kind} has moved {', '.join(others)}, to which nothing was released (weight decay of frozen "
                 "parameters?): leave frozen parameters out of the optimizer."
             )
-        if still:
+        if still and len(still) == len(self._with_gradient):  # of one among others its optimizer may know better
             self.session.training.warn(
                 f"{kind} has left {', '.join(still)} as they were by its first step, though their released gradients "
                 "are not zero: unless later steps move them, they cost budget for nothing."
@@ -68,3 +73,11 @@ class FirstUpdate(Guard):
     def on_end(self) -> None:
         """Hold no parameter any longer."""
         self._before = []
+
+
+def _would_move(p: Tensor, lr: float) -> bool:
+    """Whether a plain step by the released gradient is large enough to be seen in the numbers of a parameter."""
+    if p.grad is None or not p.grad.numel():
+        return False
+    step = lr * float(p.grad.abs().max())
+    return step > _VISIBLE * torch.finfo(p.dtype).eps * float(p.detach().abs().max())
