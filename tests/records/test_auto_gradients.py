@@ -26,6 +26,7 @@ from tests.records.test_one_by_one import (
     cross_entropy,
     data,
     fit,
+    loop_of,
     pairs,
     plain,
 )
@@ -60,6 +61,15 @@ def test_each_network_trains_and_is_right(tmp_path: Path, name: str, monkeypatch
     assert used(strategy) == ("engine" if name == "plain" else "one_by_one")
     said = [line for line in lines if "gradients=auto" in line]
     assert len(said) == int(name != "plain") and not any("off by" in line for line in said)
+
+
+def test_a_loop_says_so_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where users see it: at the level of Lightning's logger, which is INFO."""
+    torch.manual_seed(1)
+    make, step = NETWORKS["lists and dictionaries"]
+    list(loop_of(tmp_path, make(), step, gradients="auto"))
+    said = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("gradients=auto: record by record") for line in said)
 
 
 class WithNoise(Module):
