@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.data import TensorDataset
 
@@ -135,3 +135,19 @@ def test_what_cannot_be_fixed() -> None:
         fix(nn.BatchNorm1d(3))
     with pytest.raises(TypeError, match=r"torch\.nn\.Module, not 'resnet18'"):
         fix("resnet18")  # type: ignore[arg-type]
+
+
+def test_a_batch_norm_with_an_activation_keeps_it() -> None:
+    class NormAct(nn.BatchNorm2d):
+        """As timm's."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels)
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(super().forward(x))
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), NormAct(8))
+    assert fix(net) == ["1 (NormAct) is GroupNorm(8, 8), ReLU now"]
+    assert (net(torch.randn(2, 3, 5, 5)) >= 0).all()

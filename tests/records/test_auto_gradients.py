@@ -26,6 +26,7 @@ from tests.records.test_one_by_one import (
     cross_entropy,
     data,
     fit,
+    loop_of,
     pairs,
     plain,
 )
@@ -79,6 +80,15 @@ def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path
     torch.manual_seed(1)
     strategy, _, _ = fit(tmp_path, Scaled(), gradients="auto")
     assert used(strategy) == "engine"
+
+
+def test_a_loop_says_so_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where users see it: at the level of Lightning's logger, which is INFO."""
+    torch.manual_seed(1)
+    make, step = NETWORKS["lists and dictionaries"]
+    list(loop_of(tmp_path, make(), step, gradients="auto"))
+    said = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("gradients=auto: record by record") for line in said)
 
 
 class WithNoise(Module):

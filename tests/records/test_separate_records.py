@@ -25,6 +25,7 @@ from dpbench.strategies import DPSGD, ClipOnly
 from tests.records.test_one_by_one import Module
 from tests.strategies.worlds import trainer_for, weights_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a lot")
 BOUND = 0.3
 RECORDS = 11
 

@@ -844,7 +844,7 @@ def test_batches_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
     def inside(module: Net, x: Any, y: Tensor) -> Tensor:
         return mean(module, x.x, y)
 
-    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, gradients="engine")
     loader = LotLoader(records(), loader_of(records(), 16).lots, collate_fn=collate)
     with pytest.raises(UnsupportedModuleError, match="the batch holds a Closed, .* collate_fn"):
         trainer_for(tmp_path, strategy, 2).fit(Net(inside), loader)

@@ -54,7 +54,7 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[[Any], Any
     if collate is adds_one_to_some:  # where lots are checked, by the contents of the rows
         words += "|fills the places of some records up"
     with pytest.raises(ConfigurationError, match=words):
-        fit(tmp_path, Classifier(manual), loader, 20, microbatch_size=size)
+        fit(tmp_path, Classifier(manual), loader, 20, microbatch_size=size, gradients="engine")
 
 
 def test_a_lot_is_drawn_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

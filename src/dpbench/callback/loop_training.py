@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from lightning_fabric.utilities import move_data_to_device
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
@@ -125,6 +126,10 @@ class LoopTraining(Training):
                     "run the loop in torch.inference_mode()."
                 )
             self._backward(loss)
+
+    def inform(self, text: str) -> None:
+        """Log a line, as a Trainer does: Lightning's logger, unlike others, shows what is no warning."""
+        rank_zero_info(text)
 
     def update(self) -> None:
         """One step of the optimizer, after which the lot is out of sight."""

@@ -190,7 +190,7 @@ class LoneRecordProbe:
         """Say once that the mean over records could not be compared; the records are private all the same."""
         if not self._warned:
             self._warned = True
-            self._training.inform(
+            self._training.warn(
                 f"each record is run alone; whether the loss of a lot is the {self._reduction} of theirs could not be "
                 f"checked: {why}."
             )

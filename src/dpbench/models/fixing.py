@@ -50,16 +50,20 @@ def fix(model: nn.Module) -> list[str]:
                 f"{name} ({type(layer).__name__}) is not initialized yet: run one forward pass on random data before."
             )
     done: list[str] = []
-    replaced: dict[nn.Module, nn.GroupNorm] = {}
+    replaced: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         kind = type(layer).__name__
         who = f"{name or 'the model'} ({kind})"
         if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
             # A layer that stands in two places stays one layer.
-            group_norm = replaced.setdefault(layer, _group_norm(layer))
+            group_norm = _group_norm(layer)
+            # A subclass may hold an activation, too (timm's BatchNormAct2d).
+            further = list(layer.children())
+            stand_in = nn.Sequential(group_norm, *further) if further else group_norm
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, group_norm)
-            done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}) now")
+            setattr(model.get_submodule(parent), child, replaced.setdefault(layer, stand_in))
+            kinds = "".join(f", {type(part).__name__}" for part in further)
+            done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}){kinds} now")
         elif isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats and layer.training:
             layer.track_running_stats = False
             layer.running_mean = None
