@@ -85,8 +85,8 @@ def refuse_mixing(
         )
     if _MIXED in found:
         raise ConfigurationError(
-            "the collate_fn makes the rows of a record, or a number for all of them, from other records too (mixup, "
-            "cutmix, batch statistics), or record_of_row names other records: then clipping does not bound what one "
+            "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics, a "
+            "number of the whole lot), or record_of_row names other records: then clipping does not bound what one "
             "record does. Let it make each row of one record alone."
         )
 
