@@ -501,7 +501,7 @@ def test_fp16_is_refused(tmp_path: Path) -> None:
     ids=["plain", "shuffled", "two"],
 )
 def test_unknown_sampling_is_refused(loader: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="LotLoader.from_dataloader"):
+    with pytest.raises(ConfigurationError, match="LotLoader.from_dataloader|train on the LotLoader alone"):
         fit(tmp_path, make_classifier(), loader=loader())
     with pytest.raises(ConfigurationError, match="no accountant covers 'shuffled_epochs'"):
         fit(tmp_path, make_classifier(), loader=loader_of(pictures(), kind="shuffled"))

@@ -317,11 +317,13 @@ def _informed() -> Iterator[list[str]]:
     """The lines that a training says of itself by `Training.inform`."""
     logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
     handler = _Lines()
-    level = logger.level
+    level, was_disabled = logger.level, logger.disabled
     logger.setLevel(logging.INFO)
+    logger.disabled = False  # as a logging configuration of somebody else's (Hydra's) leaves loggers
     logger.addHandler(handler)
     try:
         yield handler.lines
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.disabled = was_disabled

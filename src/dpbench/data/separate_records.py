@@ -29,7 +29,7 @@ class SeparateRecords(list[Any]):
         self.together = together
 
     def mapped(self, change: Callable[[Any], Any]) -> SeparateRecords:
-        """The lot with `change`(batch) in the place of each batch."""
+        """The lot with what `change` makes of each batch in its place."""
         together = None if self.together is None else change(self.together)
         return SeparateRecords(map(change, self), together)
 

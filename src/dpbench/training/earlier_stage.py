@@ -47,7 +47,7 @@ def with_earlier_stage(config: dict[str, Any]) -> dict[str, Any]:
             f"after={folder}: that run is private, and going on without privacy would void its epsilon: choose a "
             "private strategy, or leave after out."
         )
-    other = None if seal is None else difference(folder.ledger, seal, witness="result.json")
+    other = None if seal is None else difference(folder.ledger, seal, witness=folder.result.name)
     if other is not None:
         raise ConfigurationError(f"after={folder}: its ledger has {other}. Restore it.")
     return {**config, "after": str(folder)}
