@@ -144,7 +144,7 @@ def _is_handed_on(batch: Any, place: int, index: Any) -> bool:
 
 
 def map_tensors(batch: Any, places: Container[int], change: Callable[[Tensor, bool], Tensor]) -> Any:
-    """The batch with each tensor x in the place of what `change` makes of (x, whether it is at one of some places)."""
+    """The batch with what `change` makes of each tensor, and of whether it is at one of some places, in its place."""
     numbers = itertools.count()
 
     def mapped(x: Any) -> Any:
