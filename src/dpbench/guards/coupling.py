@@ -25,7 +25,7 @@ from dpbench.guards.step_runs import Gap, StepRunner
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
-from dpbench.records.physical_batches import cuts, for_step
+from dpbench.records.physical_batches import batch_for_step, cuts
 from dpbench.records.source import Lot, PerRecordStep
 from dpbench.records.training import Training
 
@@ -91,7 +91,7 @@ class Coupling(Guard):
             own_step = self.session.training.own_step
 
             def step(rows: Any) -> Any:
-                return own_step(for_step(rows), *arguments, **options)
+                return own_step(batch_for_step(rows), *arguments, **options)
 
             self._probe.look(step, batch, self._source.lot())
 

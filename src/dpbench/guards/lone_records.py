@@ -108,6 +108,13 @@ class LoneRecordProbe:
         return np.array(finite, dtype=candidates.dtype)
 
     def _verdict(self, lot: LotRows, names: Rows, together: AlteredLot) -> None:
+        """Compare records alone with themselves behind others, and their sum with the gradient of all together.
+
+        Args:
+            lot: The records, whose gradients are finite.
+            names: Theirs.
+            together: All of them in one batch; of separate records perhaps without one.
+        """
         counters = Counters(self._training.module)
         whole = self._whole(together)
         runs = []

@@ -25,7 +25,7 @@ from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.local_logs import LocalLogs
 from dpbench.records.noise_step import noise_batch
-from dpbench.records.physical_batches import cut, for_step
+from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
 from dpbench.records.stopped_step import output_of, stopped
@@ -400,7 +400,7 @@ class Examples:
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
         self._rows = self.engine.records = count_records(piece)
-        output = training_step(for_step(piece), *args, **kwargs)
+        output = training_step(batch_for_step(piece), *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output
 

@@ -109,7 +109,7 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
     return tree_map(selected, batch, is_leaf=is_list_of_rows)
 
 
-def for_step(piece: Any) -> Any:
+def batch_for_step(piece: Any) -> Any:
     """What the training step is called with: of one separate record its batch."""
     if not isinstance(piece, SeparateRecords):
         return piece

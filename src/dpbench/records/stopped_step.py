@@ -41,13 +41,13 @@ def stopped(training: Training) -> Iterator[None]:
         yield
         return
     module = training.module
-    asking = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     toggled = dict(module._param_requires_grad_state)
     try:
         with replaced_methods(module, manual_backward=stop):
             yield
     finally:
         module._param_requires_grad_state = toggled
-        for parameter, requires_grad in asking:
+        for parameter, requires_grad in flags:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
