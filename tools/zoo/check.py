@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import tempfile
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 from dpbench import fix
+from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import DPBenchError
 from dpbench.strategies import ClipOnly
@@ -303,27 +304,13 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 @contextmanager
 def _informed() -> Iterator[list[str]]:
-    """The lines that a training says of itself by `Training.inform`."""
-    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
-    handler = _Lines()
-    level, was_disabled = logger.level, logger.disabled
-    logger.setLevel(logging.INFO)
-    logger.disabled = False  # as a logging configuration of somebody else's (Hydra's) leaves loggers
-    logger.addHandler(handler)
-    try:
-        yield handler.lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.disabled = was_disabled
+    """The lines that a training says of itself, whatever becomes of loggers (Hydra, Lightning's other name)."""
+    lines: list[str] = []
+
+    def inform(self: LightningTraining, text: str) -> None:
+        lines.append(text)
+
+    with patch.object(LightningTraining, "inform", inform):
+        yield lines
