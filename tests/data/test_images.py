@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dpbench.data import sources
-from dpbench.data.images import ImageDataModule
-from dpbench.data.sources import SOURCES, data_root
+from dpbench.data.images import ImageDataModule, normalize
+from dpbench.data.sources import SOURCES, Images, data_root
 from dpbench.errors import ConfigurationError, DataError
 from tests.data.user_sources.test_cifar import write_cifar100
 
@@ -68,6 +68,28 @@ def test_random_noise_of_any_size_and_shape() -> None:
     small = ImageDataModule("random_noise", expected_batch_size=8, train_size=40, like="mnist", image_size=8)
     assert small.input_shape == (1, 8, 8)
     assert abs(float(small.train_set.pixels.std()) - 1) < 0.05  # not blurred
+
+
+def test_images_standardized_alone() -> None:
+    alone = ImageDataModule("digits", scale="per_image", expected_batch_size=64)
+    pixels = alone.train_set.pixels.double()
+    assert float(pixels.flatten(1).mean(1).abs().max()) < 1e-6
+    assert float((pixels.flatten(1).std(1, correction=0) - 1).abs().max()) < 1e-5
+    unit = ImageDataModule("digits", scale="unit", expected_batch_size=64).train_set.pixels.double()
+    for one in (0, 700):
+        row = unit[one]
+        assert torch.allclose(pixels[one], (row - row.mean()) / row.std(correction=0), atol=1e-5)
+    noise, _ = alone.noise_batch(5, torch.Generator().manual_seed(0))
+    assert torch.allclose(noise.flatten(1).std(1, correction=0), torch.ones(5), atol=1e-5)
+
+
+def test_an_image_of_one_color_is_standardized_to_zeros() -> None:
+    pixels = torch.full((2, 8, 8, 3), 128, dtype=torch.uint8)
+    pixels[1, 0, 0, 0] = 129
+    made = normalize(Images(pixels, torch.zeros(2)), SOURCES["cifar10"], None, "per_image").pixels
+    assert float(made[0].abs().max()) < 1e-5
+    # below 1/sqrt(192) of deviation an image is not blown up to noise
+    assert 0 < float(made[1].std()) < 0.1
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

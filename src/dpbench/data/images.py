@@ -70,7 +70,7 @@ class InMemoryImages(Dataset[Batch]):
 
 
 _NOTHING = Inserted()
-SCALES = ("standard", "symmetric", "unit")
+SCALES = ("standard", "per_image", "symmetric", "unit")
 FEATURES = {
     "scattering": scattering,
     "color_scattering": color_scattering,
@@ -81,7 +81,7 @@ FEATURES = {
 def normalize(
     images: Images, spec: Source, image_size: int | None, scale: str = "standard", features: str | None = None
 ) -> InMemoryImages:
-    """Scale to [0, 1], resize, and then to mean 0 and deviation 1, to [−1, 1], [0, 1] or features: once."""
+    """Scale to [0, 1], resize, and then as `scale` or `features` of `ImageDataModule` say: once."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
@@ -99,7 +99,25 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
         return pixels.mul_(2).sub_(1)
     if scale == "unit":
         return pixels
+    if scale == "per_image":
+        return _standardized_alone(pixels)
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
+
+
+def _standardized_alone(pixels: Tensor) -> Tensor:
+    """Each image at its own mean 0 and deviation 1; may work in place.
+
+    The deviation counts as 1/√(numbers of an image) at least, as in TensorFlow's `per_image_standardization`, which
+    Zhang et al. 2017 (appendix A) use: an image of one color becomes zeros. An image's pixels depend on no other image.
+
+    Args:
+        pixels: (N, H, W, C).
+    """
+    rows = pixels.flatten(1)
+    rows.sub_(rows.mean(1, keepdim=True))
+    deviations = rows.square().mean(1, keepdim=True).sqrt()
+    rows.div_(deviations.clamp(min=rows.shape[1] ** -0.5))
+    return rows.view(pixels.shape)
 
 
 def _split(images: Images, held: int, split: HeldOutBy = "hash") -> tuple[Images, Images]:
@@ -152,7 +170,8 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: Side to which images are resized; None keeps the data set's own choice.
         download: Whether torchvision may download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
-        scale: "standard" (mean 0, deviation 1), "symmetric" ([−1, 1], for generators) or "unit" ([0, 1]).
+        scale: "standard" (mean 0 and deviation 1 of the data set), "per_image" (of each image alone), "symmetric"
+            ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features that
             know no data, see `data.scattering`.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
