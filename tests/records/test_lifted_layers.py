@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.strategies import ClipOnly
 from tests.records.test_auto_gradients import used
 from tests.records.test_one_by_one import BOUND, assert_releases_autograd, cross_entropy, data, fit
@@ -178,15 +181,134 @@ def test_arguments_of_as_many_rows_as_there_are_records(tmp_path: Path, places: 
 
 
 class Drawing(Attended):
-    """Random numbers in the lines that would be run again."""
+    """Random numbers in the lines that are run again."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(x), 0.2)
+        return F.dropout(super().forward(x), 0.2)
 
 
-def test_random_lines_are_trained_record_by_record(tmp_path: Path) -> None:
+class Block(nn.Module):
+    """Attention with a bias that all blocks and records share, as T5 has it; only the first one owns the bias."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.query = nn.Linear(6, 6)
+        self.bias = Table() if is_first else None
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3))
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        if bias is None:
+            assert self.bias is not None
+            bias = self.bias(DISTANCES)[None, None]
+        heads = self.query(x)[:, None]
+        attended = F.scaled_dot_product_attention(heads, heads, x[:, None], bias, dropout_p=0.3)
+        return self.inner(x + attended[:, 0]), bias
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(True), Block(False)])
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return self.out(x.mean(1))
+
+
+class Masked(nn.Module):
+    """A function takes a layer's weights, and rows are masked by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(6, 6)
+        self.scales = nn.ParameterDict({"a": nn.Parameter(torch.randn(6))})
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.rand(x.shape[:2], dtype=x.dtype) < 0.7
+        x = F.dropout(F.linear(x, self.map.weight, self.map.bias), 0.2, self.training) * self.scales["a"]
+        noise = torch.randn(6, dtype=x.dtype)  # for all records
+        return self.out((F.gumbel_softmax(x) * kept[..., None] + noise).mean(1))
+
+
+RANDOM: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: Drawing(Table()),
+    "attention": Blocks,
+    "masks": Masked,
+}
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7])
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_a_network_draws_is_not_drawn_again(name: str, size: int) -> None:
+    """Lots of as many records as there are positions, too: against autograd on the graph of the same lot."""
     torch.manual_seed(1)
-    strategy, weights, _ = fit(tmp_path, Drawing(Table()), gradients="auto", loader=loader_of(data(40), 10))
+    net = RANDOM[name]().double()
+    lifted: dict[nn.Module, nn.Module] = {}
+    for path, layer in net.named_modules():
+        if isinstance(layer, nn.Embedding | nn.ParameterDict) or path == "map":
+            lifted[layer] = net
+    engine = PerRecordEngine(net)
+    engine.lift(lifted, with_functions=True)
+    for records in (3, size):  # what is shared, a lot of another size has shown
+        x = torch.randn(records, 5, 6, dtype=torch.float64)
+        y = torch.arange(records) % 4
+        engine.expect(records)
+        state = torch.get_rng_state()
+        gradients = engine.backward(F.cross_entropy(net(x), y), records)
+        after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    with engine.paused():
+        losses = F.cross_entropy(net(x), y, reduction="none")
+    assert torch.equal(after, torch.get_rng_state())
+    for parameter, computed in zip(engine.parameters, gradients, strict=True):
+        for record in range(size):
+            weights = F.one_hot(torch.tensor(record), size).double()
+            (own,) = torch.autograd.grad(losses[record], parameter, retain_graph=True)
+            torch.testing.assert_close(computed.weighted_sum(weights), own, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_lines_stay_with_the_engine(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(1)
+    strategy, weights, _ = fit(tmp_path, RANDOM[name](), gradients="auto", loader=loader_of(data(40), 10))
+    assert used(strategy) == "engine" and weights.isfinite().all()
+
+
+def test_functions_are_watched_while_a_module_runs() -> None:
+    """Also where the network fails, or is left in the middle of a forward pass."""
+
+    class Failing(Masked):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("of its own")
+
+    net = Failing()
+    engine = PerRecordEngine(net)
+    engine.lift({net.map: net}, with_functions=True)
+    engine.expect(3)
+    with pytest.raises(RuntimeError, match="of its own"):
+        net(torch.randn(3, 5, 6))
+    assert not _get_current_function_mode_stack()
+    net.register_forward_pre_hook(lambda *_: next(iter(())))
+    with pytest.raises(StopIteration):
+        net(torch.randn(3, 5, 6))
+    engine.expect(3)
+    assert not _get_current_function_mode_stack()
+
+
+class Written(Attended):
+    """Random numbers that are drawn in place cannot be answered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.empty(len(x), 1).bernoulli_(0.8)
+
+
+def test_numbers_drawn_in_place_are_trained_record_by_record(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    strategy, weights, _ = fit(tmp_path, Written(Table()), gradients="auto", loader=loader_of(data(40), 10))
     assert used(strategy) == "one_by_one" and weights.isfinite().all()
 
 
@@ -215,4 +337,4 @@ def test_the_message_is_that_of_the_network_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModuleError, match=r"bias.table \(Embedding\) saw a tensor|the engine cannot be used"
     ):
-        fit(tmp_path, Drawing(Table()), gradients="engine", loader=loader_of(data(40), 10))
+        fit(tmp_path, Written(Table()), gradients="engine", loader=loader_of(data(40), 10))

@@ -97,12 +97,11 @@ class EngineTrial:
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
         for lifted in (self._lifted(batch, rows), {}):
-            engine.lift(lifted)
+            engine.lift(lifted, with_functions=True)
             engine.folds = self._folds(batch, rows)
-            if not lifted and not engine.folds:
-                continue
             if not (self._limit(batch, rows) and self._limit(batch, rows)):
                 return None
+        engine.lift({})
         engine.folds = {}
         return limit
 
@@ -112,7 +111,7 @@ class EngineTrial:
         found = []
         if isinstance(engine, PerRecordEngine):
             for name, module in self._training.module.named_modules():
-                found.append((name, engine.folds.get(module), module in engine.lifted))
+                found.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions))
         code = zlib.crc32(repr(found).encode())
         return self._training.largest(code) == -self._training.largest(-code)
 
@@ -147,9 +146,10 @@ class EngineTrial:
         return None
 
     def _lifted(self, batch: Any, rows: int) -> dict[nn.Module, nn.Module]:
-        """Layers on what all records share, each with the nearest module above that has rows of the records.
+        """Layers whose parameters lines of a module above use, each with the nearest one that has rows of the records.
 
-        Nothing is taken for granted of them: the lines of that module are run for each record alone, and compared.
+        These are layers on what all records share, and those that are never called since a function takes their
+        weights. Nothing is taken for granted of them: the lines are run for each record alone, and compared.
         """
         shared: set[str] = set()
         with_rows: list[dict[str, bool]] = []
@@ -160,26 +160,26 @@ class EngineTrial:
                 rewind()
                 try:
                     seen = self._seen(lot, size)
+                    rewind()
+                    unseen = self._unseen(lot, size)
                 except Exception:
                     return {}
             with_rows.append(outputs)
             for layer, tensors in seen:
                 if not all(len(x) == size or is_folded(x, size) for x in tensors if x.dim()):
                     shared.add(names[layer])
+            for module, name in names.items():
+                if any(parameter in unseen for parameter in module.parameters(recurse=False)):
+                    shared.add(name)
+        module = self._training.module
         lifted = {}
         for name in shared:
-            path = name
-            while path:
-                above = path.rpartition(".")[0]
-                while above and not all(above in outputs for outputs in with_rows):  # a list of modules
-                    path, above = above, above.rpartition(".")[0]
-                if above and all(outputs[above] for outputs in with_rows):
-                    module = self._training.module
-                    lifted[module.get_submodule(path)] = module.get_submodule(above)
-                    break
-                path = above
-            if not path:
+            above = name.rpartition(".")[0]
+            while above and not all(outputs.get(above, False) for outputs in with_rows):
+                above = above.rpartition(".")[0]
+            if not above:
                 return {}
+            lifted[module.get_submodule(name)] = module.get_submodule(above)
         return lifted
 
     def _folds(self, batch: Any, rows: int) -> dict[nn.Module, Fold]:
@@ -218,6 +218,17 @@ class EngineTrial:
         engine.expands = False
         try:
             return engine.seen(self._loss(lot))
+        finally:
+            engine.expands = True
+
+    def _unseen(self, lot: Any, size: int) -> set[nn.Parameter]:
+        """Parameters that the engine does not see used in a lot."""
+        engine = self._engine
+        assert isinstance(engine, PerRecordEngine)
+        engine.expect(size)
+        engine.expands = False
+        try:
+            return set(engine.unseen(self._loss(lot)))
         finally:
             engine.expands = True
 

@@ -108,7 +108,9 @@ class PerRecordEngine:
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
         folds: Which rows are a record's, of layers that see several of each: found out by evidence, never guessed.
-        lifted: Layers on what all records share, which are run with the lines of a module above.
+        lifted: Layers whose parameters are those of the lines of a module above: layers on what all records share, and
+            weights that functions use.
+        with_functions: Whether functions that draw are watched, too.
         expands: Whether embeddings of what all records share are handed on once for each record.
         at_once: Any number of rows goes into one forward pass.
 
@@ -140,25 +142,35 @@ class PerRecordEngine:
         self.records: int | None = None
         self.folds: dict[nn.Module, Fold] = {}
         self.lifted: set[nn.Module] = set()
+        self.with_functions = False
         self.expands = True
+        self._own_code = OwnCode(self._is_recording, lambda: self.records)
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
-        self._own_code = OwnCode(self._is_recording)
         self._sequence_first = sequence_first(model)
         self._model = model
         self._handles: list[RemovableHandle] = []
         self.lift({})
 
-    def lift(self, layers: Mapping[nn.Module, nn.Module]) -> None:
-        """Take layers on what all records share for lines of modules above them, which have a row for each record.
+    def lift(self, layers: Mapping[nn.Module, nn.Module], with_functions: bool = False) -> None:
+        """Take layers for lines of modules above them, which have a row for each record.
 
         Args:
             layers: Each with such a module.
+            with_functions: Watch functions that draw, in the lines of these modules and of others with parameters of
+                their own.
         """
         self.close()
         self._holders = set(layers.values())
         self.lifted = set(layers)
-        self._own_code = OwnCode(self._is_recording, self.lifted)
+        self.with_functions = with_functions
+        self._own_code = OwnCode(
+            self._is_recording,
+            lambda: self.records,
+            self.lifted,
+            _between(layers),
+            with_functions,
+        )
         self._handles = guard_training_mode(self._model, lambda: self.recording)
         self._attach(self._model)
 
@@ -419,6 +431,21 @@ class PerRecordEngine:
                 )
             return self._gradients(uses, grads, records)
 
+    def unseen(self, loss: Tensor) -> list[nn.Parameter]:
+        """Parameters that a loss depends on, and that no layer owns that was called since the last call.
+
+        Args:
+            loss: Of these forward passes.
+        """
+        seen: set[Tensor] = set()
+        for use in self._uses:
+            is_whole = use.part is not None
+            names = use.call.names if use.call is not None else _names_of(use.layer, recurse=is_whole)
+            seen.update(_parameter(use, name) for name in names)
+        self._uses = []
+        grads = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return [p for p, grad in zip(self.parameters, grads, strict=True) if grad is not None and p not in seen]
+
     def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
         """What each layer saw in the forward passes since the last call, one after the other.
 
@@ -502,6 +529,20 @@ class PerRecordEngine:
             self._shared,
             verify,
         )
+
+
+def _names_of(layer: nn.Module, recurse: bool) -> list[str]:
+    return [name for name, _ in layer.named_parameters(recurse=recurse)]
+
+
+def _between(layers: Mapping[nn.Module, nn.Module]) -> set[nn.Module]:
+    """Modules that lie between some layer and the module above it that it is given with."""
+    between = set()
+    for layer, above in layers.items():
+        for module in above.modules():
+            if module not in (above, layer) and any(one is layer for one in module.modules()):
+                between.add(module)
+    return between
 
 
 def _refuse_changed(use: _Use) -> None:

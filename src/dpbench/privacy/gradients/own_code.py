@@ -3,6 +3,7 @@
 While such a module runs, hooks of the layers below it keep what these are given and what they return. Afterwards the
 module's forward is run again, for each record, with those outputs in the layers' place: nothing that they compute or
 draw is repeated. Gradients reach the module's own lines through its outputs and through the inputs of its layers.
+Where a network needs it, functions that draw (dropout, masks, noise) and attention are answered as layers are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients.folds import Fold, is_folded
@@ -25,6 +28,33 @@ from dpbench.privacy.gradients.layers import instantiated, refuse_other_values
 from dpbench.privacy.gradients.parameter import zero_gradients
 
 _OTHER_CALLS = "it calls other layers for one record than for a lot"
+_ATTENTION = F.scaled_dot_product_attention
+_FUNCTIONS = frozenset(
+    {
+        _ATTENTION,
+        F.alpha_dropout,
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.feature_alpha_dropout,
+        F.gumbel_softmax,
+        F.rrelu,
+        torch.bernoulli,
+        torch.dropout,
+        torch.multinomial,
+        torch.normal,
+        torch.poisson,
+        torch.rand,
+        torch.rand_like,
+        torch.randint,
+        torch.randint_like,
+        torch.randn,
+        torch.randn_like,
+        torch.randperm,
+    }
+)
+"""That are answered as layers are: they draw, which cannot be repeated for a record, or compute much."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +103,12 @@ def _aliases(leaves: Sequence[Any]) -> list[Any]:
 
 @dataclass
 class LayerCall:
-    """A call of a layer by the lines of a module above it.
+    """A call of a layer, or of a function, by the lines of a module above it.
 
     Attributes:
-        layer: The layer.
+        layer: The layer or function.
         inputs: Leaves of its arguments; here and below, tensors as `Seen`.
+        constants: Positions of outputs that are no rows of records, as some lot has shown.
         outputs: Leaves of what it returned.
         spec: Of these.
         copies: Of the tensors among them, by position, where the module may write to them.
@@ -85,8 +116,9 @@ class LayerCall:
         is_written: Whether the module wrote to what it returned.
     """
 
-    layer: nn.Module
+    layer: Callable[..., Any]
     inputs: list[Any]
+    constants: set[int]
     outputs: list[Any] = field(default_factory=list)
     spec: TreeSpec | None = None
     copies: dict[int, Tensor] = field(default_factory=dict)
@@ -139,7 +171,8 @@ class ModuleCall:
         layers: Calls of layers by its own lines, in order.
         outputs: Leaves of what it returned.
         constants: Positions of arguments that are no rows of records, as some lot has shown.
-        depth: Number of layers below it that are running, one within the other.
+        running: Of the layers below it that are running, one within the other, whether each is open: its lines count
+            as the module's own.
     """
 
     module: nn.Module
@@ -149,7 +182,12 @@ class ModuleCall:
     layers: list[LayerCall] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     constants: set[int] = field(default_factory=set)
-    depth: int = 0
+    running: list[bool] = field(default_factory=list)
+
+    @property
+    def is_in_own_lines(self) -> bool:
+        """Whether none of its layers is running, but open ones."""
+        return all(self.running)
 
     @property
     def tensors(self) -> list[Seen]:
@@ -184,37 +222,103 @@ def has_rows(x: Tensor, records: int, fold: Fold | None) -> bool:
     return x.dim() > 0 and len(x) == records
 
 
+def _may_have_rows(x: Tensor, records: int) -> bool:
+    """Whether a tensor may hold one row of each record, or several."""
+    return x.dim() > 0 and len(x) > 0 and len(x) % records == 0
+
+
+def _with_rows(function: Callable[..., Any], leaves: list[Any]) -> list[Any]:
+    """Arguments of a function, with a bias of attention that all rows of the query share once for each: a view."""
+    if function is not _ATTENTION:
+        return leaves
+    rows = len(leaves[0])
+    return [
+        x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) and x.dim() > 2 and len(x) == 1 else x for x in leaves
+    ]
+
+
+class _Functions(TorchFunctionMode):
+    """Within, calls of `_FUNCTIONS` are handed to somebody else.
+
+    Args:
+        call: Given the function and its arguments.
+    """
+
+    def __init__(self, call: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        if function in _FUNCTIONS:
+            return self._call(function, args, kwargs or {})
+        return function(*args, **(kwargs or {}))
+
+
 class OwnCode:
     """Watches modules that own parameters beside layers, by hooks of these and of all layers below them.
 
     Args:
         recording: Whether forward passes are those of a lot.
+        records: R, of these; None: unknown.
         lifted: Layers that are run again with the lines of a module above, which answers for their parameters, too.
+        opened: Layers between these and that module: their lines count as the module's own.
+        with_functions: Whether functions are watched, too, and layers opened that are given what all records share.
     """
 
-    def __init__(self, recording: Callable[[], bool], lifted: Collection[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        recording: Callable[[], bool],
+        records: Callable[[], int | None],
+        lifted: Collection[nn.Module] = (),
+        opened: Collection[nn.Module] = (),
+        with_functions: bool = False,
+    ) -> None:
         self._recording = recording
+        self._records = records
         self._lifted = lifted
+        self._opened = set(opened)
+        self._with_functions = with_functions
+        self._functions: _Functions | None = None  # while a watched module is running
         self._running: list[ModuleCall] = []
         self._writes: dict[nn.Module, bool] = {}
-        self._constants: dict[nn.Module, set[int]] = {}
+        self._constants: dict[Any, set[int]] = {}  # by module, and by its calls of layers
 
     def clear(self) -> None:
         """Forget calls that were interrupted."""
         self._running.clear()
+        self._watch_functions()
+
+    def _watch_functions(self) -> None:
+        """Watch functions while a watched module is running, and only then."""
+        if self._functions is None and self._running and self._with_functions:
+            self._functions = _Functions(self._call_function)
+            self._functions.__enter__()
+        if self._functions is not None and not self._running:
+            self._functions.__exit__(None, None, None)
+            self._functions = None
 
     def before_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
         """Hook before a layer; what is handed on are the same numbers."""
         if not self._running or not self._recording():
             return None
         call = self._running[-1]
-        call.depth += 1
-        if call.depth > 1:
+        is_outermost = call.is_in_own_lines
+        if is_outermost and self._is_given_shared(args, kwargs):
+            self._opened.add(layer)  # from now on: a lot of as many records as there are shared rows tells nothing
+        is_open = is_outermost and layer in self._opened
+        call.running.append(is_open)
+        if is_open or not is_outermost:
             return None
         leaves, spec = tree_flatten((args, kwargs))
         # A tensor may be used elsewhere, too; its own gradient would be that of all uses.
         leaves = _aliases(leaves)
-        call.layers.append(LayerCall(layer, _seen(leaves)))
+        self._add(call, layer, leaves)
         return tree_unflatten(leaves, spec)
 
     def after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -222,12 +326,47 @@ class OwnCode:
         if not self._running or not self._recording():
             return
         call = self._running[-1]
-        call.depth -= 1
-        if not call.depth and output is not None:
-            # Copied until it is known whether the module writes to what its layers return, and from then on if so.
-            copied = self._writes.get(call.module, True)
-            call.layers[-1].returned(output, copied)
+        if not call.running:
+            return
+        is_open = call.running.pop()
+        if not is_open and call.is_in_own_lines and output is not None:
+            self._keep(call, output)
             call.layers[-1].is_whole &= layer not in self._lifted
+
+    def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
+        """Add a call to those that a module's lines make."""
+        number = len(call.layers)
+        constants = self._constants.setdefault((call.module, number), set())
+        call.layers.append(LayerCall(layer, _seen(leaves), constants))
+
+    def _keep(self, call: ModuleCall, output: Any) -> None:
+        """Keep what the last layer of a module's lines returned."""
+        # Copied until it is known whether the module writes to what its layers return, and from then on if so.
+        copied = self._writes.get(call.module, True)
+        call.layers[-1].returned(output, copied)
+
+    def _is_given_shared(self, args: Any, kwargs: Any) -> bool:
+        """Whether a layer is given something with a gradient that all records share."""
+        records = self._records()
+        if not self._with_functions or not records:
+            return False
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad and not _may_have_rows(leaf, records):
+                return True
+        return False
+
+    def _call_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function, and keep the call if the lines of a watched module make it."""
+        if not self._running or not self._running[-1].is_in_own_lines or not self._recording():
+            return function(*args, **kwargs)
+        call = self._running[-1]
+        leaves, spec = tree_flatten((args, kwargs))
+        leaves = _aliases(_with_rows(function, leaves))
+        args, kwargs = tree_unflatten(leaves, spec)
+        self._add(call, function, leaves)
+        output = function(*args, **kwargs)
+        self._keep(call, output)
+        return output
 
     def before_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Hook before a watched module."""
@@ -236,6 +375,7 @@ class OwnCode:
             call = ModuleCall(module, self._names(module), _seen(leaves), spec)
             call.constants = self._constants.setdefault(module, set())
             self._running.append(call)
+            self._watch_functions()
 
     def _names(self, module: nn.Module) -> list[str]:
         """Of the trainable parameters that a module's own lines use."""
@@ -254,6 +394,7 @@ class OwnCode:
         if not self._running or self._running[-1].module is not module:
             return None, output
         call = self._running.pop()
+        self._watch_functions()
         if output is None or not self._recording():
             return None, output
         for layer_call in call.layers:
@@ -307,7 +448,7 @@ def own_gradients(
         cotangents.append(by_record(grad))
     rows = _Rows(by_record, dtype, {len(seen.value) for seen in ends})
     inputs = rows.take(call.inputs, call.constants)
-    returned = [rows.take(layer_call.outputs, set()) for layer_call in left_out]
+    returned = [rows.take(layer_call.outputs, layer_call.constants) for layer_call in left_out]
 
     def one_record(cotangents: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> list[Tensor]:
@@ -413,18 +554,27 @@ class _StandIns:
         layers = {id(call.layer): call.layer for call in self._calls}
         with ExitStack() as stack:
             for layer in layers.values():
-                before = layer.__dict__.get("forward")
-                layer.forward = partial(self._answer, layer)
-                stack.callback(_put_back, layer, before)
+                if isinstance(layer, nn.Module):
+                    before = layer.__dict__.get("forward")
+                    layer.forward = partial(self._answer, layer)
+                    stack.callback(_put_back, layer, before)
+            if any(layer in _FUNCTIONS for layer in layers.values()):
+                stack.enter_context(_Functions(self._answer_function))
             yield
 
-    def _answer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _answer_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        number = len(self._inputs)
+        if number < len(self._calls) and self._calls[number].layer is function:
+            return self._answer(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _answer(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number = len(self._inputs)
         if number == len(self._calls) or self._calls[number].layer is not layer:
             raise ValueError(_OTHER_CALLS)
         call = self._calls[number]
         leaves, _ = tree_flatten((args, kwargs))
-        self._inputs.append(leaves)
+        self._inputs.append(_with_rows(layer, leaves))
         outputs = self._outputs[number]
         if call.is_written:
             outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]
