@@ -28,7 +28,7 @@ layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a m
 	$(BIN)/python -m tools.layer_table > docs/layers.md.new
 	mv docs/layers.md.new docs/layers.md
 
-zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (a quarter of an hour)
+zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (twenty minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.zoo > docs/zoo.md.new
 	mv docs/zoo.md.new docs/zoo.md
 

@@ -111,6 +111,8 @@ def test_overview_leads_to_cells_that_there_are() -> None:
     links = {link for panel in panels for trace in panel["traces"] for link in trace["links"] if link}
     for link in links:
         page, _, cell = link.partition(".html#")
+        if not cell:  # a figure of a paper, in a cell that was not run here
+            continue
         _, runs = _of(f"results/{page}")
         known = {anchor(row, column) for row, column in zip(runs["row"], runs["column"], strict=True)}
         assert cell in known, link

@@ -153,6 +153,8 @@ def curves_of(table: Table, curves: pd.DataFrame) -> dict[str, Any]:
 def overview_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Panels of the overview, each with its traces: those of one table share a color."""
     panels = []
+    ours = frame[frame["whose"] == "ours"]
+    cells = set(zip(ours["table"], ours["row"], ours["column"], strict=True))
     for _, panel in frame.groupby(["data", "metric"], sort=False):
         tables = list(panel["table"].unique())
         traces = []
@@ -164,7 +166,7 @@ def overview_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
                     "color": tables.index(table), "whose": whose, "unit": unit,
                     "x": own["epsilon"].tolist(), "y": own["value"].tolist(), "half": _numbers(own["half"]),
                     "text": [_hover(point) for point in own.to_dict("records")],
-                    "links": [_place(point) for point in own.to_dict("records")],
+                    "links": [_place(point, cells) for point in own.to_dict("records")],
                 }
             )  # fmt: skip
         first = panel.iloc[0]
@@ -185,10 +187,13 @@ def _hover(point: dict[Any, Any]) -> str:
     return f"{source}<br>{point['label']}<br>{value}<br>{cost}"
 
 
-def _place(point: dict[Any, Any]) -> str:
-    """Of our cell: the paper's figure stands beside it."""
+def _place(point: dict[Any, Any], cells: set[tuple[str, str, str]]) -> str:
+    """Of our cell, where it has runs: the paper's figure stands beside it."""
     page = f"results/{point['table']}/README"
-    return f"{point['table']}/README.html#{anchor(point['row'], point['column'])}" if page in definitions() else ""
+    if page not in definitions():
+        return ""
+    has_runs = (point["table"], point["row"], point["column"]) in cells
+    return f"{point['table']}/README.html" + (f"#{anchor(point['row'], point['column'])}" if has_runs else "")
 
 
 def _bring(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:

@@ -157,8 +157,8 @@ class PerRecordEngine:
 
         Args:
             layers: Each with such a module.
-            with_functions: Watch functions that draw, in the lines of these modules and of others with parameters of
-                their own.
+            with_functions: Watch functions that draw, in the lines of these modules and of others that use parameters
+                themselves.
         """
         self.close()
         self._holders = set(layers.values())
@@ -203,13 +203,17 @@ class PerRecordEngine:
             self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _has_own_code(self, module: nn.Module) -> bool:
-        """Whether a module owns parameters beside layers, or answers for those of lifted layers."""
+        """Whether a module owns parameters beside layers, or answers for those of lifted layers.
+
+        With functions, modules without layers count, too, unless they have a rule: they may return several tensors, or
+        take arguments by name.
+        """
         if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
             return False
         if module in self._holders:
             return True
-        has_layers = any(True for _ in module.children())
-        return has_layers and has_trainable(module, recurse=False) and rule_of(module) is None
+        may_have = self.with_functions or any(True for _ in module.children())
+        return may_have and has_trainable(module, recurse=False) and rule_of(module) is None
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -560,9 +564,10 @@ def _part_gradients(
 ) -> LayerGradients:
     _refuse_changed(use)
     if part.records != records:
+        is_cell = isinstance(use.layer, nn.RNNCellBase)
+        where = "dimension 0" if is_cell else "dimension 0 with batch_first=True, else in dimension 1"
         raise UnsupportedModuleError(
-            f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in "
-            "dimension 0 with batch_first=True, else in dimension 1."
+            f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in {where}."
         )
     remaining = iter(grads)
     output_grads: list[Tensor | None] = []

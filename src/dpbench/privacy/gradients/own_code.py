@@ -284,7 +284,7 @@ class OwnCode:
         self._lifted = lifted
         self._opened = set(opened)
         self._with_functions = with_functions
-        self._functions: _Functions | None = None  # while a watched module is running
+        self._functions: ExitStack | None = None  # of functions that are watched
         self._running: list[ModuleCall] = []
         self._writes: dict[nn.Module, bool] = {}
         self._constants: dict[Any, set[int]] = {}  # by module, and by its calls of layers
@@ -296,11 +296,11 @@ class OwnCode:
 
     def _watch_functions(self) -> None:
         """Watch functions while a watched module is running, and only then."""
-        if self._functions is None and self._running and self._with_functions:
-            self._functions = _Functions(self._call_function)
-            self._functions.__enter__()
+        if self._with_functions and self._running and self._functions is None:
+            self._functions = ExitStack()
+            self._functions.enter_context(_Functions(self._call_function))
         if self._functions is not None and not self._running:
-            self._functions.__exit__(None, None, None)
+            self._functions.close()
             self._functions = None
 
     def before_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:

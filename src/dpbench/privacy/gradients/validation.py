@@ -228,13 +228,38 @@ def check_sums(
         noise = _UNSEEN * torch.finfo(dtype).eps * total_norm
         is_missed = difference > noise and not ours.any() and not gradients.squared_norms().any()
         if difference > allowed or is_missed:
-            reason = _reason(loss, is_seen=bool(ours.any()))
+            is_seen = bool(ours.any())
+            names = [name] if is_seen else _missed(parameters, computed, expected)
+            reason = _reason(loss, is_seen, parameter)
+            whose = "its gradient" if len(names) == 1 else "their gradients"
             raise UnsupportedModuleError(
-                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): {reason}."
+                f"per-record gradients of {_enumerated(names)} do not add up to {whose} (off by {difference:.2g}): "
+                f"{reason}."
             )
     return True
 
 
+def _missed(
+    parameters: Mapping[str, Tensor],
+    computed: Sequence[ParameterGradients],
+    expected: Sequence[Tensor | None],
+) -> list[str]:
+    """Names of parameters that have a gradient, and of no record."""
+    names = []
+    for name, gradients, grad in zip(parameters, computed, expected, strict=True):
+        if grad is not None and grad.any() and not gradients.squared_norms().any():
+            names.append(name)
+    return names
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    """The first three of some names, and how many there are."""
+    if len(names) > _NAMED:
+        return f"{', '.join(names[:_NAMED])}, ... ({len(names)} in all)"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+_NAMED = 3  # parameters, in a message
 TRAINED_ALONE = 'gradients="auto" or "one_by_one" trains it as it is'
 _INSIDE = (
     "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
@@ -252,16 +277,43 @@ _BESIDE = (
 )
 
 
-def _reason(loss: Tensor, is_seen: bool) -> str:
+_BY_FUNCTION = (
+    "a torch.autograd.Function of your own ({name}) is given it, and what its backward computes for each record cannot "
+    f"be seen; write its lines in forward, without the Function; {TRAINED_ALONE}"
+)
+
+
+def _reason(loss: Tensor, is_seen: bool, parameter: Tensor) -> str:
     """How a loss comes by a parameter where no hook sees it.
 
     Args:
         loss: Of the lot.
         is_seen: Whether some layer that was called uses the parameter.
+        parameter: The parameter.
     """
     if _holds_gradients(loss):
         return _INSIDE
+    function = _function_given(loss, parameter)
+    if function and not is_seen:
+        return _BY_FUNCTION.format(name=function)
     return _BESIDE if is_seen else _NEVER_CALLED
+
+
+def _function_given(loss: Tensor, parameter: Tensor) -> str | None:
+    """The name of a custom autograd Function that a parameter is given to, if there is one in a loss's graph."""
+    visited: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        for following, _ in node.next_functions:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                if getattr(following, "variable", None) is parameter:
+                    return node.name().removesuffix("Backward")
+            stack.append(following)
+    return None
 
 
 def _holds_gradients(loss: Tensor) -> bool:
