@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -32,6 +33,7 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.validation import TRAINED_ALONE
+from dpbench.privacy.randomness import seed_global_generators
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.stopped_step import output_of, stopped
@@ -39,6 +41,7 @@ from dpbench.records.training import Training, gathered_alone, loss_of, nothing,
 
 _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
 """What an error tells of the records: the training goes on, and this would stay in its log."""
+_SEED = 0  # of what is drawn in all trials
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
@@ -91,6 +94,12 @@ class EngineTrial:
         rows = count_records(batch)
         if not rows:
             return None
+        # What a step draws for a lot may decide which layers it calls: drawn alike in a run that is resumed.
+        with isolate_rng():
+            seed_global_generators([_SEED], self._training.device)
+            return self._limit_of(batch, rows)
+
+    def _limit_of(self, batch: Any, rows: int) -> Limit | None:
         # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
         limit = self._limit(batch, rows) and self._limit(batch, rows)
         engine = self._engine

@@ -30,10 +30,10 @@ _TOLERANCE = 1e-3  # of the sum of the norms
 _TOLERANCE_OF_MIXED = 5e-2
 _MIXED = (
     "the gradient of a lot is not the {reduction} of those of its records, each run alone (it is off by {gap:.2g} of "
-    "their norms): a layer or the loss mixes records (statistics over the lot, a maximum, pairs, a baseline of the lot, "
-    "weights or ignored labels in a mean), and record by record another function would be trained. Let each record's "
-    "loss be a function of that record alone, and the loss of a lot their {reduction}; where it is combined otherwise, say so by "
-    "loss_reduction."
+    "their norms): a layer or the loss mixes records (statistics over the lot, a maximum, pairs, a baseline of the "
+    "lot, weights or ignored labels in a mean), and record by record another function would be trained. Let each "
+    "record's loss be a function of that record alone, and the loss of a lot their {reduction}; where it is combined "
+    "otherwise, say so by loss_reduction."
 )
 _ONLY_LOTS = (
     'training_step runs on a lot, and fails on one record of it: gradients="one_by_one" hands on each record alone, as '

@@ -227,14 +227,22 @@ def _may_have_rows(x: Tensor, records: int) -> bool:
     return x.dim() > 0 and len(x) > 0 and len(x) % records == 0
 
 
-def _with_rows(function: Callable[..., Any], leaves: list[Any]) -> list[Any]:
-    """Arguments of a function, with a bias of attention that all rows of the query share once for each: a view."""
+def _with_rows(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments of a function; those of attention that all rows of the query share are given once for each: views.
+
+    Dimensions of arguments are matched from the last one on. So nothing is done to those that have fewer than the
+    query: their first dimension is not that of its rows.
+    """
     if function is not _ATTENTION:
-        return leaves
-    rows = len(leaves[0])
-    return [
-        x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) and x.dim() > 2 and len(x) == 1 else x for x in leaves
-    ]
+        return args, kwargs
+    query = args[0] if args else kwargs["query"]
+
+    def expanded(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.dim() == query.dim() > 2 and len(x) == 1:
+            return x.expand(len(query), *x.shape[1:])
+        return x
+
+    return tuple(map(expanded, args)), {name: expanded(x) for name, x in kwargs.items()}
 
 
 class _Functions(TorchFunctionMode):
@@ -335,8 +343,8 @@ class OwnCode:
 
     def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
         """Add a call to those that a module's lines make."""
-        number = len(call.layers)
-        constants = self._constants.setdefault((call.module, number), set())
+        number = sum(other.layer is layer for other in call.layers)
+        constants = self._constants.setdefault((call.module, layer, number), set())
         call.layers.append(LayerCall(layer, _seen(leaves), constants))
 
     def _keep(self, call: ModuleCall, output: Any) -> None:
@@ -360,8 +368,8 @@ class OwnCode:
         if not self._running or not self._running[-1].is_in_own_lines or not self._recording():
             return function(*args, **kwargs)
         call = self._running[-1]
-        leaves, spec = tree_flatten((args, kwargs))
-        leaves = _aliases(_with_rows(function, leaves))
+        leaves, spec = tree_flatten(_with_rows(function, args, kwargs))
+        leaves = _aliases(leaves)
         args, kwargs = tree_unflatten(leaves, spec)
         self._add(call, function, leaves)
         output = function(*args, **kwargs)
@@ -463,7 +471,8 @@ def own_gradients(
         return values, pullback(cotangents)[0]
 
     try:
-        values, gradients = torch.func.vmap(one_record)(cotangents, rows.tensors)
+        with _as_before(module):
+            values, gradients = torch.func.vmap(one_record)(cotangents, rows.tensors)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise UnsupportedModuleError(
             f"torch.func.vmap of its own lines over the records failed ({brief(error)}); freeze the parameters that it "
@@ -472,6 +481,23 @@ def own_gradients(
     for value, seen in zip(values, ends, strict=True):
         refuse_other_values(value, by_record(seen.value))
     return {name: instantiated(row) for name, row in gradients.items()}
+
+
+@contextmanager
+def _as_before(module: nn.Module) -> Iterator[None]:
+    """Within, what is written to attributes and buffers of a module and of those below it does not stay."""
+    before = []
+    for one in module.modules():
+        before += [(vars(one), dict(vars(one))), (one._buffers, dict(one._buffers))]
+    try:
+        yield
+    finally:
+        for attributes, values in before:
+            for name in attributes.keys() - values.keys():
+                del attributes[name]
+            for name, value in values.items():
+                if attributes.get(name) is not value:
+                    attributes[name] = value
 
 
 class _Rows:
@@ -510,7 +536,9 @@ class _Rows:
             if x.is_floating_point():
                 x = x.to(self._dtype)
             values.append(x)
-            if not x.dim() or len(x) not in self._sizes:
+            if not x.dim():
+                continue
+            if len(x) not in self._sizes:
                 constants.add(position)
             if position not in constants:
                 places[position] = len(self.tensors)
@@ -573,8 +601,8 @@ class _StandIns:
         if number == len(self._calls) or self._calls[number].layer is not layer:
             raise ValueError(_OTHER_CALLS)
         call = self._calls[number]
-        leaves, _ = tree_flatten((args, kwargs))
-        self._inputs.append(_with_rows(layer, leaves))
+        leaves, _ = tree_flatten(_with_rows(layer, args, kwargs))
+        self._inputs.append(leaves)
         outputs = self._outputs[number]
         if call.is_written:
             outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]

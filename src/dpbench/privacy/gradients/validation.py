@@ -308,10 +308,10 @@ def _function_given(loss: Tensor, parameter: Tensor) -> str | None:
         if node is None or node in visited:
             continue
         visited.add(node)
+        is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
         for following, _ in node.next_functions:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                if getattr(following, "variable", None) is parameter:
-                    return node.name().removesuffix("Backward")
+            if is_custom and getattr(following, "variable", None) is parameter:
+                return str(node.name().removesuffix("Backward"))
             stack.append(following)
     return None
 
