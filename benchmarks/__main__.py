@@ -7,6 +7,7 @@ python -m benchmarks startup                              what a command takes b
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
+python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (five minutes)
 python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 """
@@ -33,13 +34,14 @@ from benchmarks.growth import METHODS as GROWTH_METHODS
 from benchmarks.growth import growth_workloads, skipped, workload_named
 from benchmarks.measure import measure
 from benchmarks.methods import METHODS, methods_for
+from benchmarks.networks import write_page
 from benchmarks.startup import STARTUP, measure_startup
 from benchmarks.users import measure as by_users
 from benchmarks.users import report as users_report
 from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import WORKLOADS
 
-_PARTS = ("steps", "quick", "startup", "growth", "busy", "users", "gpu", "report")
+_PARTS = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report")
 _STARTS = 3  # turns
 
 
@@ -59,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
         case "gpu":
             return _gpu(options)
+        case "networks":
+            path = stem.with_name(stem.name + "-networks.md")
+            write_page(path, options.repeats or 15, options.wait, _say)
+            print(path)
         case "users":
             print(_users(options, stem.with_name(stem.name + "-users")))
         case "quick":
@@ -142,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["steps", "quick", "startup", "growth", "busy", "users", "gpu", "report"],
+        choices=["steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report"],
         default="steps",
     )
     parser.add_argument(
