@@ -112,7 +112,7 @@ def _swin(dropout: float) -> nn.Module:
 def _swin_of_torchvision(dropout: float) -> nn.Module:
     from torchvision.models import SwinTransformer
 
-    return SwinTransformer(
+    net: nn.Module = SwinTransformer(
         patch_size=[4, 4],
         embed_dim=48,
         depths=[2, 2, 2],
@@ -121,6 +121,7 @@ def _swin_of_torchvision(dropout: float) -> nn.Module:
         stochastic_depth_prob=dropout,
         num_classes=10,
     )
+    return net
 
 
 def _bert_with_lora(dropout: float) -> nn.Module:
