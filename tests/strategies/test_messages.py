@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
+from dpbench.callback.lightning_training import LightningTraining
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, ClipOnly
 from tests.records.test_one_by_one import Module, cross_entropy, data, plain
@@ -161,6 +162,28 @@ def test_parameters_that_are_in_no_module(tmp_path: Path) -> None:
         train(tmp_path / "module", OfTheModule(), gradients="engine")
     for own_module in (False, True):  # in a list: its lines are run again for each record
         train(tmp_path / str(own_module), Module(Scaled(own_module=own_module), cross_entropy), gradients="engine")
+
+
+class Folded(Module):
+    """Rows of records one after the other, which the engine knows, and parameters where it sees none."""
+
+    def __init__(self) -> None:
+        super().__init__(linear(), cross_entropy)
+        self.first = nn.Parameter(torch.ones(4))
+        self.second = nn.Parameter(torch.ones(4))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        twice = batch[0].repeat_interleave(2, 0)
+        logits = self.net(twice).reshape(len(batch[0]), 2, -1).mean(1)
+        return F.cross_entropy(logits * self.first + self.second, batch[1])
+
+
+def test_the_reason_is_what_the_engine_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
+    train(tmp_path, Folded(), gradients="auto")
+    (line,) = [line for line in lines if "record by record" in line]
+    assert "no layer has first and second: they lie on the LightningModule itself; make a small nn.Module" in line
 
 
 @pytest.mark.parametrize("gradients", ["auto", "engine"])

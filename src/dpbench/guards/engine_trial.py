@@ -32,7 +32,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.method import GradientMethod
-from dpbench.privacy.gradients.validation import TRAINED_ALONE
+from dpbench.privacy.gradients.validation import TRAINED_ALONE, never_called
 from dpbench.privacy.randomness import seed_global_generators
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
@@ -82,6 +82,7 @@ class EngineTrial:
     def __init__(self, training: Training, engine: GradientMethod) -> None:
         self._training = training
         self._engine = engine
+        self._beyond: list[str] = []  # parameters that lie where the engine sees no module's lines
 
     def limit(self, batch: Any) -> Limit | None:
         """Why the engine cannot be used; None: it can, or the step itself is wrong, or there are no records.
@@ -112,6 +113,8 @@ class EngineTrial:
                 return None
         engine.lift({})
         engine.folds = {}
+        if self._beyond:  # what the first failure names may be none: rows that are folded, say
+            return Limit(never_called(self._beyond), is_refused=True)
         return limit
 
     def is_agreed(self) -> bool:
@@ -180,6 +183,8 @@ class EngineTrial:
             for module, name in names.items():
                 if any(parameter in unseen for parameter in module.parameters(recurse=False)):
                     shared.add(name)
+            own = self._training.module.named_parameters(recurse=False)
+            self._beyond = [name for name, parameter in own if parameter in unseen]
         module = self._training.module
         lifted = {}
         for name in shared:
