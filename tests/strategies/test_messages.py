@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
-from dpbench.callback.lightning_training import LightningTraining
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, ClipOnly
 from tests.records.test_one_by_one import Module, cross_entropy, data, plain
