@@ -303,8 +303,8 @@ def never_called(names: Sequence[str]) -> str:
     """Why per-record gradients of parameters of the LightningModule itself are not seen, and what to do."""
     whose, what = ("it lies", "it") if len(names) == 1 else ("they lie", "them")
     return (
-        f"no layer has {_enumerated(names)}: {whose} on the LightningModule itself; make a small nn.Module whose forward "
-        f"uses {what}, and call that module"
+        f"no layer has {_enumerated(names)}: {whose} on the LightningModule itself; make a small nn.Module whose "
+        f"forward uses {what}, and call that module"
     )
 
 
