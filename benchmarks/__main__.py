@@ -7,7 +7,7 @@ python -m benchmarks startup                              what a command takes b
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
-python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (five minutes)
+python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
 python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 """
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _gpu(options)
         case "networks":
             path = stem.with_name(stem.name + "-networks.md")
-            write_page(path, options.repeats or 15, options.wait, _say)
+            write_page(path, options.repeats, options.wait, _say)
             print(path)
         case "users":
             print(_users(options, stem.with_name(stem.name + "-users")))

@@ -251,7 +251,7 @@ def measure_network(name: str, turns: int) -> dict[str, Any]:
 
 
 def write_page(path: Path, turns: int, patience: float, report: Callable[[str], None]) -> None:
-    """Measure all networks on one thread and write a page; it is whole after each of them.
+    """Measure all networks on one thread and write a page, when all of them are measured.
 
     Args:
         path: Of the page.
@@ -262,19 +262,19 @@ def write_page(path: Path, turns: int, patience: float, report: Callable[[str], 
     torch.set_num_threads(1)
     is_quiet = wait_until_quiet(patience)
     origin = rows.origin()
+    about = _ABOUT.format(
+        commit=origin["commit"],
+        date=origin["date"],
+        processor=rows.processor(),
+        busy="" if is_quiet else ", while the machine did other work",
+        records=RECORDS,
+        turns=turns,
+    )
     lines = []
     for name in NETWORKS:
         report(name)
         lines.append(_line(name, measure_network(name, turns)))
-        about = _ABOUT.format(
-            commit=origin["commit"],
-            date=origin["date"],
-            processor=rows.processor(),
-            busy="" if is_quiet else ", while the machine did other work",
-            records=RECORDS,
-            turns=turns,
-        )
-        write_atomically(path, about + _HEAD + "\n".join(lines) + "\n")
+    write_atomically(path, about + _HEAD + "\n".join(lines) + "\n")
 
 
 def _line(name: str, outcome: dict[str, Any]) -> str:

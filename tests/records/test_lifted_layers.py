@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -375,6 +376,45 @@ def test_numbers_drawn_in_place_are_trained_record_by_record(tmp_path: Path) -> 
     torch.manual_seed(1)
     strategy, weights, _ = fit(tmp_path, Written(Table()), gradients="auto", loader=loader_of(data(40), 10))
     assert used(strategy) == "one_by_one" and weights.isfinite().all()
+
+
+class Answered(nn.Module):
+    """Weights that a function takes, a parameter in a list, and attention with a bias that all records share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table()
+        self.query = nn.Linear(6, 6)
+        self.scales = nn.ParameterList([nn.Parameter(torch.rand(6))])
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = F.linear(x, self.query.weight, self.query.bias)[:, None] * self.scales[0]
+        attended = F.scaled_dot_product_attention(query, query, x[:, None], self.table(DISTANCES)[None, None])
+        return self.out(attended[:, 0].mean(1))
+
+
+@pytest.mark.usefixtures("one_key")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_physical_batch_size": 4},
+        {"microbatch_size": 2},
+        {"discretization_threshold": 0.01},
+        {"clipping": "per_parameter"},
+    ],
+)
+def test_the_releases_of_record_by_record(tmp_path: Path, options: dict[str, Any]) -> None:
+    weights = []
+    for gradients in ("auto", "one_by_one"):
+        torch.manual_seed(1)
+        strategy, released, _ = fit(
+            tmp_path / gradients, Answered(), gradients=gradients, loader=loader_of(data(40), 10), **options
+        )
+        weights.append(released)
+        assert used(strategy) == ("engine" if gradients == "auto" else "one_by_one")
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
 class Coupled(nn.Module):

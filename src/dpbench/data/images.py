@@ -100,11 +100,11 @@ def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) ->
     if scale == "unit":
         return pixels
     if scale == "per_image":
-        return _standardized_alone(pixels)
+        return _standardized_per_image(pixels)
     return pixels.sub_(torch.tensor(spec.mean)).div_(torch.tensor(spec.std))
 
 
-def _standardized_alone(pixels: Tensor) -> Tensor:
+def _standardized_per_image(pixels: Tensor) -> Tensor:
     """Each image at its own mean 0 and deviation 1; may work in place.
 
     The deviation counts as 1/√(numbers of an image) at least, as in TensorFlow's `per_image_standardization`, which

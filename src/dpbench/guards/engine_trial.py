@@ -82,7 +82,7 @@ class EngineTrial:
     def __init__(self, training: Training, engine: GradientMethod) -> None:
         self._training = training
         self._engine = engine
-        self._beyond: list[str] = []  # parameters that lie where the engine sees no module's lines
+        self._bare: list[str] = []  # parameters of the LightningModule itself that no layer uses
 
     def limit(self, batch: Any) -> Limit | None:
         """Why the engine cannot be used; None: it can, or the step itself is wrong, or there are no records.
@@ -113,8 +113,8 @@ class EngineTrial:
                 return None
         engine.lift({})
         engine.folds = {}
-        if self._beyond:  # what the first failure names may be none: rows that are folded, say
-            return Limit(never_called(self._beyond), is_refused=True)
+        if self._bare:  # the first failure may be another one, which is mended: rows that are folded, say
+            return Limit(never_called(self._bare), is_refused=True)
         return limit
 
     def is_agreed(self) -> bool:
@@ -184,7 +184,7 @@ class EngineTrial:
                 if any(parameter in unseen for parameter in module.parameters(recurse=False)):
                     shared.add(name)
             own = self._training.module.named_parameters(recurse=False)
-            self._beyond = [name for name, parameter in own if parameter in unseen]
+            self._bare = [name for name, parameter in own if parameter in unseen]
         module = self._training.module
         lifted = {}
         for name in shared:
@@ -226,23 +226,23 @@ class EngineTrial:
 
     def _seen(self, lot: Any, size: int) -> list[LayerRows]:
         """What each layer sees of a lot, in the network as it is."""
-        engine = self._engine
-        assert isinstance(engine, PerRecordEngine)
-        engine.expect(size)
-        engine.expands = False
-        try:
+        with self._unchanged(size) as engine:
             return engine.seen(self._loss(lot))
-        finally:
-            engine.expands = True
 
     def _unseen(self, lot: Any, size: int) -> set[nn.Parameter]:
-        """Parameters that the engine does not see used in a lot."""
+        """Parameters that no layer uses in a lot, in the network as it is."""
+        with self._unchanged(size) as engine:
+            return set(engine.unseen(self._loss(lot)))
+
+    @contextmanager
+    def _unchanged(self, size: int) -> Iterator[PerRecordEngine]:
+        """Within, the engine looks at a lot of `size` records, and hands on what layers return as it is."""
         engine = self._engine
         assert isinstance(engine, PerRecordEngine)
         engine.expect(size)
         engine.expands = False
         try:
-            return set(engine.unseen(self._loss(lot)))
+            yield engine
         finally:
             engine.expands = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,19 +78,23 @@ _WITHIN_BACKWARD = (
 )
 
 
-def refuse_reentrant(loss: Tensor) -> None:
-    """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
-    visited = set()
+def nodes_of(loss: Tensor) -> Iterator[Any]:
+    """Nodes of the graph behind a loss, each once."""
+    visited: set[Any] = set()
     stack: list[Any] = [loss.grad_fn]
     while stack:
         node = stack.pop()
         if node is None or node in visited:
             continue
-        if node.name() == "CheckpointFunctionBackward":
-            raise UnsupportedModuleError(_REENTRANT)
         visited.add(node)
-        for following, _ in node.next_functions:
-            stack.append(following)
+        yield node
+        stack += [following for following, _ in node.next_functions]
+
+
+def refuse_reentrant(loss: Tensor) -> None:
+    """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes_of(loss)):
+        raise UnsupportedModuleError(_REENTRANT)
 
 
 def refuse_other_losses(loss: Tensor) -> None:

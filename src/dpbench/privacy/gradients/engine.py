@@ -141,16 +141,13 @@ class PerRecordEngine:
         self.verified = False
         self.records: int | None = None
         self.folds: dict[nn.Module, Fold] = {}
-        self.lifted: set[nn.Module] = set()
-        self.with_functions = False
         self.expands = True
-        self._own_code = OwnCode(self._is_recording, lambda: self.records)
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self.lift({})
+        self._watch({}, with_functions=False)
 
     def lift(self, layers: Mapping[nn.Module, nn.Module], with_functions: bool = False) -> None:
         """Take layers for lines of modules above them, which have a row for each record.
@@ -161,6 +158,10 @@ class PerRecordEngine:
                 themselves.
         """
         self.close()
+        self._watch(layers, with_functions)
+
+    def _watch(self, layers: Mapping[nn.Module, nn.Module], with_functions: bool) -> None:
+        """Attach the engine's hooks, with such layers lifted."""
         self._holders = set(layers.values())
         self.lifted = set(layers)
         self.with_functions = with_functions
@@ -447,8 +448,9 @@ class PerRecordEngine:
             names = use.call.names if use.call is not None else _names_of(use.layer, recurse=is_whole)
             seen.update(_parameter(use, name) for name in names)
         self._uses = []
-        grads = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return [p for p, grad in zip(self.parameters, grads, strict=True) if grad is not None and p not in seen]
+        trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
+        grads = torch.autograd.grad(loss, trainable, allow_unused=True)
+        return [p for p, grad in zip(trainable, grads, strict=True) if grad is not None and p not in seen]
 
     def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
         """What each layer saw in the forward passes since the last call, one after the other.

@@ -8,6 +8,7 @@ Where a network needs it, functions that draw (dropout, masks, noise) and attent
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -173,6 +174,7 @@ class ModuleCall:
         constants: Positions of arguments that are no rows of records, as some lot has shown.
         running: Of the layers below it that are running, one within the other, whether each is open: its lines count
             as the module's own.
+        counts: Of the calls in `layers`, by layer.
     """
 
     module: nn.Module
@@ -183,6 +185,7 @@ class ModuleCall:
     outputs: list[Any] = field(default_factory=list)
     constants: set[int] = field(default_factory=set)
     running: list[bool] = field(default_factory=list)
+    counts: Counter[Callable[..., Any]] = field(default_factory=Counter)
 
     @property
     def is_in_own_lines(self) -> bool:
@@ -227,7 +230,7 @@ def _may_have_rows(x: Tensor, records: int) -> bool:
     return x.dim() > 0 and len(x) > 0 and len(x) % records == 0
 
 
-def _with_rows(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _with_shared_expanded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments of a function; those of attention that all rows of the query share are given once for each: views.
 
     Dimensions of arguments are matched from the last one on. So nothing is done to those that have fewer than the
@@ -343,7 +346,8 @@ class OwnCode:
 
     def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
         """Add a call to those that a module's lines make."""
-        number = sum(other.layer is layer for other in call.layers)
+        number = call.counts[layer]
+        call.counts[layer] += 1
         constants = self._constants.setdefault((call.module, layer, number), set())
         call.layers.append(LayerCall(layer, _seen(leaves), constants))
 
@@ -368,7 +372,7 @@ class OwnCode:
         if not self._running or not self._running[-1].is_in_own_lines or not self._recording():
             return function(*args, **kwargs)
         call = self._running[-1]
-        leaves, spec = tree_flatten(_with_rows(function, args, kwargs))
+        leaves, spec = tree_flatten(_with_shared_expanded(function, args, kwargs))
         leaves = _aliases(leaves)
         args, kwargs = tree_unflatten(leaves, spec)
         self._add(call, function, leaves)
@@ -601,7 +605,7 @@ class _StandIns:
         if number == len(self._calls) or self._calls[number].layer is not layer:
             raise ValueError(_OTHER_CALLS)
         call = self._calls[number]
-        leaves, _ = tree_flatten(_with_rows(layer, args, kwargs))
+        leaves, _ = tree_flatten(_with_shared_expanded(layer, args, kwargs))
         self._inputs.append(leaves)
         outputs = self._outputs[number]
         if call.is_written:

@@ -12,6 +12,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients.calls import nodes_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 _SHOWN = 3
@@ -94,7 +95,7 @@ def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list
     return [layer.register_forward_pre_hook(refuse) for layer in layers]
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     """The first names, and how many there are."""
     first = ", ".join(names[:_SHOWN])
     if len(names) <= _SHOWN:
@@ -233,8 +234,7 @@ def check_sums(
             reason = _reason(loss, is_seen, parameter)
             whose = "its gradient" if len(names) == 1 else "their gradients"
             raise UnsupportedModuleError(
-                f"per-record gradients of {_enumerated(names)} do not add up to {whose} (off by {difference:.2g}): "
-                f"{reason}."
+                f"per-record gradients of {_few(names)} do not add up to {whose} (off by {difference:.2g}): {reason}."
             )
     return True
 
@@ -252,14 +252,6 @@ def _missed(
     return names
 
 
-def _enumerated(names: Sequence[str]) -> str:
-    """The first three of some names, and how many there are."""
-    if len(names) > _NAMED:
-        return f"{', '.join(names[:_NAMED])}, ... ({len(names)} in all)"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-_NAMED = 3  # parameters, in a message
 TRAINED_ALONE = 'gradients="auto" or "one_by_one" trains it as it is'
 _INSIDE = (
     "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
@@ -303,42 +295,26 @@ def never_called(names: Sequence[str]) -> str:
     """Why per-record gradients of parameters of the LightningModule itself are not seen, and what to do."""
     whose, what = ("it lies", "it") if len(names) == 1 else ("they lie", "them")
     return (
-        f"no layer has {_enumerated(names)}: {whose} on the LightningModule itself; make a small nn.Module whose "
+        f"no layer has {_few(names)}: {whose} on the LightningModule itself; make a small nn.Module whose "
         f"forward uses {what}, and call that module"
     )
 
 
 def _function_given(loss: Tensor, parameter: Tensor) -> str | None:
     """The name of a custom autograd Function that a parameter is given to, if there is one in a loss's graph."""
-    visited: set[Any] = set()
-    stack: list[Any] = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
+    for node in nodes_of(loss):
         is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-        for following, _ in node.next_functions:
-            if is_custom and getattr(following, "variable", None) is parameter:
-                return str(node.name().removesuffix("Backward"))
-            stack.append(following)
+        if is_custom and any(getattr(given, "variable", None) is parameter for given, _ in node.next_functions):
+            return str(node.name().removesuffix("Backward"))
     return None
 
 
 def _holds_gradients(loss: Tensor) -> bool:
     """Whether a loss was computed from gradients, whose graph goes through the graph of the forward pass."""
-    visited: set[Any] = set()
     uses: Counter[Any] = Counter()
-    stack: list[Any] = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
+    for node in nodes_of(loss):
         if "BackwardBackward" in node.name():
             return True
-        for following, _ in node.next_functions:
-            uses[following] += 1
-            stack.append(following)
+        uses.update(following for following, _ in node.next_functions)
     # A linear layer makes its transposed weight for one product; only its derivative asks for the same one again.
-    return any(node.name().startswith("TBackward") and uses[node] > 1 for node in visited)
+    return any(node.name().startswith("TBackward") and uses[node] > 1 for node in nodes_of(loss))
