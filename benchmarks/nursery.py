@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks import worker
 
-_IMPORTED = ("benchmarks.ours", "dpbench.training.run", "hydra")
+_IMPORTED = ("benchmarks.ours", "dpbench.run.train", "hydra")
 
 
 class Forked:

@@ -174,9 +174,9 @@ def harness(workload: Workload, name: str, device: str, watch: Watch) -> None:
     """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys `watch`."""
     from hydra import compose, initialize_config_dir
 
-    from dpbench.training.build import plain
-    from dpbench.training.run import train
-    from dpbench.training.search_path import conf_dir
+    from dpbench.run.build import plain
+    from dpbench.run.search_path import conf_dir
+    from dpbench.run.train import train
 
     words = [
         *workload.harness,

@@ -58,7 +58,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 ROOT = Path(__file__).parent
-COMPARED = ("callback/test_loop.py", "modules/", "records/", "strategies/", "training/test_diagnostics.py")
+COMPARED = ("callback/test_loop.py", "modules/", "records/", "strategies/", "run/test_diagnostics.py")
 """Tests of trainings that differ in their objects (a record more, a layer by hand) and are compared by number."""
 
 

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import USER_SOURCES
+from dpbench.run.checks import _KINDS
+from dpbench.run.options import options_of
+from dpbench.run.search_path import conf_dir, groups_of
 from dpbench.strategies import PrivateStrategy
-from dpbench.training.checks import _KINDS
-from dpbench.training.options import options_of
-from dpbench.training.search_path import conf_dir, groups_of
 
 GROUPS = groups_of(conf_dir())
 CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in names]

@@ -11,7 +11,7 @@ import pytest
 
 import dpbench
 from dpbench.code import versions
-from dpbench.training.search_path import installing
+from dpbench.run.search_path import installing
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -39,7 +39,7 @@ def test_the_sweep_of_the_readme_needs_no_extra() -> None:
 
 def test_the_hint_works_where_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert installing("ray") == f'pip install -c "{ROOT}/constraints.txt" -e "{ROOT}[ray]"'
-    monkeypatch.setattr("dpbench.training.search_path.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
+    monkeypatch.setattr("dpbench.run.search_path.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
     assert installing("ray") == 'pip install "dpbench-lightning[ray]"'
 
 

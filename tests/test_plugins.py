@@ -16,9 +16,9 @@ import pytest
 
 from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
+from dpbench.run import search_path
 from dpbench.runs.provenance import config_hash, fingerprint
-from dpbench.training import search_path
-from tests.training.test_cli import ROOT, dpbench, start, weights
+from tests.run.test_cli import ROOT, dpbench, start, weights
 
 WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
 
@@ -59,7 +59,7 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]
     command = [str(int(signal.SIGTERM)), "13", "1", *words]
-    process = start(runs, *command, module="tests.training.signalled", PYTHONPATH=site)
+    process = start(runs, *command, module="tests.run.signalled", PYTHONPATH=site)
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 143 and "dpbench resume" in err
     dpbench(runs, "resume", "cut", PYTHONPATH=site)
@@ -129,7 +129,7 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
 
 def test_data_of_others_in_another_folder_get_other_noise() -> None:
     """Our own data sets are the same wherever they lie; those of a plug-in may be other people's."""
-    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.training.test_tasks.Points", False)):
+    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.run.test_tasks.Points", False)):
         one, two = ({"data": {"_target_": target, "root": root}, "trainer": {}, "seed": 0} for root in ("a", "b"))
         assert (fingerprint(one) == fingerprint(two)) is same
         assert (config_hash(one) == config_hash(two)) is same

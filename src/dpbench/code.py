@@ -26,7 +26,7 @@ _KNOWN = {  # by code_hash() and versions()
 }
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "renamed.py", "callback", "data",
-    "guards", "models", "modules", "privacy", "records", "runs", "session", "strategies", "training",
+    "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis")

@@ -1,4 +1,4 @@
-"""`launcher=ray`: the shell of `dpbench.training.ray_jobs`, where Hydra looks for launchers.
+"""`launcher=ray`: the shell of `dpbench.run.ray_jobs`, where Hydra looks for launchers.
 
 (hydra-ray-launcher asks for versions that the rest of our dependencies have left behind.)
 """
@@ -48,7 +48,7 @@ class RayLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch of jobs, see `run_jobs`."""
-        from dpbench.training.ray_jobs import Given, run_jobs
+        from dpbench.run.ray_jobs import Given, run_jobs
 
         sweep = Given(self._context, self._task, self._config)
         return run_jobs(sweep, job_overrides, initial_job_idx, self._address, self._task_options)

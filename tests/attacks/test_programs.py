@@ -73,8 +73,8 @@ ATTACKS: dict[str, Attack] = {
     ),
     "c09_strangers_folder.sh": Attack(
         (
-            "tests/training/test_strangers_folder.py::test_no_command_unpickles_what_a_checkpoint_holds",
-            "tests/training/test_strangers_folder.py::test_no_class_is_imported_from_the_folder",
+            "tests/run/test_strangers_folder.py::test_no_command_unpickles_what_a_checkpoint_holds",
+            "tests/run/test_strangers_folder.py::test_no_class_is_imported_from_the_folder",
         ),
         ("pickle: +dpbench export",),
         ("PICKLE-EXECUTED", "MODULE-IMPORTED"),

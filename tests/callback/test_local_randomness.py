@@ -104,8 +104,8 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "synthesis/downstream.py",
         "synthesis/memorization.py",
         "synthesis/samples.py",
-        "training/priors.py",  # public data
-        "training/run.py",  # first weights
+        "run/priors.py",  # public data
+        "run/train.py",  # first weights
     }
 
 

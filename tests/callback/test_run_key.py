@@ -21,8 +21,8 @@ from dpbench.errors import ConfigurationError
 from dpbench.models import MLP
 from dpbench.modules import ImageClassifier
 from dpbench.privacy.accounting.ledger import Header, read_ledger
-from dpbench.training.run import train
-from tests.training.test_processes import config_of
+from dpbench.run.train import train
+from tests.run.test_processes import config_of
 
 
 def records(label: int = 0) -> TensorDataset:

@@ -11,7 +11,7 @@ import pytest
 from dpbench.reproduce.choices import RUNS
 from dpbench.reproduce.outputs import summary
 from dpbench.reproduce.tables import read_table
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 from tools import rooms
 from tools.site import api, commands, papers, settings
 

@@ -27,8 +27,8 @@ def preload() -> None:
     import dpbench.cli
     import dpbench.reports.curves
     import dpbench.reports.diagnostics_plot
-    import dpbench.training.run  # noqa: F401
-    from dpbench.training.search_path import conf_dir
+    import dpbench.run.train  # noqa: F401
+    from dpbench.run.search_path import conf_dir
 
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         compose("config", return_hydra_config=True)

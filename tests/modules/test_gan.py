@@ -20,6 +20,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import (
     DPSGD,
@@ -30,7 +31,6 @@ from dpbench.strategies import (
     NonPrivate,
 )
 from dpbench.synthesis.samples import SampleGrid
-from dpbench.training.checkpoint import LastCheckpoint
 from tests.strategies.worlds import loader_of, trainer_for
 
 SHAPE, CLASSES = (1, 8, 8), 3

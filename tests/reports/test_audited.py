@@ -25,10 +25,10 @@ from dpbench.reports.compared import load
 from dpbench.reports.end_of_run import EndOfRun, summary
 from dpbench.reports.table import collect, markdown
 from dpbench.reports.wandb_runs import recorded
+from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run.wandb_log import mirror_result
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import read_result, write_result
-from dpbench.training.checkpoint import LastCheckpoint
-from dpbench.training.wandb_log import mirror_result
 from tests.auditing.worlds import World
 from tests.reports.test_audit import continued, leave
 
@@ -111,7 +111,7 @@ def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main(["train", *WORDS, f"hydra.run.dir={run}"]) == 1
     assert run.audit.is_file() and not run.finished and not audits
     with monkeypatch.context() as patch:
-        patch.setattr("dpbench.training.run.write_result", killed)
+        patch.setattr("dpbench.run.train.write_result", killed)
         assert main(["resume", str(run)]) == 1
     assert len(audits) == 1 and not run.finished
     run.audit.unlink()  # as after a kill: what was written last may be lost

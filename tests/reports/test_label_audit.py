@@ -14,8 +14,8 @@ import torch
 
 from dpbench.cli import main
 from dpbench.privacy.mechanism.noise_process import Noise
+from dpbench.run.label_scores import label_scores, margins
 from dpbench.runs.folder import RunFolder
-from dpbench.training.label_scores import label_scores, margins
 
 WORDS = """
 data=random_noise data.like=digits data.image_size=8 data.train_size=300 data.test_size=400 model=mlp model.hidden=[32]

@@ -13,7 +13,7 @@ from dpbench.reproduce.jobs import read_jobs, table_jobs, write_jobs
 from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import cells, refuse_other_words, write_outputs
 from dpbench.reproduce.tables import Table, read_table
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 TUNING = """
 title: Tuning

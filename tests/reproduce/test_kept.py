@@ -13,7 +13,7 @@ from dpbench.cli import main
 from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.kept import Kept
 from dpbench.reproduce.tables import read_table
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 from tests.reproduce.test_outputs import runs
 

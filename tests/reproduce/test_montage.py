@@ -19,8 +19,8 @@ from dpbench.reproduce import refresh
 from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.montage import _identity, _write, strip
 from dpbench.reproduce.tables import read_table
+from dpbench.run.search_path import conf_dir
 from dpbench.synthesis.samples import grid, write_grid
-from dpbench.training.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 

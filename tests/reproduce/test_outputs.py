@@ -26,7 +26,7 @@ from dpbench.reproduce.outputs import (
 )
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import TABLE, edited
 
 RECORD = (

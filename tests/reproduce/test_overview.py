@@ -13,7 +13,7 @@ from dpbench.reproduce import front
 from dpbench.reproduce.choices import RUNS
 from dpbench.reproduce.overview import FIELD, OURS, PAPER, points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 RESULTS = Path(__file__).parents[2] / "results"
 

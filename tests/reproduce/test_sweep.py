@@ -27,8 +27,8 @@ from dpbench.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.reproduce.listing import COMPUTED_TABLES
 from dpbench.reproduce.sweep import _watching
 from dpbench.reproduce.tables import OTHERS, read_table
-from dpbench.training.launch import _of_others
-from dpbench.training.search_path import conf_dir
+from dpbench.run.launch import _of_others
+from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 
@@ -100,7 +100,7 @@ def test_without_a_terminal_each_run_that_ends_is_told(
     definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # else a time left may be told
-    monkeypatch.setattr("dpbench.training.watch.time", at_once)
+    monkeypatch.setattr("dpbench.run.watch.time", at_once)
     jobs = table_jobs(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
     with _watching(jobs):
         jobs[0].path.mkdir(parents=True)

@@ -18,7 +18,7 @@ from dpbench.reproduce.kept import kept_runs
 from dpbench.reproduce.measures import MEASURES
 from dpbench.reproduce.outputs import finished_runs, write_outputs
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 

@@ -15,10 +15,10 @@ from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reports.ledgers import find_ledgers
 from dpbench.reproduce.jobs import FAILED, Job
+from dpbench.run.build import plain
+from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
-from dpbench.training.build import plain
-from dpbench.training.checkpoint import LastCheckpoint
 from tests.reports.test_table import finished
 from tests.test_conf import composed
 

@@ -13,11 +13,11 @@ from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.reports.end_of_run import EndOfRun
+from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import read_result
 from dpbench.runs.shared_noise import shared_noise, shared_with_neighbors
-from dpbench.training.run import train
-from tests.training.test_processes import config_of
+from tests.run.test_processes import config_of
 
 
 def rewritten(run: Path, checksum: str, source: str | None) -> None:

@@ -16,6 +16,9 @@ from torchvision.datasets import ImageFolder
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
+from dpbench.run.build import plain
+from dpbench.run.search_path import conf_dir
+from dpbench.run.train import train as run_training
 from dpbench.runs.folder import RunFolder
 from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
@@ -23,9 +26,6 @@ from dpbench.synthesis.evaluate import evaluate
 from dpbench.synthesis.fidelity import density_and_coverage, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import sample
-from dpbench.training.build import plain
-from dpbench.training.run import train as run_training
-from dpbench.training.search_path import conf_dir
 
 TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.width=8", "model.noise_size=8"]
 

@@ -25,10 +25,10 @@ from dpbench.data.user_data import USER_SOURCES
 from dpbench.data.user_module import UserDataModule
 from dpbench.records.local_training import LocalTraining
 from dpbench.reports.markdown import markdown_rows
+from dpbench.run import checks
+from dpbench.run.options import described, options_of
+from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
-from dpbench.training import checks
-from dpbench.training.options import described, options_of
-from dpbench.training.search_path import conf_dir
 from tools.site.docstrings import arguments
 from tools.site.foreign import MEANINGS
 from tools.site.written import write

@@ -33,8 +33,8 @@ from dpbench.cli import (
 )
 from dpbench.cli.arguments import Commands, OneLineParser
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
-from dpbench.training.started import is_first
-from dpbench.training.threads import wait_briefly
+from dpbench.run.started import is_first
+from dpbench.run.threads import wait_briefly
 
 
 class Command(Protocol):

@@ -69,7 +69,7 @@ def _audited(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport 
 
     run = RunFolder(folder)
     if run.begun and not run.audit.exists():
-        from dpbench.training.label_scores import is_on_noise, label_scores
+        from dpbench.run.label_scores import is_on_noise, label_scores
 
         if is_on_noise(run):
             from dpbench.reports.label_audit import audit_by_labels, plot_label_audit, require_private

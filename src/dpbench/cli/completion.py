@@ -101,7 +101,7 @@ def script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 def _settings() -> list[str]:
     """What Hydra's commands take: GROUP=NAME, and KEY= of every setting that a file of the configuration has."""
-    from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
+    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
     folders = (conf_dir(), *plugin_dirs())
     groups = {group: names for group, names in groups_of(*folders).items() if group not in ("schema", "hydra")}

@@ -28,8 +28,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.words or "-h" in options.words or "--help" in options.words:
         print(_HELP)
         return 0
-    from dpbench.training.launch import launch
-    from dpbench.training.priors import priors_job
+    from dpbench.run.launch import launch
+    from dpbench.run.priors import priors_job
 
     with TemporaryDirectory() as folder:  # nothing is kept
         words = [*options.words, f"hydra.run.dir={folder}/run", "hydra/job_logging=none"]

@@ -31,6 +31,6 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Launch the run again in its folder."""
     from dpbench.cli.train import training_job
-    from dpbench.training.launch import launch_again
+    from dpbench.run.launch import launch_again
 
     return launch_again(options.folder, options.overrides, training_job(options.trust))

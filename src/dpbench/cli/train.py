@@ -51,9 +51,9 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run or the sweep, or show help."""
-    from dpbench.training.flags import asks
-    from dpbench.training.launch import launch
-    from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
+    from dpbench.run.flags import asks
+    from dpbench.run.launch import launch
+    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
     if "-h" in options.words or "--help" in options.words:
         groups = groups_of(conf_dir(), *plugin_dirs())
@@ -76,7 +76,7 @@ def report_sweep(sweep: Sweep) -> None:
     for page in end.pages:
         print(f"  written to      {page}")
     if end.logged is not None:
-        from dpbench.training.sweep_table import log_table
+        from dpbench.run.sweep_table import log_table
 
         frame = end.groups.frame
         opening = log_table(sweep.folder, *end.logged, list(map(str, frame)), frame.astype(object).to_numpy().tolist())
@@ -90,6 +90,6 @@ def training_job(trust: bool = False) -> Callable[[DictConfig], float | None]:
         trust: Whether the checkpoint of a run that is resumed may hold objects.
     """
     from dpbench.reports.end_of_run import EndOfRun
-    from dpbench.training.run import train_job
+    from dpbench.run.train import train_job
 
     return partial(train_job, reporter=EndOfRun(), trust=trust)

@@ -12,12 +12,12 @@ from torchmetrics import Metric
 
 from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import SHAPE, ImageGenerator
+from dpbench.run.build import made
+from dpbench.run.checks import class_of
+from dpbench.run.options import options_of
+from dpbench.run.saved_config import read_config
+from dpbench.run.saved_module import last_checkpoint, trained_module
 from dpbench.runs.folder import RunFolder
-from dpbench.training.build import made
-from dpbench.training.checks import class_of
-from dpbench.training.options import options_of
-from dpbench.training.saved_config import read_config
-from dpbench.training.saved_module import last_checkpoint, trained_module
 
 
 @dataclass(frozen=True)

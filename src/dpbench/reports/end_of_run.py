@@ -18,7 +18,7 @@ from dpbench.runs.shared_noise import shared_with_neighbors
 
 
 class EndOfRun:
-    """Hands what the reports make of a run to `training.run.train`, which knows nothing of reports."""
+    """Hands what the reports make of a run to `run.train.train`, which knows nothing of reports."""
 
     def draw(self, run: Run) -> dict[str, Path]:
         """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""

@@ -159,7 +159,7 @@ def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -
     """
     from hydra import initialize_config_dir
 
-    from dpbench.training.search_path import use_plugins
+    from dpbench.run.search_path import use_plugins
 
     use_plugins()
     cells = list(product(table.rows, table.columns, table.trials))
@@ -176,7 +176,7 @@ def _job(
     more: Sequence[str],
     composed: dict[tuple[Variant, ...], DictConfig],
 ) -> Job:
-    from dpbench.training.build import plain
+    from dpbench.run.build import plain
 
     row, column, trial = cell
     name = "-".join([*(variant.name for variant in cell if variant.name), str(seed)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dpbench.reproduce.montage import keep_strips, write_montage
 from dpbench.reproduce.outputs import STRIPS, refuse_other_words, write_outputs
 from dpbench.reproduce.overview import points, write_overview
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 _PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md")
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

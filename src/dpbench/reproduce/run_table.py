@@ -16,7 +16,7 @@ from dpbench.reproduce.logged import collect
 from dpbench.reproduce.outputs import MONTAGE, conflicting_results, finished_runs, markdown, write_outputs
 from dpbench.reproduce.sweep import status, sweep
 from dpbench.reproduce.tables import Table, read_table
-from dpbench.training.search_path import conf_dir, groups_of, plugin_dirs
+from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
 
 @dataclass(frozen=True)

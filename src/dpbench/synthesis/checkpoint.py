@@ -11,10 +11,10 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError, brief
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
+from dpbench.run.checks import class_of
+from dpbench.run.saved_config import read_config
+from dpbench.run.saved_module import last_checkpoint, trained_module
 from dpbench.runs.folder import RunFolder
-from dpbench.training.checks import class_of
-from dpbench.training.saved_config import read_config
-from dpbench.training.saved_module import last_checkpoint, trained_module
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images

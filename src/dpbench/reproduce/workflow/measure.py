@@ -18,7 +18,7 @@ from dpbench.reports.audit import audit_run
 from dpbench.reports.label_audit import audit_by_labels
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.workflow.plan import Plan
-from dpbench.training.label_scores import label_scores
+from dpbench.run.label_scores import label_scores
 
 POWER = 0.9
 """Share of the random labels that training without privacy has to recall: else the check could not see memorization."""

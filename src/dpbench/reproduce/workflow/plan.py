@@ -17,11 +17,11 @@ from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reproduce.tables import Table, Variant
+from dpbench.run.build import plain
+from dpbench.run.checks import class_of
+from dpbench.run.search_path import conf_dir, use_plugins
 from dpbench.runs.command import key_of
 from dpbench.strategies import PrivateStrategy
-from dpbench.training.build import plain
-from dpbench.training.checks import class_of
-from dpbench.training.search_path import conf_dir, use_plugins
 
 NO_PRIVACY = "none"
 """Row of the run without privacy, on noise and on data."""
@@ -177,8 +177,8 @@ def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from dpbench.training.launch import one_line
-    from dpbench.training.preflight import preflight
+    from dpbench.run.launch import one_line
+    from dpbench.run.preflight import preflight
 
     use_plugins()
     GlobalHydra.instance().clear()

@@ -22,7 +22,7 @@ from dpbench.reproduce.workflow.page import (
     write_page,
 )
 from dpbench.reproduce.workflow.plan import AUDITED, NO_PRIVACY, PLAIN, folder_of, make_plan
-from dpbench.training.search_path import conf_dir
+from dpbench.run.search_path import conf_dir
 
 
 @dataclass(frozen=True)

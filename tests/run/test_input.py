@@ -1,0 +1,489 @@
+"""Bad input of `dpbench train`: one line and nothing left behind, whatever the mistake is."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.run import launch, objective
+from dpbench.run.build import build_trainer, module_for, plain
+from dpbench.run.search_path import conf_dir
+from tests.run.test_cli import TINY
+from tests.test_conf import composed
+
+FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+OPTUNA = "-m hydra/sweeper=optuna hydra.sweeper.direction=maximize data.val_size=200"
+CASES: dict[str, list[tuple[str, str]]] = {
+    "numbers that are not finite": [
+        ("optimizer.lr=nan", "optimizer.lr must be finite, not nan"),
+        ("optimizer.lr=inf", "optimizer.lr must be finite, not inf"),
+        ("+optimizer.momentum=nan", "optimizer.momentum must be finite"),
+        ("schedule=cosine schedule.eta_min=nan", "schedule.eta_min must be finite"),
+        ("ema_decay=inf", "ema_decay must be finite"),
+        ("optimizer.lr=1e300", "optimizer.lr must lie between -1e+38 and 1e+38 (32-bit numbers), not 1e+300"),
+        ("+optimizer.weight_decay=1e300", "optimizer.weight_decay must lie between"),
+        ("strategy.discretization_threshold=1e37", "must be a number from 0 to 1e+30 (or null), not 1e+37"),
+        ("strategy.noise_multiplier=1e30", "noise_multiplier must be a positive number from 1e-12 to 1e+12, not 1e+30"),
+        ("optimizer.lr=0", "optimizer.lr must be a positive number, not 0"),
+        ("schedule=step schedule.gamma=-1", "schedule.gamma must be a number from 0 on, not -1"),
+        ("+optimizer.weight_decay=[nan]", "optimizer.weight_decay[0] must be finite"),
+    ],
+    "no whole numbers": [
+        ("trainer.max_steps=1.5", "trainer.max_steps must be a positive whole number, or -1 for no limit, not 1.5"),
+        ("trainer.max_steps=1e30", "trainer.max_steps must be a positive whole number"),
+        ("seed=1.5", "seed must be a whole number from 0 on"),
+        ("data.val_size=1.5", "data.val_size must be a whole number"),
+        ("model.hidden=[1.5]", "model.hidden must be a whole number, or a list"),
+        ("seed=99999999999999999999999", "seed must lie between"),
+    ],
+    "intervals": [
+        ("run.checkpoint_every_n_steps=0", "run.checkpoint_every_n_steps must be a whole number from 1 on"),
+        ("run.checkpoint_every_n_steps=-3", "run.checkpoint_every_n_steps must be a whole number from 1 on"),
+        ("trainer.log_every_n_steps=-1", "trainer.log_every_n_steps must be a whole number from 1 on"),
+        ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be a whole number from 1 on"),
+        ("diagnostics.every_n_steps=0", "diagnostics.every_n_steps must be a whole number from 1 on"),
+        ("data.eval_batch_size=0", "data.eval_batch_size must be a whole number from 1 on"),
+        ("data.image_size=0", "data.image_size must be a whole number of pixels from 1"),
+        ("model.hidden=[0]", "model.hidden must hold widths from 1 on"),
+        ("trainer.max_steps=-1", "nothing ends this run"),
+        ("+trainer.limit_train_batches=0", "trainer.limit_train_batches must be a number above 0"),
+        ("+trainer.limit_test_batches=-1", "trainer.limit_test_batches must be a number from 0 on or null, not -1"),
+        ("+trainer.num_sanity_val_steps=-5", "must be a whole number from 0 on, or -1 for all or null, not -5"),
+        ("+trainer.min_steps=3", "trainer.min_steps=3 is more than trainer.max_steps=2"),
+        ("~trainer.max_steps", "nothing ends this run"),
+    ],
+    "words": [
+        ("run.name=", "run.name must be a name of at most 150 letters without slashes, not ''"),
+        ("run.name=a/../b", "run.name must be a name of at most 150 letters without slashes"),
+        ("run.group=", "run.group must be a name"),
+        ("data.sampling=", "unknown sampling ''; known are poisson"),
+        ("strategy.metrics={accuracy:null}", "a dictionary in which each value is a number, or null, not {'accuracy'"),
+        ("run.tags=abc", "run.tags must be a list in which each is a word"),
+        ("run.tags=[1]", "run.tags must be a list in which each is a word"),
+        ("logger=wandb logger.mode=foo", "logger.mode must be auto or online or offline, not 'foo'"),
+        ("logger=wandb logger.project=", "logger.project must be a name"),
+        ("hydra.run.dir=", "hydra.run.dir must be the path of a folder, not ''"),
+        ("data.root=''", "data.root must be the path of a folder"),
+        ("optimizer.lr=", "optimizer.lr must be a positive number, not ''"),
+        ("optimizer.lr={a:1}", "optimizer.lr must be a positive number, not {'a': 1}"),
+        ("seed=[0,1]", "seed must be a whole number"),
+        (
+            "trainable=head",
+            "trainable must be last_layer, bias, lora:8 (or another rank), or several of them joined by",
+        ),
+        ("trainable=lora:0", "trainable must be last_layer, bias, lora:8"),
+        ("engine.native=perhaps", "engine.native must be auto or on or off"),
+    ],
+    "unknown keys": [
+        ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
+        ("+logger.entity=me", "logger.entity is a setting of wandb: add logger=wandb (or many)"),
+        ("+strategy.target_delta=1e-5", "there is no key strategy.target_delta. Did you mean strategy.delta?"),
+        ("+seeed=1", "there is no key seeed. Did you mean seed?"),
+        ("+optimizer.momentun=1", "Did you mean optimizer.momentum?"),
+        ("+module.monitored=val", "module.monitored cannot be set"),
+        ("+model.num_classes=3", "model.num_classes cannot be set"),
+        ("+data.seed=3", "data.seed cannot be set"),
+    ],
+    "what was taken away": [
+        *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
+        ("~data.name", "missing a required argument: 'name'"),
+        ("~run.tags", "run.tags is missing"),
+        ("~model", "another word (such as ~model) takes it away"),
+    ],
+    "what is called": [
+        ("model._target_=os.system", "is no class that can be imported"),
+        ("model._target_=dpbench.models.mlp.Nope", "dpbench.models.mlp has no Nope"),
+        ("model._target_=foo.Bar", "No module named 'foo'"),
+        ("model._target_=", "model._target_ must name a class"),
+        ("model._target_=null", "model._target_ must name a class"),
+        ("optimizer._target_=torch.optim.Foo", "torch.optim has no Foo"),
+        ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
+        ("optimizer._partial_=false", "optimizer._partial_ must be true"),
+        ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),
+        ("module._target_=pytorch_lightning.LightningModule", "module.recalls is no setting of LightningModule"),
+        ("module._target_=pytorch_lightning.LightningModule", "or take it away (~module.recalls)"),
+        ("module._target_=torch.nn.Linear", "must be pytorch_lightning's LightningModule, or a subclass"),
+        ("data._target_=pytorch_lightning.LightningDataModule", "takes no seed, and its lots could not be repeated"),
+        ("data._target_=torch.nn.Linear", "must be pytorch_lightning's LightningDataModule, or a subclass"),
+        ("+callbacks.mine._target_=torch.nn.Linear", "must be pytorch_lightning's Callback, or a subclass"),
+        ("+callbacks.mine={_target_:pytorch_lightning.callbacks.Timer,foo:1}", "there is no key callbacks.mine.foo"),
+        ("callbacks=5", "callbacks takes one name, not 5"),
+        ("+optimizer.foreach={_target_:os.getpid}", "stands where nothing is made from a class"),
+        ("+optimizer.foreach._target_=os.getpid", "stands where nothing is made from a class"),
+    ],
+    "groups": [
+        ("optimizer=null", "optimizer takes one name, not None. Known: adagrad"),
+        ("trainer=5", "trainer takes one name, not 5"),
+        ("data=[digits,mnist]", "data takes one name, not ['digits', 'mnist']"),
+        ("run=5", "run is a group of settings (run.KEY=VALUE), not 5"),
+        ("=5", "'=5' is no setting"),
+        ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: adaptive_quantile"),
+    ],
+    "processes": [
+        ("trainer.devices=9999", "trainer.devices must lie between 1 and"),
+        ("trainer.devices=0", "trainer.devices must lie between 1 and"),
+        ("+trainer.strategy=ddp", "take ddp_spawn (trainer=ddp_cpu"),
+        ("+trainer.num_nodes=2", "trainer.num_nodes=2 needs a process on each node"),
+    ],
+    "sweeps": [
+        ("-m seed=0,-1", "seed must be a whole number from 0 on (below 2^32), not -1"),
+        ("seed=0,1", "seed=0,1 is several values: add -m for a sweep"),
+        ("launcher=joblib", "launcher=joblib is for sweeps, and this is one run, made here: add -m"),
+        ("-m seed=0,1,0 optimizer.lr=0.1,0.2", "the sweep has the run"),
+        ("-m seed=range(0)", "seed=range(0) leaves nothing to run: the sweep has no job"),
+        ("-m seed=0,1 hydra.sweep.dir=", "hydra.sweep.dir must be the path of a folder"),
+        ("-m seed=0,1 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be positive"),
+        ("-m launcher=joblib hydra.launcher.n_jobs=0 seed=0,1", "hydra.launcher.n_jobs=0 runs nothing"),
+        ("-m hydra.sweeper.params=5", "hydra.sweeper.params=5"),
+        ("-m +hydra.sweeper.params={seed:{a:1}}", "+hydra.sweeper.params={seed:{a:1}} cannot be composed"),
+        ("-m hydra/sweeper=ax", "hydra/sweeper=ax is not installed: pip install hydra-ax-sweeper."),
+        (
+            "-m hydra/sweeper=nevergrad",
+            "hydra/sweeper=nevergrad is not installed: pip install hydra-nevergrad-sweeper.",
+        ),
+        ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic, "),
+        ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, "),
+    ],
+    "sweeps that choose": [
+        (f"{OPTUNA} optimizer.lr=0.1", "the sweeper has nothing to choose: give a key several values"),
+        (f"{OPTUNA} optimizer.lr=interval(1,0.1)", "optimizer.lr=interval(1,0.1) has no inside"),
+        (f"{OPTUNA} optimizer.lr=interval(-1,0.5)", "optimizer.lr must be a positive number, not -1"),
+        (f"{OPTUNA} optimizer.lr=interval(0.5,inf)", "optimizer.lr must be finite"),
+        (f"{OPTUNA} optimizer.lr=range(1,0)", "optimizer.lr=range(1,0) leaves nothing to choose from"),
+        (f"{OPTUNA} strategy=dpsgd,nosuch", "there is no strategy=nosuch. Known: "),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials must be positive, not 0"),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs must be positive, not 0"),
+        (
+            f"{OPTUNA} seed=0,1 hydra.sweeper.direction=up",
+            "hydra.sweeper.direction must be maximize or minimize, not 'up'",
+        ),
+        (f"{OPTUNA} seed=0,1 hydra.sweeper.direction=minimize", "the sweeper would choose the least val/accuracy"),
+        (
+            f"{OPTUNA} seed=0,1 hydra.sweeper.storage=sqlite:///x.db",
+            "hydra.sweeper.storage=sqlite:///x.db keeps nothing",
+        ),
+        (
+            f"{OPTUNA} hydra/sweeper/sampler=grid optimizer.lr=interval(1,2)",
+            "a grid takes single values, not optimizer.lr",
+        ),
+        (f"{OPTUNA} hydra/sweeper/sampler=foo", "there is no hydra/sweeper/sampler=foo. Known: cmaes, grid"),
+        (f"{OPTUNA} hydra.sweeper.params=5", "hydra.sweeper.params=5"),
+        (f"{OPTUNA} seed=0,1 data.val_size=0", "only test data are there to measure it"),
+    ],
+    "words that Hydra cannot read": [
+        ("run.name=a=b", "'run.name=a=b' cannot be read"),
+        ("run.name=${seed", "'run.name=${seed' cannot be read"),
+        ("hydra.run.dir=~/xx", "'hydra.run.dir=~/xx' cannot be read"),
+        (f"seed={'9' * 5000}", "cannot be read: Exceeds the limit"),
+        ("optimizer.lr=${optimizer.lr}", "optimizer.lr: "),
+        ("run.name=${nosuch.key}", "nosuch.key is missing: run.name takes its value from it"),
+    ],
+    "sweeps without end": [
+        ("-m seed=range(0,3,0)", "has a step of 0"),
+        ("-m seed=range(0.,3.,0.)", "has a step of 0"),
+        ("-m seed=range(0,1e9)", "the sweep has 1,000,000,000 jobs"),
+        ("-m seed=range(0,1000) optimizer.lr=range(0.1,1.2,0.1)", "the sweep has 11,000 jobs"),
+        ("-m hydra.sweeper.params={seed:'range(0,10**9)'}", "dpbench: error: "),
+    ],
+    "what Hydra takes silently": [
+        ("-m launcher=joblib hydra.launcher.pre_dispatch=foo seed=0,1", "hydra.launcher.pre_dispatch must be a number"),
+        ("--experimental-rerun nowhere", "--experimental-rerun would skip all checks"),
+        ("hydra.searchpath=[file:///not/there]", "hydra.searchpath: there is no file:///not/there"),
+        ("hydra.searchpath=[pkg://nomod]", "hydra.searchpath: there is no pkg://nomod"),
+        ("+trainer.max_time={seconds:0}", "leaves no time to train"),
+        ("+trainer.max_time={seconds:-5}", "leaves no time to train"),
+        ("+trainer.max_time={secs:5}", "is no duration"),
+    ],
+    "flags": [
+        ("--foo", "unrecognized arguments: --foo"),
+        ("--package foo", "--package changes nothing of a run"),
+        ("--cfg foo", "invalid choice: 'foo'"),
+        ("--config-dir=nowhere", "--config-dir nowhere is no folder"),
+        ("--config-name=foo", "Cannot find primary config 'foo'"),
+    ],
+    "objectives": [
+        ("objective=test/accuracy", "not on test data"),
+        ("objective=nonprivate/train_loss", "not on test data or noiseless training data"),
+        ("objective=val/accuracy", "needs records held out: set data.val_size"),
+        ("objective=5", "objective must be the name of a metric"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("words", "message"), [case for cases in CASES.values() for case in cases])
+def test_one_line_and_nothing_left(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *FEW, *words.split()]) in (1, 2)
+    err = capsys.readouterr().err
+    assert err.startswith("dpbench: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*")]
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "message"),
+    [
+        ("mnist_cnn", ["vocabulary_size"], "MNISTCNN.*choose model=char_lstm or word_lstm with module=next_token"),
+        ("char_lstm", ["vocabulary_size"], "ImageClassifier.*choose module=next_token"),
+        ("char_lstm", ["num_features", "num_tags"], "choose model=tag_regression with module=tags"),
+        ("char_lstm", ["input_shape", "num_classes"], "choose model=autoencoder, .* with module=classifier or gan"),
+        ("char_lstm", ["length"], "the data say length of themselves: choose another model"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_with_those_that_do(model: str, said: list[str], message: str) -> None:
+    cfg = OmegaConf.masked_copy(composed(f"model={model}"), ["model", "module", "optimizer", "schedule"])
+    with pytest.raises(ConfigurationError, match=message):
+        module_for(plain(cfg), dict.fromkeys(said, 3))
+
+
+PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "experiment=digits_gan module=classifier",
+            "module.discriminator_steps is no setting of ImageClassifier: add module=gan",
+        ),
+        ("model=conv_gan optimizer=adam", "the model is a generator and a discriminator: add module=gan"),
+        ("experiment=digits_gan model=mlp", "add model=mlp_gan or conv_gan"),
+        ("experiment=digits_gan trainable=bias", "trainable: a GAN trains all of its two networks"),
+        ("experiment=digits_gan data.scale=standard", "leave data.scale=symmetric"),
+        ("experiment=digits_gan schedule=cosine", "leave schedule=constant"),
+        ("experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear", "must be torch's Optimizer"),
+        ("experiment=digits_gan module.generator_optimizer.lr=-1", "generator_optimizer.lr must be a positive number"),
+        ("+strategy.quantile=0.5", "strategy.quantile is no setting of DPSGD: add strategy=adaptive_quantile"),
+        ("model=none", "ImageClassifier needs one: choose another model than model=none"),
+        ("optimizer=none", "ImageClassifier needs one: choose another optimizer than optimizer=none"),
+    ],
+)
+def test_parts_that_do_not_go_together(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *PARTS, *words.split()]) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not [*tmp_path.glob("outputs/*/*")]
+
+
+MINE = {
+    "optimizer/mine.yaml": "defaults: [sgd]\nlr: [\n",
+    "optimizer/good.yaml": "_target_: torch.optim.SGD\n_partial_: true\nlr: 0.1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("optimizer=mine", "optimizer/mine.yaml, line 3: "),
+        ("optimizer=good model.hiden=[4]", "there is no key model.hiden. Did you mean model.hidden?"),
+        ("optimizer=good optimizer.ls=1", "there is no key optimizer.ls"),
+    ],
+)
+def test_configuration_of_ones_own(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in MINE.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    test_one_line_and_nothing_left(f"--config-dir=mine {words}", message, tmp_path, monkeypatch, capsys)
+
+
+def test_a_mode_that_wandb_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "banana")
+    message = "$WANDB_MODE must be online, offline, disabled, shared, or not be set, not 'banana'"
+    test_one_line_and_nothing_left("logger=wandb", message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("name", "what"), [("config.yaml", "mine: 1"), ("result.json", "{}")])
+def test_a_folder_with_files_of_ones_own(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / name).write_text(what)
+    message = f"holds a {name} that is of no run of dpbench"
+    test_one_line_and_nothing_left("hydra.run.dir=own", message, tmp_path, monkeypatch, capsys)
+    assert [path.name for path in (tmp_path / "own").iterdir() if path.name != ".lock"] == [name]
+
+
+@pytest.mark.parametrize("words", ["-m seed=0,1 hydra.sweep.dir=s", "hydra.run.dir=s"])
+def test_an_error_of_the_system_is_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(config: Any, reporter: Any, **_: Any) -> None:
+        raise IsADirectoryError(21, "Is a directory", "metrics.csv")
+
+    monkeypatch.setattr("dpbench.run.train.train_job", fails)
+    test_one_line_and_nothing_left(words, "Is a directory", tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("threshold", ["-1", "0"])
+def test_priors_need_a_threshold(threshold: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["priors", *FEW, "strategy=discretized", f"strategy.correction_threshold={threshold}"]) == 1
+    err = capsys.readouterr().err
+    assert "correction_threshold must be" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("calibrate --epsilon 3 --delta 1e-5 --sample-rate .01 --steps 10 --microbatch-size 0", "at least 1, not 0"),
+        ("reproduce list foo", "list takes no further words"),
+        ("reproduce pyvacy/mnist --status seeds=999999", "seeds=999999 asks for more runs of each cell than 1,000"),
+        ("reproduce pyvacy/mnist --status seeds=1,1", "seeds=1,1 names one of them twice"),
+        ("reproduce pyvacy/mnist --status rows=a,b,a", "rows=a,b,a names one of them twice"),
+        ("reproduce pyvacy/mnist --status trainer=foo", "there is no trainer=foo. Known: cpu"),
+        ("reproduce pyvacy/mnist --status --replace", "--status writes nothing that --replace could overwrite"),
+        ("reproduce nowhere.yaml", "nowhere.yaml is not there: name a definition"),
+        (f"resume {__file__}", "test_input.py is a file: name the folder of a run"),
+        (f"train hydra.run.dir={__file__}", "test_input.py: a file is in the way"),
+        ("reproduce gradient_compression/table1 --status launcher=foo", "there is no launcher=foo. Known: "),
+    ],
+)
+def test_other_commands(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_letters_that_a_terminal_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr("dpbench.cli.table.run", lambda options: print("σ = 1") or 0)
+    assert main(["table", "x"]) == 0
+    sys.stdout.flush()
+    assert raw.getvalue() == b"? = 1\n"
+
+
+HUGE = f"calibrate --epsilon 3 --delta 1e-5 --steps 10 --batch-size 5 --population {10**400}"
+FILES = [f"reproduce claims {option} {Path(__file__)}{end}" for option in ("--out", "--runs") for end in ("", "/x")]
+FILES += [f"{words} --plot {Path(__file__)}/x.png" for words in ("account x", "compare x")]
+USAGE = [
+    HUGE,
+    *FILES,
+    "trian",
+    "xyzzy",
+    "resume",
+    "account",
+    "account x --delta abc",
+    "table --csv -q",
+    "account x --plot a.pdf",
+]
+
+
+EMPTY = ["table ''", "compare ''", "sample '' --n 3 --out x", "resume ''"]
+
+
+@pytest.mark.parametrize("words", [*USAGE, *EMPTY, "compare x --plot ."])
+def test_wrong_usage_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(words))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert err.startswith("dpbench: error: ")
+    assert err.count("\n") == 1
+    assert "KEY=VALUE" not in err  # which may be left out
+
+
+def test_a_command_that_is_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trian"])
+    assert "Did you mean train?" in capsys.readouterr().err
+
+
+def test_flags_may_stand_between_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "data=mnist", "--cfg", "job", "seed=5"]) == 0
+    assert "seed: 5" in capsys.readouterr().out
+
+
+def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only the data can tell; the other runs are made."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "-m",
+        *FEW,
+        "data.val_size=5000,100",
+        "hydra.sweep.dir=sweep",
+        "hydra.sweep.subdir='${hydra.job.num}'",
+    ]
+    assert main(["train", *words]) == 1
+    done, error = capsys.readouterr().err.splitlines()
+    assert done.startswith("1/2 done, 0 begun: sweep/1 is done")
+    assert error.startswith("dpbench: error: data.val_size=5000 leaves nothing")
+    assert (tmp_path / "sweep" / "1" / "result.json").is_file()
+
+
+def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, message in ((False, r"is not installed: pip install -c .* -e .*\[optuna\]"), (True, "there is no ")):
+        monkeypatch.setattr(launch, "find_spec", lambda name, there=installed: name if there else None)
+        error = HydraException("Could not find 'hydra/sweeper/optuna'\n")
+        assert re.search(message, launch.one_line(error, [], conf_dir(), "config"))
+
+
+@pytest.mark.parametrize(("choice", "of_hydra"), [("submitit", "submitit_slurm"), ("submitit_local", "submitit_local")])
+def test_a_launcher_that_is_missing_is_called_as_in_the_command(
+    choice: str, of_hydra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    error = HydraException(f"Could not find 'hydra/launcher/{of_hydra}'\n")
+    told = launch.one_line(error, ["-m", f"launcher={choice}"], conf_dir(), "config")
+    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith('[submitit]".')
+
+
+def test_several_devices_spawn_processes() -> None:
+    """Lightning's own choice would start `dpbench train` again as a script, which it is not."""
+    config = {"trainer": {"_target_": "pytorch_lightning.Trainer", "accelerator": "cpu", "devices": 2}}
+    trainer = build_trainer(config, logger=False, enable_checkpointing=False)
+    assert type(trainer.strategy).__name__ == "SpawnedDDP"
+
+
+class _Hydra(dict[str, Any]):
+    BASIC: ClassVar = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}}
+    OPTUNA: ClassVar = {"sweeper": {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}}
+
+
+CLASSIFIER: dict[str, Any] = {"module": {"_target_": "dpbench.modules.ImageClassifier"}}
+
+
+def test_a_sweeper_chooses_on_what_was_held_out() -> None:
+    assert objective.optimizes(_Hydra.OPTUNA)
+    assert not objective.optimizes(_Hydra.BASIC)
+    record = {"metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75, "private/loss": 2.0, "val/loss": None}}
+    held_out = {"data": {"val_size": 200}, **CLASSIFIER}
+    assert objective.value_of(record, held_out, chosen=True) == 0.5
+    assert objective.value_of(record, {**held_out, "objective": "private/loss"}, chosen=True) == 2
+    without = {"data": {"val_size": 0}, **CLASSIFIER}
+    assert objective.value_of(record, without, chosen=False) is None  # and not test accuracy
+    for config in (without, {"data": {"val_size": 9}, "module": {"_target_": "dpbench.modules.GAN"}}):
+        with pytest.raises(ConfigurationError, match="only test data are there"):
+            objective.value_of(record, config, chosen=True)
+    with pytest.raises(ConfigurationError, match=r"would choose the least val/accuracy: hydra.sweeper.direction"):
+        objective.refuse_choice(held_out, "minimize")
+    objective.refuse_choice(held_out, "maximize")
+    with pytest.raises(ConfigurationError, match="objective=val/loss is not finite"):
+        objective.value_of(record, {**held_out, "objective": "val/loss"}, chosen=True)
+    with pytest.raises(ConfigurationError, match="objective=val/f1 was not measured; .*val/accuracy"):
+        objective.value_of(record, {**held_out, "objective": "val/f1"}, chosen=True)

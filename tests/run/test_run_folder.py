@@ -1,0 +1,245 @@
+"""Run folders are exclusive: however many runs start at once, and whichever of them are refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError, DiskFull
+from dpbench.locks import open_locked
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.reports.end_of_run import EndOfRun
+from dpbench.run.build import plain
+from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run.launch import launch
+from dpbench.run.progress import RunProgress
+from dpbench.run.search_path import conf_dir
+from dpbench.run.train import train as run_training
+from dpbench.runs.claim import full_disk_explained, held, make_new
+from dpbench.runs.folder import RunFolder
+from dpbench.strategies import DPSGD
+from tests.run.test_cli import PRIVATE, TINY, signalled, start
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+
+
+@pytest.fixture
+def one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where all that starts starts in the same second."""
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Stopped:
+            return cls(2026, 11, 22, 7, 30, 0)
+
+    monkeypatch.setattr("hydra.core.utils.datetime", Stopped)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_new_folder_is_nobody_elses(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(make_new, [tmp_path / "deep" / "run.x"] * 40))
+    assert len(set(made)) == 40
+    assert {path.name for path in made} == {"run.x", *(f"run.x-{number}" for number in range(2, 41))}
+
+
+def test_runs_and_sweeps_of_one_second(one_second: Path) -> None:
+    seen: list[str] = []
+
+    def job(cfg: DictConfig) -> None:
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        assert not list(folder.iterdir())  # nothing is written before the job holds its folder
+        (folder / "config.yaml").touch()
+        seen.append(f"{folder.relative_to(one_second)} {cfg.seed}")
+
+    for seed in (1, 2):
+        launch([*TINY, f"seed={seed}"], job=job)
+    for seeds in ("3,4", "5,6"):
+        launch(["-m", *TINY, f"seed={seeds}", 'run.name="it\'s"'], job=job)
+    assert seen == [
+        "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd 1",
+        "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd-2 2",
+        "multirun/2026-11-22/07-30-00/0-it's 3",
+        "multirun/2026-11-22/07-30-00/1-it's 4",
+        "multirun/2026-11-22/07-30-00-2/0-it's 5",
+        "multirun/2026-11-22/07-30-00-2/1-it's 6",
+    ]
+
+
+def test_a_refused_run_takes_its_own_folder_away_only(
+    one_second: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to delete the configuration of the run that trained in the folder of the same second."""
+    launch(TINY, job=lambda cfg: (Path(HydraConfig.get().runtime.output_dir) / "config.yaml").touch())
+    before = contents(one_second)
+    assert main(["train", *TINY, "data.val_size=5000"]) == 1  # found in the job, not before it
+    assert "leaves nothing of 1437" in capsys.readouterr().err
+    assert contents(one_second) == before and before
+    assert len(list(one_second.glob("outputs/*/*"))) == 1
+
+
+@pytest.mark.parametrize("words", [["train", *TINY, "hydra.run.dir=run"], ["resume", "run"]], ids=["train", "resume"])
+def test_a_folder_in_use_is_refused_and_left_alone(
+    one_second: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """The second of two `dpbench resume` of one run, and whoever else comes."""
+    config: list[str] = []
+    launch([*TINY, "hydra.run.dir=run"], job=lambda cfg: config.append(OmegaConf.to_yaml(cfg, resolve=True)))
+    (one_second / "run").mkdir()
+    (one_second / "run" / "config.yaml").write_text(config[0])
+    with open_locked(one_second / "run" / RunFolder.lock):
+        before = contents(one_second)
+        assert main(words) == 1
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "another process trains in" in err and "wait until it ends" in err
+        assert contents(one_second) == before
+
+
+def refuse(folder: Path, *names: str, error: BaseException | None = None) -> None:
+    with held(RunFolder(folder)):
+        for name in names:
+            (folder / name).touch()
+        raise error or ConfigurationError("foo")
+
+
+def test_what_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "wandb").mkdir()
+    with pytest.raises(ConfigurationError, match="foo"):
+        refuse(tmp_path, "checkpoints", ".hydra", "config.yaml", "other.txt")
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "wandb", "other.txt"}
+    new = tmp_path / "new"
+    with pytest.raises(KeyboardInterrupt):
+        refuse(new, "config.yaml", error=KeyboardInterrupt())
+    assert not new.exists()
+    with pytest.raises(ConfigurationError, match="foo"):
+        refuse(new, "config.yaml", "ledger.jsonl")
+    assert {path.name for path in new.iterdir()} == {"config.yaml", "ledger.jsonl", RunFolder.lock}
+
+
+def test_a_folder_of_the_users_stays_though_it_is_empty(one_second: Path) -> None:
+    (one_second / "mine").mkdir()
+    assert main(["train", *TINY, "hydra.run.dir=mine", "data.val_size=5000"]) == 1
+    assert not list((one_second / "mine").iterdir())
+    assert main(["train", *TINY, "hydra.run.dir=new", "data.val_size=5000"]) == 1
+    assert not (one_second / "new").exists()
+
+
+def test_a_full_disk_says_what_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's temporary folder, through which Lightning saves, or any other; what was on disk goes on."""
+    words = [*TINY, "strategy.delta=1e-4", "strategy.noise_multiplier=null", "strategy.target_epsilon=4"]
+    saved, run = LastCheckpoint._save, tmp_path / "run"
+
+    def full(self: LastCheckpoint, trainer: pl.Trainer) -> None:
+        if trainer.global_step > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        saved(self, trainer)
+
+    monkeypatch.setattr(LastCheckpoint, "_save", full)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = plain(
+            compose(
+                "config", [*words, "trainer.max_steps=8", "run.checkpoint_every_n_steps=4", "run.name=x", "run.group=y"]
+            )
+        )
+    with pytest.raises(DiskFull, match=r"no space left on the disk of .*temporary files") as told:
+        run_training(config, run, show=False)
+    assert "ledger and last checkpoint are kept" in str(told.value)
+    assert str(told.value).endswith(f"dpbench resume {run}")
+    monkeypatch.undo()
+    config["run"]["resume"] = True
+    run_training(config, run, show=False, reporter=EndOfRun())
+    privacy = json.loads((run / "result.json").read_text())["privacy"]
+    assert privacy["releases"] == 8 and 3.99 < privacy["epsilon"]["rdp"] <= 4
+    shown = f"noise multiplier {privacy['noise_multiplier']:.5g}, lots of 64 of 1437 examples"
+    assert shown in capsys.readouterr().out
+
+
+def test_which_disk_is_full(tmp_path: Path) -> None:
+    error = OSError(errno.EDQUOT, "Disk quota exceeded", "/from/here", None, "/to/there")
+    with (
+        pytest.raises(DiskFull, match=r"of /to/there: .*there is no checkpoint yet"),
+        full_disk_explained(RunFolder(tmp_path)),
+    ):
+        raise error
+    with pytest.raises(PermissionError), full_disk_explained(RunFolder(tmp_path)):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_the_first_line_tells_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = DPSGD(target_epsilon=3.0, seed=0, delta=1e-3)
+    trainer = trainer_for(tmp_path, strategy, 3, more=[RunProgress()], enable_progress_bar=True)
+    trainer.fit(Classifier(), loader_of(pictures()))
+    first = capsys.readouterr().err.strip().splitlines()[0]
+    assert first.startswith(f"noise multiplier {strategy.noise_multiplier:.5g} for epsilon 3, lots of ")
+
+
+SHARED = "hydra.run.dir='outputs/${now:%Y}/run'"  # whenever in the year they begin
+
+
+def intact(run: Path, seed: int, steps: int) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {".hydra", "config.yaml", "ledger.jsonl", "metrics.csv", "checkpoints", "curves.png"} <= names
+    assert f"seed={seed}" in OmegaConf.load(run / ".hydra" / "overrides.yaml")
+    assert OmegaConf.load(run / "config.yaml").seed == seed
+    book = read_ledger(run / "ledger.jsonl")
+    assert (len(book.headers), len(book.releases), book.damage) == (1, steps, None)
+    assert "damage" not in json.loads((run / "result.json").read_text())["privacy"]
+
+
+@pytest.mark.slow
+def test_six_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
+    words = [*TINY, *PRIVATE, "trainer.max_steps=15", SHARED]
+    started = [start(tmp_path, "train", *words, f"seed={seed}") for seed in range(5)]
+    started.append(start(tmp_path, "train", *words, "seed=5", "data.val_size=5000"))
+    told = [process.communicate(timeout=500) for process in started]
+    assert [process.returncode for process in started] == [0] * 5 + [1], told
+    assert "leaves nothing of 1437" in told[5][1]
+    runs = sorted((tmp_path / "outputs").glob("*/*"))
+    seeds = {run: json.loads((run / "result.json").read_text())["seed"] for run in runs}
+    assert sorted(seeds.values()) == list(range(5))
+    for run, seed in seeds.items():
+        intact(run, seed, 15)
+        assert f"{run.relative_to(tmp_path)}\n" in told[seed][0]  # each says which is its own
+
+
+@pytest.mark.slow
+def test_sweeps_at_once(tmp_path: Path) -> None:
+    words = [*TINY, *PRIVATE, "trainer.max_steps=10", "hydra.sweep.dir='multirun/${now:%Y}'", "launcher=joblib"]
+    started = [start(tmp_path, "train", "-m", *words, f"seed={seeds}") for seeds in ("0,1", "2,3")]
+    told = [process.communicate(timeout=500) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    results = [json.loads(path.read_text()) for path in (tmp_path / "multirun").glob("*/*/result.json")]
+    assert sorted(result["seed"] for result in results) == [0, 1, 2, 3]
+    for path in (tmp_path / "multirun").glob("*/*/result.json"):
+        intact(path.parent, json.loads(path.read_text())["seed"], 10)
+
+
+@pytest.mark.slow
+def test_two_resumes_at_once(tmp_path: Path) -> None:
+    """Both ended with 0 and had spent ε = 7.57 of a target of 6."""
+    words = ["hydra.run.dir=run", *PRIVATE, "trainer.max_steps=150", "run.checkpoint_every_n_steps=20", "seed=5"]
+    signalled(tmp_path, signal.SIGKILL, 70, *words)
+    both = [start(tmp_path, "resume", "run") for _ in range(2)]
+    told = [process.communicate(timeout=500) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], told
+    refusal = next(err for process, (_, err) in zip(both, told, strict=True) if process.returncode)
+    assert "another process trains in" in refusal or "holds a finished run" in refusal
+    intact(tmp_path / "run", 5, 150)

@@ -1,0 +1,149 @@
+"""Sweeps from the first word to the last table: a grid, a list, one that fails in part, Optuna."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpbench.cli import main
+from dpbench.reports.end_of_sweep import end_of_sweep
+from dpbench.runs.sweep import Sweep
+from tests.run.offline import SMALL, only, read_offline
+
+pytestmark = pytest.mark.usefixtures("here")
+FEW = [*SMALL, "trainer.max_steps=3", "logger=none"]
+PAGE = Path(__file__).parents[2] / "docs/sweeps.md"
+HEAD = "| optimizer.lr | n | validation accuracy (%) | test accuracy (%) | epsilon (RDP) | epsilon (PLD) | steps |"
+
+
+def of_the_page(name: str) -> str:
+    """Write a file of docs/sweeps.md to where the page says."""
+    text = (
+        PAGE.read_text(encoding="utf-8").split(f"`my/experiment/{name}.yaml`")[1].split("```yaml\n")[1].split("```")[0]
+    )
+    Path("my/experiment").mkdir(parents=True)
+    Path(f"my/experiment/{name}.yaml").write_text(text)
+    return text
+
+
+def results(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*/result.json"))]
+
+
+def contents(folder: str) -> dict[Path, bytes]:
+    """All files but those of wandb, whose service writes when it likes."""
+    found = [path for path in Path(folder).rglob("*") if path.is_file() and "wandb" not in path.parts]
+    return {path: path.read_bytes() for path in found}
+
+
+def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *FEW, "optimizer.lr=0.1,1", "seed=3,4", "hydra.sweep.dir=grid"]) == 0
+    shown = capsys.readouterr().out
+    text = Path("grid/table.md").read_text()
+    assert text in shown and text.startswith(HEAD) and "The same table again: dpbench table grid --group-by" in text
+    own = [one["metrics"]["test/accuracy"] * 100 for one in results("grid") if one["config"]["optimizer"]["lr"] == 1]
+    assert f"| {statistics.mean(own):.2f} ± {statistics.stdev(own):.2f} |" in text
+    with Path("grid/table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["optimizer.lr"], row["n"]) for row in rows] == [("0.1", "2"), ("1.0", "2")]
+    assert float(rows[1]["test accuracy (%)"]) == pytest.approx(statistics.mean(own))
+    assert "differ in more" not in text and "missing" not in text
+    assert not list(Path("grid").glob("wandb"))  # nobody asked for it
+    assert main(["account", "grid", "--json", "--selection", "geometric", "--mean-trials", "4"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert f"what all of them cost together: epsilon {facts['epsilon']:.3f} (RDP) at delta=0.0001" in text
+    best = facts["selection"]["epsilons"]["rdp"]  # is said where it is less
+    assert (f"the best alone costs {best:.3f} (dpbench account grid" in text) == (best < facts["epsilon"])
+    assert main(["table", "grid", "--group-by", "optimizer.lr"]) == 0
+    assert capsys.readouterr().out.startswith("\n".join(text.splitlines()[:4]))
+
+
+def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data.val_size=5000,100", "hydra.sweep.dir=sweep", "strategy=none"]
+    few = [word for word in FEW if not word.startswith(("data.val_size", "strategy."))]
+    assert main(["train", "-m", *few, *words]) == 1
+    out, err = capsys.readouterr()
+    assert "dpbench: error: data.val_size=5000 leaves nothing" in err and err.count("error: ") == 1
+    assert "| 100 | 1 |" in out and "1 of 2 runs is missing: data.val_size=5000." in out
+    assert "Choosing" not in out and "| inf | inf |" in out  # without privacy
+
+
+def test_the_study_of_the_page_is_not_committed() -> None:
+    name = PAGE.read_text(encoding="utf-8").split("sqlite:///")[1].split()[0]
+    assert f"/{name}" in (PAGE.parents[1] / ".gitignore").read_text().splitlines()
+
+
+def test_explicit_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pairs of values that belong together: a file for each, in a folder of one's own."""
+    careful = of_the_page("careful")
+    Path("my/experiment/bold.yaml").write_text(careful.replace("2.0", "1.0").replace("0.2", "0.1"))
+    assert main(["train", "-m", "--config-dir=my", *FEW, "experiment=careful,bold", "hydra.sweep.dir=list"]) == 0
+    rows = capsys.readouterr().out.split("| experiment | n |")[1].splitlines()
+    assert [row[:8] for row in rows[2:4]] == ["| bold |", "| carefu"]
+    settings = [one["config"] for one in results("list")]
+    assert [(own["strategy"]["noise_multiplier"], own["optimizer"]["lr"]) for own in settings] == [(2, 0.2), (1, 0.1)]
+
+
+@pytest.mark.slow
+def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of_sweep(Sweep(Path())) is None
+    assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 0
+    first = Path("both/table.md").read_text()
+    assert main(["train", "-m", *FEW, "optimizer.lr=0.2,0.3", "run.name=b", "hydra.sweep.dir=both"]) == 0
+    assert Path("both/table.md").read_text() == first
+    second = Path("both/table-2.md").read_text()
+    assert "| 0.2 | 1 |" in second and "| 0.3 | 1 |" in second and "| 0.1 |" not in second
+    assert "Choosing one of these 3 runs" in second
+    assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 1
+    assert "both/0-a holds a finished run: choose another folder (hydra.sweep.dir)." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*declarative_base", "ignore::FutureWarning:optuna")
+def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three trials on digits; the best is the one with the best validation, and nothing of them is mixed up."""
+    page = of_the_page("rates")
+    text = PAGE.read_text(encoding="utf-8")
+    storage = text[text.index("    study_name: rates") :].split("```")[0]
+    Path("my/experiment/rates.yaml").write_text(page.replace("    direction:", f"{storage}    direction:"))
+    few = [word for word in FEW if not word.startswith("logger")]
+    words = ["experiment=rates", "objective=val/accuracy", "hydra.sweep.dir=trials"]
+    sampler = ["hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_trials=3"]
+    sweep = ["train", "-m", "--config-dir=my", *few, *words, *sampler]
+    assert main(sweep) == 0
+    shown = capsys.readouterr().out
+    found = results("trials")
+    chosen = [(one["config"]["optimizer"]["lr"], one["config"]["strategy"]["max_grad_norm"]) for one in found]
+    measured = [one["metrics"]["val/accuracy"] for one in found]
+    best = yaml.safe_load(Path("trials/optimization_results.yaml").read_text())
+    assert len(set(chosen)) == 3 and best["best_value"] == max(measured)
+    assert tuple(best["best_params"].values()) == chosen[measured.index(max(measured))]
+    folders = sorted(Path("trials").glob("[0-9]*"))
+    assert [path.name[:2] for path in folders] == ["0-", "1-", "2-"]
+    ledgers = [(path / "ledger.jsonl").read_text() for path in folders]
+    assert len(set(ledgers)) == 3 and all(text.count("\n") == 4 for text in ledgers)  # a header and three releases
+    names = [only(str(path)).run.display_name for path in folders]
+    assert names == [f"digits-mlp-dpsgd optimizer.lr={lr} strategy.max_grad_norm={norm} seed=0" for lr, norm in chosen]
+    lines = Path("trials/table.md").read_text().splitlines()
+    assert lines[0] == HEAD.replace("optimizer.lr |", "optimizer.lr | strategy.max_grad_norm |")
+    assert [line[:2] for line in lines[1:6]] == ["| ", "| ", "| ", "| ", ""]  # three trials, and no more
+    assert "Choosing one of these 3 runs" in shown and "(dpbench account trials)" in shown
+    (logged,) = read_offline(Path("trials"))
+    assert (logged.run.job_type, logged.run.run_group) == ("sweep", "trials")
+    before = contents("trials")
+    assert main(sweep) == 1
+    assert "trials holds runs of another sweep" in capsys.readouterr().err
+    assert contents("trials") == before
+    with sqlite3.connect("study.db") as study:  # which goes on in another folder
+        assert main([*sweep, "hydra.sweep.dir=more", "hydra.sweeper.n_trials=1"]) == 0
+        assert study.execute("select count(*) from trials").fetchone() == (4,)
+    assert "Trials of the study rates in other folders count too" in capsys.readouterr().out
+    again = yaml.safe_load(Path("more/optimization_results.yaml").read_text())
+    assert again["best_value"] == max(*measured, results("more")[0]["metrics"]["val/accuracy"])
