@@ -218,7 +218,7 @@ class Canonical:
     def _note_files_in_folders(self, state: Mapping[str, Any]) -> None:
         """Note files that an object names by a folder and a list of names: a data set that reads them when asked."""
         folders = []
-        names = []
+        names: list[Any] = []
         for value in state.values():
             if isinstance(value, str | PurePath) and os.path.isdir(value):
                 folders.append(str(value))
