@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tools import rooms
+from tools import package_map
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpbench"
@@ -25,10 +25,10 @@ def test_rooms_import_only_what_they_may() -> None:
 
 
 def test_contributing_shows_the_contracts() -> None:
-    """`make rooms` writes the table."""
-    text = rooms.PAGE.read_text(encoding="utf-8")
-    assert rooms.page(text) == text
-    assert text.count(rooms.BEGIN) == text.count(rooms.END) == 1
+    """`make map` writes the table."""
+    text = package_map.PAGE.read_text(encoding="utf-8")
+    assert package_map.page(text) == text
+    assert text.count(package_map.BEGIN) == text.count(package_map.END) == 1
 
 
 WORD = re.compile(r"[A-Za-z_]\w*")

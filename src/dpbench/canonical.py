@@ -1,4 +1,4 @@
-"""One hash for what an object says: the same in every process and on every machine, and another where it differs.
+"""Hashes of objects by their contents: the same in every process and on every machine.
 
 Settings and data sets are known by it. Names are those of classes and attributes; what equals its default is left out,
 so that an option that is new changes nothing of what was there before.

@@ -1,4 +1,4 @@
-"""The code that a run executes: our own, that of others, and the versions of what computes."""
+"""Provenance of the code that a run executes: hashes of sources, and versions."""
 
 from __future__ import annotations
 

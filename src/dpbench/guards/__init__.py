@@ -1,4 +1,4 @@
-"""What would break the guarantee silently, and is refused: one guard for each."""
+"""Refusals of what would break the guarantee silently, a guard for each."""
 
 from dpbench.guards.choices import Choices
 from dpbench.guards.coupling import Coupling
