@@ -139,6 +139,7 @@ class LotProbe:
             self._refuse_part(part)
         if first is not None:
             self._refuse_carried(first, second)
+            self._refuse_memory()
         elif carries:
             self._verdicts.failed("a part of")
 
@@ -234,6 +235,14 @@ class LotProbe:
         replaced = self._lot.replaced(self._kept)
         self._runner.run(replaced)
         return self._after(replaced, repeats)
+
+    def _after_filled(self, lot: AlteredLot) -> StepRun | None:
+        """The kept records, after a lot that has written all of the memories that it writes to; None without such."""
+        self._runner.run(lot)
+        if not self._runner.spread():
+            return None
+        part = self._lot.part(np.sort(self._kept))
+        return self._runner.run(part, after=True)
 
     # ------------------------------------------------------------------------------------- what follows
 
@@ -344,6 +353,15 @@ class LotProbe:
             rows = self._lot.of(names)
             groups.append(self._compared(reference, rows))
         return groups
+
+    def _refuse_memory(self) -> None:
+        """Refuse a step that reads a few entries of a large memory, which two different lots have written."""
+        first = self._after_filled(self._lot.whole())
+        if first is None:
+            return
+        second = self._after_filled(self._lot.replaced(self._kept))
+        if second is not None:
+            self._refuse_carried(first, second)
 
     def _refuse_carried(self, first: StepRun, second: StepRun | None) -> None:
         """Refuse a step to whose next lot it matters which records were in this one."""

@@ -227,6 +227,11 @@ class StepRunner:
         assert self._state is not None
         return self._state.changed()
 
+    def spread(self) -> bool:
+        """Fill memories that the last run has written to with what it wrote; whether there are any."""
+        assert self._state is not None
+        return self._state.spread()
+
     def _gradients(self, batch: Any, rows: int, quiet: bool) -> StepRun | None:
         device = self._training.device.type
         stand_ins = {
