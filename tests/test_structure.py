@@ -60,3 +60,17 @@ def test_every_public_name_has_a_user() -> None:
 
 def words_of(path: Path) -> set[str]:
     return set(WORD.findall(path.read_text(encoding="utf-8")))
+
+
+def test_a_private_module_is_imported_by_its_own_package_only() -> None:
+    """A module whose name begins with an underscore is nobody else's: packages meet at the others."""
+    strangers = []
+    for path in FILES:
+        package = path.parent
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dpbench."):
+                for place, name in enumerate(node.module.split(".")):
+                    owner = PACKAGE.parent.joinpath(*node.module.split(".")[:place])
+                    if name.startswith("_") and owner not in (package, *package.parents):
+                        strangers.append(f"{path.relative_to(PACKAGE)}: {node.module}")
+    assert not strangers

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpbench.guards.repeatable_step import without_assertions
+from dpbench.guards._repeatable_step import without_assertions
 from tests.guards.coupling_worlds import (
     Batch,
     Step,

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards._folded_rows import RowEvidence, agreed
 from dpbench.guards.engine_trial import EngineTrial
-from dpbench.guards.folded_rows import RowEvidence, agreed
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.folds import Fold

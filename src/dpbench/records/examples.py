@@ -20,11 +20,11 @@ from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, Gradient
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
+from dpbench.records._local_logs import LocalLogs
+from dpbench.records._noise_step import noise_batch
 from dpbench.records.count import count_records
 from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
-from dpbench.records.local_logs import LocalLogs
-from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece

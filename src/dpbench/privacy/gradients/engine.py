@@ -1,8 +1,9 @@
 """Per-record gradients of a whole model from one backward pass that computes no weight gradient.
 
 Forward hooks keep each layer's input and the gradient edge of its output; one `torch.autograd.grad` gives the gradients
-of those outputs; `uses` turns the two into per-record gradients, lazily, by the rules in `layers`. Recurrent layers and
-attention are computed from their parts while they run (`interception`). Nothing is monkeypatched, no model is wrapped.
+of those outputs; `_uses` turns the two into per-record gradients, lazily, by the rules in `layers`. Recurrent layers
+and attention are computed from their parts while they run (`_interception`). Nothing is monkeypatched, and no model is
+wrapped.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
-from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients._calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients._interception import Arguments, Interceptions
+from dpbench.privacy.gradients._own_code import OwnCode
+from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
 from dpbench.privacy.gradients.folds import Fold
-from dpbench.privacy.gradients.interception import Arguments, Interceptions
 from dpbench.privacy.gradients.layers import INTERCEPTED, RULES, Rule, rule_of, sequence_first
-from dpbench.privacy.gradients.own_code import OwnCode
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
-from dpbench.privacy.gradients.uses import Use, UseGradients, is_coarse
 from dpbench.privacy.gradients.validation import (
     check_sums,
     guard_training_mode,

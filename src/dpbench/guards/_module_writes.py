@@ -15,9 +15,9 @@ from dpbench.canonical import digest_of
 from dpbench.data.lots import LotLoader
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards._saved_values import SavedValues, differences
 from dpbench.guards.guard import Guard
 from dpbench.guards.optimizer_steps import OptimizerSteps
-from dpbench.guards.saved_values import SavedValues, differences
 from dpbench.records.source import require
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
+from dpbench.privacy.gradients._interception import Interception, LayerGradients, TorchFunction
+from dpbench.privacy.gradients._scans import CELLS, Cell, ScanGradients, ScanResult
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
-from dpbench.privacy.gradients.scans import CELLS, Cell, ScanGradients, ScanResult
 
 
 class _Hidden(torch.autograd.Function):
@@ -52,7 +52,7 @@ class _Hidden(torch.autograd.Function):
 
 
 class _Scan(torch.autograd.Function):
-    """The recurrence over time; see `scans` for what it computes.
+    """The recurrence over time; see `_scans` for what it computes.
 
     Args:
         cell: Computes it.

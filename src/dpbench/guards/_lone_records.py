@@ -17,8 +17,8 @@ from torch import Tensor
 from dpbench.data.octaves import next_checked
 from dpbench.data.separate_records import MOST_TOGETHER, SeparateRecords
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.altered_lots import AlteredLot, LotRows, Rows
-from dpbench.guards.step_runs import StepRun, StepRunner
+from dpbench.guards._altered_lots import AlteredLot, LotRows, Rows
+from dpbench.guards._step_runs import StepRun, StepRunner
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records
 from dpbench.records.counters import Counters

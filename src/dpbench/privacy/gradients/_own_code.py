@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy.gradients._interception import LayerGradients
 from dpbench.privacy.gradients.folds import Fold, is_folded
-from dpbench.privacy.gradients.interception import LayerGradients
 from dpbench.privacy.gradients.layers import instantiated, refuse_other_values
 from dpbench.privacy.gradients.parameter import zero_gradients
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbench.guards.altered_lots import AlteredLot, Rows
+from dpbench.guards._altered_lots import AlteredLot, Rows
+from dpbench.guards._repeatable_step import uncompiled, without_assertions, without_fused_dropout
 from dpbench.guards.host_draws import FreshGenerators, following_host
-from dpbench.guards.repeatable_step import uncompiled, without_assertions, without_fused_dropout
 from dpbench.guards.row_draws import FollowingDraws, RowDraws
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32

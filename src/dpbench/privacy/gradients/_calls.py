@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.privacy.gradients.interception import Arguments
+from dpbench.privacy.gradients._interception import Arguments
 
 _UNLIKELY = 8
 """From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""

@@ -112,7 +112,7 @@ class SavedValues:
         return named
 
     def _values_of_optimizer(self, optimizer: Optimizer, name: str) -> Values:
-        """States that are no tensors (`module_writes` compares those), and attributes that torch does not set."""
+        """States that are no tensors (`_module_writes` compares those), and attributes that torch does not set."""
         values: Values = {}
         for place, state in enumerate(optimizer.state.values()):
             state_values = {}

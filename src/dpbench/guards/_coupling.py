@@ -17,11 +17,11 @@ import torch
 from dpbench.data.octaves import next_checked
 from dpbench.data.trees import unopened
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.altered_lots import LotRows, Rows
+from dpbench.guards._altered_lots import LotRows, Rows
+from dpbench.guards._lone_records import LoneRecordProbe
+from dpbench.guards._lot_probe import FEWEST, LotProbe
+from dpbench.guards._step_runs import Gap, StepRunner
 from dpbench.guards.guard import Guard
-from dpbench.guards.lone_records import LoneRecordProbe
-from dpbench.guards.lot_probe import FEWEST, LotProbe
-from dpbench.guards.step_runs import Gap, StepRunner
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.records.count import count_records

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbench.privacy.gradients.interception import Interception, LayerGradients, TorchFunction
+from dpbench.privacy.gradients._interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients.parameter import (
     InstantiatedGradients,
     OuterProductGradients,

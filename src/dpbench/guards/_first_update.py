@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpbench.guards._module_writes import sum_of_bits
 from dpbench.guards.guard import Guard
-from dpbench.guards.module_writes import sum_of_bits
 from dpbench.guards.parameters import parameters_of
 
 _VISIBLE = 10  # roundings of a parameter

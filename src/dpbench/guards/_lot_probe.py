@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dpbench.guards.altered_lots import AlteredLot, LotRows, Rows
-from dpbench.guards.step_runs import ComparedRows, Gap, StepRun, StepRunner
+from dpbench.guards._altered_lots import AlteredLot, LotRows, Rows
+from dpbench.guards._step_runs import ComparedRows, Gap, StepRun, StepRunner
 
 FEWEST = 3  # records that say something of each other
 _MOST_KEPT = 32  # records of a lot that are run without the others

@@ -1,7 +1,7 @@
 """From one call of a layer, as the engine's hooks have kept it, to per-record gradients of the layer's parameters.
 
-There are four ways: by a rule or `vmap` of a layer (`layers`), from the parts of an intercepted layer (`interception`),
-by running a module's own lines again (`own_code`), and by folding several rows of a record into one.
+There are four ways: by a rule or `vmap` of a layer (`layers`), from the parts of a layer that is intercepted
+(`_interception`), by running a module's own lines again (`_own_code`), and by folding the rows of a record into one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients._interception import Arguments, LayerGradients, Part
+from dpbench.privacy.gradients._own_code import ModuleCall, own_gradients
 from dpbench.privacy.gradients.folds import Fold, is_folded
-from dpbench.privacy.gradients.interception import Arguments, LayerGradients, Part
 from dpbench.privacy.gradients.layers import OVER_POSITIONS, Rule, fallback, refuse_disagreement
-from dpbench.privacy.gradients.own_code import ModuleCall, own_gradients
 
 
 @dataclass(frozen=True)
