@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import USER_SOURCES
+from dpbench.options import options_of
 from dpbench.run.checks import _KINDS
-from dpbench.run.options import options_of
 from dpbench.run.search_path import conf_dir, groups_of
 from dpbench.strategies import PrivateStrategy
 

@@ -23,10 +23,10 @@ from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
 from dpbench.data.user_data import USER_SOURCES
 from dpbench.data.user_module import UserDataModule
+from dpbench.options import described, options_of
 from dpbench.records.local_training import LocalTraining
 from dpbench.reports.markdown import markdown_rows
 from dpbench.run import checks
-from dpbench.run.options import described, options_of
 from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 from tools.site.docstrings import arguments

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from dpbench.callback import run_key
 from dpbench.callback.lightning_training import LightningTraining, processes_of
 from dpbench.callback.non_private import NonPrivate
-from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
 from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
@@ -62,9 +61,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier, self.target_epsilon)
-        if self.seed is not None and self.seed < 0:
-            raise ConfigurationError(f"seed must not be negative, got {self.seed}.")
-        self.ledger_path = ledger_place(self.ledger)
+        self.ledger_path = None if self.ledger is None else Path(self.ledger)
         self.recipe = self._with_common_parts(self.design())
         after = self._earlier_ledger()
         budget = Budget(self.target_epsilon, self.delta, self.accountant, after)

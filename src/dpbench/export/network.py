@@ -12,9 +12,9 @@ from torchmetrics import Metric
 
 from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import SHAPE, ImageGenerator
+from dpbench.options import options_of
 from dpbench.run.build import made
 from dpbench.run.checks import class_of
-from dpbench.run.options import options_of
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint, trained_module
 from dpbench.runs.folder import RunFolder

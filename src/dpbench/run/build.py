@@ -20,6 +20,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
 from dpbench.models import train_only
+from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run import processes
@@ -27,7 +28,6 @@ from dpbench.run.averaging import moving_average
 from dpbench.run.checks import CALLBACK, Kind, class_of, parts_made_later
 from dpbench.run.devices import several
 from dpbench.run.exposure import Exposure
-from dpbench.run.options import options_of
 from dpbench.run.search_path import choices_of
 from dpbench.run.started import options_of_started, started
 from dpbench.run.training_records import TrainingRecords

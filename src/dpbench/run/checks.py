@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytorch_lightning as pl
@@ -19,12 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.options import check_fields, check_options, did_you_mean, fitting, options_of, require_group, shown
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run.deadline import seconds_of
 from dpbench.run.devices import check_processes
 from dpbench.run.objective import objective_of
-from dpbench.run.options import check_options, check_values, described, fits, nearest, options_of, shown
 from dpbench.run.saved_config import SCHEMA
 from dpbench.run.search_path import choices_with
 from dpbench.strategies import NonPrivate, PrivateStrategy
@@ -186,6 +187,31 @@ _NEEDED = (*(group for group in _KINDS if group not in _NEWER), "run", "logger",
 _OF_HYDRA = ("launcher", "experiment")  # may stand in the configuration of a run that is to be resumed
 
 
+_LARGEST = 2**53  # beyond, whole numbers are no longer exact as floating-point ones
+_HUGE = 1e38  # beyond, what computes in 32 bits overflows
+_DEEPEST = 20
+
+
+def check_values(value: Any, path: str, depth: int = 0) -> None:
+    """Refuse what no setting can be: numbers that are not finite or have no end, nests, things to be called.
+
+    Raises:
+        ConfigurationError: There is such a value; it is named by its dotted path.
+    """
+    if depth > _DEEPEST:
+        raise ConfigurationError(f"{path.split('.', maxsplit=1)[0]} is nested more than {_DEEPEST} levels deep.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{path} must be finite, not {value}.")
+    if isinstance(value, float) and abs(value) > _HUGE:
+        raise ConfigurationError(f"{path} must lie between -{_HUGE:g} and {_HUGE:g} (32-bit numbers), not {value}.")
+    if type(value) is int and abs(value) > _LARGEST:
+        raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        check_values(inner, f"{path}.{key}" if path else str(key), depth + 1)
+    for number, inner in enumerate(value) if isinstance(value, list | tuple) else ():
+        check_values(inner, f"{path}[{number}]", depth + 1)
+
+
 def check_config(config: Mapping[str, Any]) -> None:
     """Refuse a configuration that cannot be meant: whatever can be said without making anything of it.
 
@@ -199,21 +225,21 @@ def check_config(config: Mapping[str, Any]) -> None:
     known = [*_KINDS, *_PLAIN, *_SINGLE, "callbacks"]
     for key in config:
         if key not in (*known, *_OF_HYDRA):
-            raise ConfigurationError(f"there is no key {key}.{nearest(key, known)} Known: {', '.join(known)}.")
+            raise ConfigurationError(f"there is no key {key}.{did_you_mean(key, known)} Known: {', '.join(known)}.")
     for key in _NEEDED:
         if key not in config:
             raise ConfigurationError(f"{key} is missing: it cannot be left out of the configuration.")
     for key, hint in _SINGLE.items():
-        if key in config and not fits(hint, config[key]):
-            raise ConfigurationError(f"{key} must be {described(hint)}, not {shown(config[key])}.")
+        if key in config:
+            fitting(hint, config[key], key)
     _check_plain(config)
     for group, kind in _KINDS.items():
         if group in _NEWER and group not in config:
             continue
-        _check_group(group, _mapping(config[group], group), kind)
-    for name, options in _mapping(config["callbacks"], "callbacks").items():
+        _check_group(group, require_group(config[group], group), kind)
+    for name, options in require_group(config["callbacks"], "callbacks").items():
         if options is not None:
-            _check_callback(f"callbacks.{name}", _mapping(options, f"callbacks.{name}"))
+            _check_callback(f"callbacks.{name}", require_group(options, f"callbacks.{name}"))
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
     check_processes(config["trainer"])
@@ -226,17 +252,16 @@ def _check_plain(config: Mapping[str, Any]) -> None:
         _check_group(f"logger.{name}", options, LOGGER)
     for group, cls in _PLAIN.items():
         if group in config:
-            options = _mapping(config[group], group)
+            options = require_group(config[group], group)
             if group == "logger" and not options.get("wandb") and (of_wandb := options.keys() & _OF_WANDB):
                 raise ConfigurationError(f"logger.{min(of_wandb)} is a setting of wandb: add logger=wandb (or many).")
             options = {key: value for key, value in options.items() if group != "logger" or key not in loggers}
-            check_options(cls, options, group)
-            _refuse_gaps(cls, options, group)
+            check_fields(cls, options, group)
 
 
 def other_loggers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Options of each logger that the configuration adds by its class."""
-    groups = _mapping(config["logger"], "logger")
+    groups = require_group(config["logger"], "logger")
     return {name: own for name, own in groups.items() if isinstance(own, Mapping)}
 
 
@@ -267,20 +292,6 @@ def class_of(options: Mapping[str, Any], group: str, kind: Kind | None = None) -
     return cls
 
 
-def _mapping(options: Any, group: str) -> Mapping[str, Any]:
-    if not isinstance(options, Mapping):
-        raise ConfigurationError(f"{group} is a group of settings ({group}.KEY=VALUE), not {shown(options)}.")
-    return options
-
-
-def _refuse_gaps(cls: type, options: Mapping[str, Any], group: str) -> None:
-    try:
-        cls(**options)
-    except TypeError as error:
-        names = re.findall(r"'(\w+)'", str(error))
-        raise ConfigurationError(f"{group}.{names[-1]} is missing: it cannot be left out.") from error
-
-
 def _check_group(group: str, options: Mapping[str, Any], kind: Kind) -> None:
     if group in _OPTIONAL and not options.keys() - {"_partial_", "_target_"} and options.get("_target_", "") is None:
         return  # a module that does without
@@ -303,15 +314,12 @@ def _check_group(group: str, options: Mapping[str, Any], kind: Kind) -> None:
         )
     for name, later in parts_made_later(cls).items() if group == "module" else ():
         if inner.get(name) is not None:
-            _check_group(f"{group}.{name}", _mapping(inner[name], f"{group}.{name}"), later)
+            _check_group(f"{group}.{name}", require_group(inner[name], f"{group}.{name}"), later)
         inner.pop(name, None)
     if huge := [name for name, value in inner.items() if group in ("model", "module") and _largest(value) > _MOST]:
         raise ConfigurationError(f"{group}.{huge[0]} must be at most {_MOST:,}, not {shown(inner[huge[0]])}.")
     _refuse_calls(inner, group)
     _refuse_other_choices(group, cls, inner)
-    for name, option in options_of(cls).items():
-        if is_dataclass(option.annotation) and isinstance(inner.get(name), Mapping):
-            check_options(option.annotation, inner.pop(name), f"{group}.{name}")  # type: ignore[arg-type]
     check_options(cls, inner, group, kind.ours, kind.narrower)
 
 

@@ -10,10 +10,10 @@ from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 
 from dpbench.errors import ConfigurationError
+from dpbench.options import options_of
 from dpbench.run.build import made
 from dpbench.run.checks import LOGGER, class_of, other_loggers
 from dpbench.run.kept_loggers import keep, kept
-from dpbench.run.options import options_of
 from dpbench.run.origin import Origin
 from dpbench.run.search_path import installing
 from dpbench.run.started import is_first
