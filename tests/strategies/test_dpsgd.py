@@ -521,7 +521,7 @@ def test_unknown_sampling_is_refused(loader: Any, tmp_path: Path) -> None:
         ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm must be a positive number"),
         ({"noise_multiplier": 1.0, "max_grad_norm": -3.0}, "max_grad_norm must be a positive number"),
         ({"noise_multiplier": 1.0, "delta": 0.0}, "delta must lie strictly between 0 and 1"),
-        ({"noise_multiplier": 1.0, "clipping": "soft"}, "clipping must be flat, per_layer, .* or by_dimension, not 'soft'"),
+        ({"noise_multiplier": 1.0, "clipping": "soft"}, "clipping must be flat, .* or by_dimension, not 'soft'"),
         ({"noise_multiplier": 1.0, "accountant": "magic"}, "unknown accountant"),
         ({"noise_multiplier": 1.0, "max_physical_batch_size": 0}, "max_physical_batch_size"),
         ({"noise_multiplier": 1.0, "seed": -1}, "seed must be a whole number from 0 on or null, not -1"),
