@@ -104,7 +104,7 @@ def options_of(target: Callable[..., Any]) -> dict[str, Parameter]:
 def check_options(
     target: Callable[..., Any],
     options: Mapping[str, Any],
-    group: str = "",
+    group: str | None = None,
     reserved: Collection[str] = (),
     narrower: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def check_options(
     Args:
         target: What the options are for.
         options: By name.
-        group: Shown before the names.
+        group: Of a configuration, shown before the names; "": its top. None: they are arguments of the target.
         reserved: Options that the harness sets itself.
         narrower: Annotations that say more than those of the target.
 
@@ -133,12 +133,14 @@ def check_options(
             raise ConfigurationError(f"{prefix}{name} cannot be set: dpbench sets it itself.")
         if name not in parameters and not takes_any:
             known = sorted(set(parameters) - set(reserved))
-            subject = f"there is no key {prefix}{name}" if group else f"{target.__name__} has no option {name!r}"
+            subject = f"there is no key {prefix}{name}"
+            if group is None:
+                subject = f"{target.__name__} has no option {name!r}"
             hint = did_you_mean(str(name), parameters, prefix)
             raise ConfigurationError(f"{subject}.{hint} Known: {', '.join(known) or 'none, it has no options'}.")
         annotation = parameters[name].annotation if name in parameters else Any
         annotation = (narrower or {}).get(name, annotation)
-        if is_dataclass(annotation) and not isinstance(value, annotation):
+        if isinstance(annotation, type) and is_dataclass(annotation) and not isinstance(value, annotation):
             checked[name] = check_fields(annotation, require_group(value, prefix + name), prefix + name)
         else:
             checked[name] = fitting(annotation, value, prefix + name)
@@ -169,6 +171,8 @@ def fitting(annotation: Any, value: Any, name: str) -> Any:
     and JSON cannot say differently is taken as meant: a list for a tuple (and a tuple for a list), a word for a path.
     Numbers of numpy become Python's, so that they can be written to files. An int stays one where a float is allowed.
 
+    A validator in the annotation may raise a ConfigurationError, which comes out as it is; its context is the name.
+
     Args:
         annotation: Of the option.
         value: That was given.
@@ -184,26 +188,30 @@ def fitting(annotation: Any, value: Any, name: str) -> Any:
         # An annotation that says nothing of data, which a user's own class may have.
         return plain
     try:
-        checked = _validated(adapter, plain)
-    except ValueError:
+        checked = _validated(adapter, plain, name)
+    except ValidationError as error:
+        for detail in error.errors():
+            reason = detail.get("ctx", {}).get("error")
+            if isinstance(reason, ConfigurationError):
+                raise reason from None
         raise ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.") from None
+    if isinstance(checked, float) and not isinstance(plain, int | float):
+        # Pydantic takes whatever has a `__float__`, such as a tensor.
+        raise ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.")
     # Keys of seeded runs tell 1 from 1.0, so that a number stays as it was written.
     keeps = isinstance(plain, int | float | list | tuple | dict) and plain == checked
     return plain if keeps or isinstance(checked, Iterator) else checked
 
 
-def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+def _validated(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
     try:
-        checked = adapter.validate_python(value)
+        checked = adapter.validate_python(value, context=name)
     except ValidationError:
         if not isinstance(value, list | tuple | str):
             raise
         with suppress(TypeError):  # of what JSON cannot hold
-            return adapter.validate_json(json.dumps(value))
+            return adapter.validate_json(json.dumps(value), context=name)
         raise
-    if isinstance(checked, float) and not isinstance(value, int | float):
-        # Pydantic takes whatever has a `__float__`, such as a tensor.
-        raise ValueError
     if isinstance(checked, Iterator):
         # Pydantic looks at the items of an Iterable when they are asked for.
         list(checked)

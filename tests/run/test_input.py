@@ -96,7 +96,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "what was taken away": [
         *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
-        ("~data.name", "missing a required argument: 'name'"),
+        ("~data.name", "data.name is missing: it cannot be left out"),
         ("~run.tags", "run.tags is missing"),
         ("~model", "another word (such as ~model) takes it away"),
     ],

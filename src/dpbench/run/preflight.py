@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import shown
-from dpbench.run.checks import check_config
+from dpbench.run.config import check_config
 from dpbench.run.deadline import seconds_of
 from dpbench.run.flags import asks, flags_of
 from dpbench.run.objective import optimizes, refuse_choice

@@ -26,7 +26,7 @@ from dpbench.privacy import native
 from dpbench.run import build, wandb_log
 from dpbench.run.allocator import keep_large_blocks
 from dpbench.run.checkpoint import LastCheckpoint
-from dpbench.run.checks import check_config
+from dpbench.run.config import check_config
 from dpbench.run.deadline import deadline_of
 from dpbench.run.earlier_stage import weights_before, with_earlier_stage
 from dpbench.run.evaluation_row import EvaluationRow, log_end
