@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar, dataclass_transform
 from pydantic import AfterValidator, Field
 
 from dpbench.errors import ConfigurationError
-from dpbench.options import Count, check_options, options_of
+from dpbench.options import Count, PositiveInt, check_options, options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
-from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
+from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors, Schedule, Schedules, check_schedule
@@ -101,6 +101,7 @@ Records = Annotated[
     "a source of records, such as Users(LocalTraining(lr=0.1)),",
 ]
 
+Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
 
@@ -159,8 +160,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     delta: float = 1e-5
     accountant: str = "rdp"
     seed: Count | None = None
-    max_physical_batch_size: int | None = None
-    microbatch_size: int = 1
+    max_physical_batch_size: PositiveInt | None = None
+    microbatch_size: PositiveInt = 1
     discretization_threshold: float | None = None
     discretization_values: Values = "signs"
     correction_threshold: float | None = None
@@ -168,7 +169,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     correction_scale: Scale = "sum"
     priors: list[float] | None = None
     metrics: dict[str, float] | None = None
-    metrics_share: float = 0.05
+    metrics_share: Share = 0.05
     loss_reduction: LossReduction = "mean"
     gradients: GradientsName = "auto"
     executor: ExecutorName = "auto"
@@ -224,7 +225,6 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         return Schedules(self.noise_schedule, self.max_grad_norm_schedule)
 
     def _with_common_parts(self, recipe: Recipe) -> Recipe:
-        check_share(self.metrics_share)
         if self.correction_threshold is None and self.priors is not None:
             raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
         if self.discretization_threshold is None and self.discretization_values != "signs":

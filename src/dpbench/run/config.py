@@ -180,9 +180,12 @@ class Target:
         for name, value in options.items():
             if name.startswith("_"):
                 raise ConfigurationError(f"there is no key {group}.{name}.")
-            if self.most is not None and _largest(value) > self.most:
-                raise ConfigurationError(f"{group}.{name} must be at most {self.most:,}, not {shown(value)}.")
-            _refuse_calls(value, f"{group}.{name}")
+            for path, inner in _values(value, f"{group}.{name}"):
+                if path.endswith(_MARKS):
+                    # Hydra would call whatever it names, wherever it stands.
+                    raise ConfigurationError(f"{path} stands where nothing is made from a class.")
+                if self.most is not None and isinstance(inner, int | float) and inner > self.most:
+                    raise ConfigurationError(f"{path} must be at most {self.most:,}, not {shown(inner)}.")
             if name not in declared and (choices := choices_with(group, name)):
                 raise ConfigurationError(
                     f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(choices)}, or take it "
@@ -380,7 +383,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: One line that names the first wrong key, and what it takes.
     """
-    _check_values(config, "")
+    _check_values(config)
     check_fields(Configuration, config)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
@@ -414,42 +417,28 @@ def parts_of_module(cls: type) -> dict[str, Target]:
     return {name: target for name, target in parts.items() if name not in TARGETS["module"].reserved}
 
 
-def _check_values(value: Any, path: str, depth: int = 0) -> None:
-    """Refuse what no setting can be, whatever its class says: numbers that are not finite or have no end, and nests."""
+def _check_values(config: Mapping[str, Any]) -> None:
+    """Refuse numbers that no setting can be, whatever its class says: not finite, or without end."""
+    for path, value in _values(config, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigurationError(f"{path} must be finite, not {value}.")
+        if isinstance(value, float) and abs(value) > _HUGE:
+            raise ConfigurationError(f"{path} must lie between -{_HUGE:g} and {_HUGE:g} (32-bit numbers), not {value}.")
+        if type(value) is int and abs(value) > _LARGEST:
+            raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
+
+
+def _values(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Walk through a value and whatever it holds, each with its path."""
     if depth > _DEEPEST:
         raise ConfigurationError(f"{path.split('.', maxsplit=1)[0]} is nested more than {_DEEPEST} levels deep.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(f"{path} must be finite, not {value}.")
-    if isinstance(value, float) and abs(value) > _HUGE:
-        raise ConfigurationError(f"{path} must lie between -{_HUGE:g} and {_HUGE:g} (32-bit numbers), not {value}.")
-    if type(value) is int and abs(value) > _LARGEST:
-        raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
+    yield path, value
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_values(inner, f"{path}.{key}" if path else str(key), depth + 1)
+            yield from _values(inner, f"{path}.{key}" if path else str(key), depth + 1)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            _check_values(inner, f"{path}[{number}]", depth + 1)
-
-
-def _largest(value: Any) -> float:
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return max(map(_largest, value), default=0) if isinstance(value, list) else 0
-
-
-def _refuse_calls(value: Any, path: str) -> None:
-    """Refuse a `_target_` below a group's own: Hydra would call whatever it names."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in _MARKS:
-                raise ConfigurationError(f"{path}.{key} stands where nothing is made from a class.")
-            _refuse_calls(inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            _refuse_calls(inner, f"{path}.{number}")
+            yield from _values(inner, f"{path}[{number}]", depth + 1)
 
 
 def _check_parts(config: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from dpbench.callback.trainer_only import keep_scores
+from dpbench.callback.strategy import keep_scores
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
