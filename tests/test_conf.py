@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import USER_SOURCES
-from dpbench.run.checks import _KINDS
-from dpbench.run.options import options_of
+from dpbench.options import options_of
+from dpbench.run.config import TARGETS
 from dpbench.run.search_path import conf_dir, groups_of
 from dpbench.strategies import PrivateStrategy
 
@@ -85,7 +85,7 @@ STRATEGIES: dict[str, type[PrivateStrategy]] = {
 def options_in(cls: type, group: str) -> dict[str, Any]:
     """Those that a user sets, with their defaults in Python."""
     options = options_of(cls)
-    return {name: option.default for name, option in options.items() if name not in _KINDS[group].ours}
+    return {name: option.default for name, option in options.items() if name not in TARGETS[group].reserved}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

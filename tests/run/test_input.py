@@ -70,7 +70,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("strategy.metrics={accuracy:null}", "a dictionary in which each value is a number, or null, not {'accuracy'"),
         ("run.tags=abc", "run.tags must be a list in which each is a word"),
         ("run.tags=[1]", "run.tags must be a list in which each is a word"),
-        ("logger=wandb logger.mode=foo", "logger.mode must be auto or online or offline, not 'foo'"),
+        ("logger=wandb logger.mode=foo", "logger.mode must be auto, online or offline, not 'foo'"),
         ("logger=wandb logger.project=", "logger.project must be a name"),
         ("hydra.run.dir=", "hydra.run.dir must be the path of a folder, not ''"),
         ("data.root=''", "data.root must be the path of a folder"),
@@ -82,7 +82,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "trainable must be last_layer, bias, lora:8 (or another rank), or several of them joined by",
         ),
         ("trainable=lora:0", "trainable must be last_layer, bias, lora:8"),
-        ("engine.native=perhaps", "engine.native must be auto or on or off"),
+        ("engine.native=perhaps", "engine.native must be auto, on or off"),
     ],
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
@@ -96,7 +96,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "what was taken away": [
         *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
-        ("~data.name", "missing a required argument: 'name'"),
+        ("~data.name", "data.name is missing: it cannot be left out"),
         ("~run.tags", "run.tags is missing"),
         ("~model", "another word (such as ~model) takes it away"),
     ],

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from dpbench.cli import main
-from dpbench.run import options
-from dpbench.run.checks import _KINDS, class_of
+from dpbench.options import options_of
+from dpbench.run.config import TARGETS, class_of
 from tests.test_conf import GROUPS, composed
 
 SMALL = [
@@ -76,9 +76,9 @@ def situations() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     for words in worlds:
         cfg = composed(*words)
         keys = list(leaves(cfg))
-        for group in _KINDS:
+        for group in TARGETS:
             if cfg[group].get("_target_"):
-                names = sorted(options.options_of(class_of(cfg[group], group)))
+                names = sorted(options_of(class_of(cfg[group], group)))
                 keys += [f"+{group}.{name}" for name in names if name not in cfg[group]]
         found.append((tuple(words), tuple(keys)))
     return found

@@ -12,9 +12,9 @@ from torchmetrics import Metric
 
 from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import SHAPE, ImageGenerator
-from dpbench.run.build import made
-from dpbench.run.checks import class_of
-from dpbench.run.options import options_of
+from dpbench.options import options_of
+from dpbench.run.build import instantiate
+from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint, trained_module
 from dpbench.runs.folder import RunFolder
@@ -74,7 +74,7 @@ def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
     cls, options = class_of(config["data"], "data"), dict(config["data"])
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = "shuffled"  # no lot is drawn
-    data = made(cls, {**options, "seed": None}, "data")
+    data = instantiate(cls, {**options, "seed": None}, "data")
     data.prepare_data()
     data.setup("fit")
     return dict(data.model_options()) if hasattr(data, "model_options") else {}

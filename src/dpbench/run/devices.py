@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.run.options import shown
+from dpbench.options import shown
 from dpbench.run.started import started
 
 

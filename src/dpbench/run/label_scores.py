@@ -17,7 +17,7 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Floats
 from dpbench.run.build import module_for
-from dpbench.run.checks import class_of
+from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint

@@ -14,11 +14,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from dpbench.callback.option_names import suggestion
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
+from dpbench.options import did_you_mean
 from dpbench.run.flags import asks, in_order, sweeps
 from dpbench.run.hydra_folder import begun_sweep, made_apart, quoted, sweep_under_way
-from dpbench.run.options import nearest
 from dpbench.run.requeue import hand_back
 from dpbench.run.saved_config import read_config, require_resumable
 from dpbench.run.search_path import conf_dir, groups_of, installing, plugin_dirs, use_plugins
@@ -270,9 +269,9 @@ def _unknown_choice(text: str, conf: Path) -> str:
     if group == "hydra/sweeper" and choice in _SWEEPERS:
         return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
     known = f" Known: {', '.join(names)}." if names else ""
-    return (
-        f"there is no {group + '=' if group else 'configuration '}{choice}.{nearest(choice, names, group + '=')}{known}"
-    )
+    prefix = f"{group}=" if group else ""
+    hint = did_you_mean(choice, names, f"{group}=")
+    return f"there is no {prefix or 'configuration '}{choice}.{hint}{known}"
 
 
 def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
@@ -292,9 +291,9 @@ def _unknown_key(key: str, words: Sequence[str], conf: Path, name: str) -> str:
     names = [str(option) for option in node if option != "_target_"]
     if leaf in names:
         return f"{key} cannot be set: another word (such as ~{path.partition('.')[0]}) takes it away."
-    hint = suggestion(leaf, names, f"{path}.") if path else _suggested_setting(leaf, names, cfg)
+    hint = did_you_mean(leaf, names, f"{path}.") if path else _suggested_setting(leaf, names, cfg)
     known = ", ".join(names) or "none, it has no options"
-    return f"there is no key {key}. {hint + ' ' if hint else ''}Known: {known}."
+    return f"there is no key {key}.{hint} Known: {known}."
 
 
 def _suggested_setting(name: str, names: Sequence[str], cfg: DictConfig) -> str:
@@ -302,14 +301,14 @@ def _suggested_setting(name: str, names: Sequence[str], cfg: DictConfig) -> str:
     groups = {str(group): options for group, options in cfg.items() if isinstance(options, DictConfig)}
     for group, options in groups.items():
         if name in options:
-            return f"Did you mean {group}.{name}?"
-    close = suggestion(name, names)
+            return f" Did you mean {group}.{name}?"
+    close = did_you_mean(name, names)
     if close:
         return close
     strategy_first = sorted(groups, key=lambda group: group != "strategy")
     for group in strategy_first:
         options = groups[group]
-        hint = suggestion(name, [str(option) for option in options], f"{group}.")
+        hint = did_you_mean(name, [str(option) for option in options], f"{group}.")
         if hint:
             return hint
     return ""

@@ -10,10 +10,10 @@ from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 
 from dpbench.errors import ConfigurationError
-from dpbench.run.build import made
-from dpbench.run.checks import LOGGER, class_of, other_loggers
+from dpbench.options import options_of
+from dpbench.run.build import instantiate
+from dpbench.run.config import LOGGER, other_loggers
 from dpbench.run.kept_loggers import keep, kept
-from dpbench.run.options import options_of
 from dpbench.run.origin import Origin
 from dpbench.run.search_path import installing
 from dpbench.run.started import is_first
@@ -31,7 +31,7 @@ _RUN_ID = "run_id"
 def require_installed(config: Mapping[str, Any]) -> None:
     """Raise ConfigurationError, with the command that helps, where a logger's package is missing."""
     for name, options in other_loggers(config).items():
-        cls = class_of(options, f"logger.{name}", LOGGER)
+        cls = LOGGER.class_of(options, f"logger.{name}")
         extra, packages = next((own for base, own in _PACKAGES.items() if issubclass(cls, base)), ("", ()))
         if packages and not any(find_spec(package) for package in packages):
             raise ConfigurationError(f"logger={name} needs {packages[0]}, which is not installed: {installing(extra)}.")
@@ -61,15 +61,17 @@ def _other(run: Run, origin: Origin, name: str, options: Mapping[str, Any]) -> L
     """Make a logger of its options, of what it takes of the run and the configuration leaves open."""
     from dpbench.run.wandb_log import named
 
-    group, cls = f"logger.{name}", class_of(options, f"logger.{name}", LOGGER)
+    group, cls = f"logger.{name}", LOGGER.class_of(options, f"logger.{name}")
     resumed, before = run.config["run"]["resume"], kept(run.folder, name)
     ours: dict[str, Any] = {"save_dir": str(run.folder), "name": name}
     if _RUN_ID in options_of(cls):
         ours |= {"run_name": named(run.config, origin, {})["name"], **(before if resumed else {})}
     taken = {key: value for key, value in ours.items() if key in options_of(cls) and options.get(key) is None}
-    logger: Logger = made(cls, {**options, **taken}, group)
+    logger: Logger = instantiate(cls, {**options, **taken}, group)
     if _RUN_ID in options_of(cls):
-        keep(run.folder, name, {_RUN_ID: made(lambda: getattr(logger, _RUN_ID), {}, group)})  # and begin the run, here
+        keep(
+            run.folder, name, {_RUN_ID: instantiate(lambda: getattr(logger, _RUN_ID), {}, group)}
+        )  # and begin the run, here
     if not resumed:
         logger.log_hyperparams(run.config)
     return logger

@@ -23,11 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.run.checks import check_config
+from dpbench.options import shown
+from dpbench.run.config import check_config
 from dpbench.run.deadline import seconds_of
 from dpbench.run.flags import asks, flags_of
 from dpbench.run.objective import optimizes, refuse_choice
-from dpbench.run.options import shown
 from dpbench.run.trials import check_trials, possible_trials
 from dpbench.run.words import read_words, refuse_many
 

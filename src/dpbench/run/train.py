@@ -17,7 +17,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from dpbench.callback.trainer_only import keep_scores
+from dpbench.callback.strategy import keep_scores
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
@@ -26,7 +26,7 @@ from dpbench.privacy import native
 from dpbench.run import build, wandb_log
 from dpbench.run.allocator import keep_large_blocks
 from dpbench.run.checkpoint import LastCheckpoint
-from dpbench.run.checks import check_config
+from dpbench.run.config import check_config
 from dpbench.run.deadline import deadline_of
 from dpbench.run.earlier_stage import weights_before, with_earlier_stage
 from dpbench.run.evaluation_row import EvaluationRow, log_end

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.errors import ConfigurationError
-from dpbench.run.options import shown
+from dpbench.options import shown
 from dpbench.runs.folder import RunFolder
 
 _MOST = 100  # values of a key that are tried beforehand

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.run.options import shown
+from dpbench.options import shown
 
 MOST_JOBS = 10_000
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError, brief
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
-from dpbench.run.checks import class_of
+from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint, trained_module
 from dpbench.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reproduce.tables import Table, Variant
 from dpbench.run.build import plain
-from dpbench.run.checks import class_of
+from dpbench.run.config import class_of
 from dpbench.run.search_path import conf_dir, use_plugins
 from dpbench.runs.command import key_of
 from dpbench.strategies import PrivateStrategy
