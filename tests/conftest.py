@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from absl import logging as absl_logging
+from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import settings
 
 from dpbench.privacy.releases import ReleaseEngine
@@ -34,6 +36,12 @@ absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore", max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+# A quarter of a short run's time goes into this function of a few numbers, which hundreds of tests ask about the same ones.
+privacy_loss_distribution.from_gaussian_mechanism = functools.lru_cache(maxsize=256)(
+    privacy_loss_distribution.from_gaussian_mechanism
+)
 
 
 @pytest.fixture(autouse=True)
