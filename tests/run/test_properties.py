@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from dpbench.cli import main
 from dpbench.run import options
 from dpbench.run.checks import _KINDS, class_of
-from tests.test_conf import GROUPS, composed
+from tests.support.configs import GROUPS, composed
 
 SMALL = [
     "data.image_size=16",

@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint
-from tests.run.test_input import FEW
+from tests.support.cli import FEW
 
 GAN = ("experiment=digits_gan", "logger=none", "model.width=8", "model.noise_size=8", "data.expected_batch_size=60")
 NOISE = (
