@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
-from tests.modules.test_gan import fit, flat, gan
+from tests.support.gan import fit, flat, gan
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 

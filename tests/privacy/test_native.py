@@ -33,7 +33,7 @@ from dpbench.privacy.native import choices, kernels, loader
 from dpbench.privacy.native._known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
 from dpbench.privacy.native._known_answers import KEY as KNOWN
 from dpbench.privacy.native._signatures import ARGUMENTS, declare
-from tests.reference import relative_error
+from tests.support.reference import relative_error
 
 KEY = bytes(range(32))
 FINE = 2.0**-30

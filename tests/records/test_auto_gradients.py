@@ -16,9 +16,9 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.records.examples import Examples
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly
-from tests.records.test_one_by_one import (
+from tests.strategies.worlds import loader_of, trainer_for
+from tests.support.one_by_one import (
     NETWORKS,
     Largest,
     Module,
@@ -29,8 +29,8 @@ from tests.records.test_one_by_one import (
     loop_of,
     pairs,
     plain,
+    used,
 )
-from tests.strategies.worlds import loader_of, trainer_for
 
 BOUND = 0.3
 KNOWN = ("plain", "shared inputs and folded rows", "lists and dictionaries", "weights by function")
@@ -39,13 +39,6 @@ REFUSED = {
     "lasso": "weight_decay",
     "weight norm": "parametrization",
 }
-
-
-def used(strategy: Any) -> str:
-    """The method of a training that is over; the source has let go of it."""
-    source = strategy._source
-    assert isinstance(source, Examples)
-    return "one_by_one" if source._at_once == 1 else "engine"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

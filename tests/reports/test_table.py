@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,20 +12,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.reports.compare import compare
 from dpbench.reports.compared import load
 from dpbench.reports.table import collect, markdown
-
-
-def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:
-    folder.mkdir(parents=True)
-    config = {"run": {"name": folder.name}, "strategy": {"_target_": "dpbench.strategies.DPSGD", **strategy}, "seed": 0}
-    record = {
-        "config": config,
-        "metrics": {"test/accuracy": accuracy},
-        "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
-        "seed": 0,
-        "seconds": 3.0,
-        "steps": 1000,
-    }
-    (folder / "result.json").write_text(json.dumps(record))
+from tests.support.finished_runs import finished
 
 
 def test_columns_are_what_differs(tmp_path: Path) -> None:

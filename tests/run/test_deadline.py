@@ -17,8 +17,8 @@ from dpbench.run import deadline
 from dpbench.run.deadline import Deadline, deadline_of, seconds_of
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.test_input import FEW
-from tests.run.test_processes import TWO, config_of
+from tests.support.cli import FEW
+from tests.support.processes import TWO, config_of, content_of
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,6 @@ class Hour(pl.Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._clock.now += 3600
-
-
-def content_of(run: Path) -> tuple[bytes, Any]:
-    metrics = json.loads((run / "result.json").read_text())["metrics"]
-    return (run / "ledger.jsonl").read_bytes(), metrics
 
 
 @pytest.mark.parametrize("words", [[], pytest.param(TWO, marks=pytest.mark.slow)], ids=["one", "two"])

@@ -18,10 +18,9 @@ from dpbench.errors import ConfigurationError
 from dpbench.run import launch, objective
 from dpbench.run.build import build_trainer, module_for, plain
 from dpbench.run.search_path import conf_dir
-from tests.run.test_cli import TINY
-from tests.test_conf import composed
+from tests.support.cli import FEW
+from tests.support.configs import composed
 
-FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 OPTUNA = "-m hydra/sweeper=optuna hydra.sweeper.direction=maximize data.val_size=200"
 CASES: dict[str, list[tuple[str, str]]] = {
     "numbers that are not finite": [

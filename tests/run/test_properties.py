@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from dpbench.cli import main
 from dpbench.options import options_of
 from dpbench.run.config import TARGETS, class_of
-from tests.test_conf import GROUPS, composed
+from tests.support.configs import GROUPS, composed
 
 SMALL = [
     "data.image_size=16",
@@ -126,7 +126,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 
 
 @pytest.mark.filterwarnings("default")  # a user sees warnings; they are no errors
-@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS, derandomize=True)
+@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 @given(DRAWN)
 def test_a_wrong_value_is_one_line(short: None, drawn: tuple[tuple[str, ...], str, Any]) -> None:
     check(*drawn)

@@ -29,8 +29,8 @@ from dpbench.run.train import train as run_training
 from dpbench.runs.claim import full_disk_explained, held, make_new
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
-from tests.run.test_cli import PRIVATE, TINY, signalled, start
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.cli import PRIVATE, TINY, signalled, start
 
 
 @pytest.fixture

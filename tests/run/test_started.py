@@ -21,8 +21,8 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run.started import Started, is_first, started
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.test_input import FEW
-from tests.run.test_processes import TINY, TWO, config_of
+from tests.support.cli import FEW
+from tests.support.processes import TINY, TWO, config_of
 
 OF_TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "3", "LOCAL_RANK": "1"}
 OF_SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}

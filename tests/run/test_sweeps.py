@@ -15,7 +15,7 @@ import yaml
 from dpbench.cli import main
 from dpbench.reports.end_of_sweep import end_of_sweep
 from dpbench.runs.sweep import Sweep
-from tests.run.offline import SMALL, only, read_offline
+from tests.support.offline import SMALL, only, read_offline
 
 pytestmark = pytest.mark.usefixtures("here")
 FEW = [*SMALL, "trainer.max_steps=3", "logger=none"]

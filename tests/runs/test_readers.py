@@ -19,8 +19,8 @@ from dpbench.run.build import plain
 from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
-from tests.reports.test_table import finished
-from tests.test_conf import composed
+from tests.support.configs import composed
+from tests.support.finished_runs import finished
 
 NO_JSON = [b"", b'{"metrics": {', b"\xff\xfe\x00\x01", b"[" * 100_000]
 RECORD = b'{"config": {"run": {"name": "a"}}, "metrics": {"m": %s}, "privacy": {"epsilon": {"rdp": %s}, "delta": %s}, '

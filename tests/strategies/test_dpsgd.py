@@ -19,8 +19,8 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Le
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
-from tests.reference import reference_gradients
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+from tests.support.reference import reference_gradients
 
 QUIET = 1e-9  # a noise multiplier whose noise is below float32's resolution
 

@@ -16,7 +16,7 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.options import options_of
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
-from tests.test_conf import STRATEGIES
+from tests.support.configs import STRATEGIES
 
 OPTIONS = [(cls, name) for cls in STRATEGIES.values() for name in options_of(cls)]
 WRONG = ["1", "", float("nan"), True, [1.0], {}, {"a": "b"}, object(), torch.tensor(1.0), 1.5, None, b"x"]

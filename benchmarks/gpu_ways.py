@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from benchmarks.methods import SEEDS
 from benchmarks.ours import loop, mechanism_of
 from benchmarks.plain import Step, laid_out
 from benchmarks.workloads import Workload
@@ -17,7 +19,6 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import clip_factors
 from dpbench.privacy.randomness import keyed_generator
 
-SEEDS = 4
 _LR = 0.01
 _MEETINGS = 500  # steps, after which few lots have a size that is new
 _ROOM = 4  # standard deviations of a Poisson lot's size that a graph has room for
@@ -148,7 +149,7 @@ def private(workload: Workload, device: str, mixed: bool = False, compiled: bool
     mechanism = mechanism_of("flat", workload, engine)
     optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
     network = torch.compile(model) if compiled else model
-    releases = iter(range(2**62))
+    releases = itertools.count()
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=mixed):

@@ -1,4 +1,4 @@
-"""Private steps by one process or by several on one device: `torchrun ... -m benchmarks.gpu.ranks DEVICE OUT STEPS`."""
+"""A private step by one process or by several on one device: `torchrun ... -m tests.gpu.ranks DEVICE OUT`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.models import MNISTCNN
 from dpbench.strategies import DPSGD
 
-_RECORDS, _LOT = 600, 60
+_RECORDS = 600
+_LOT = 60
 
 
 class _Network(pl.LightningModule):
@@ -36,8 +37,8 @@ class _Network(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def main(device: str, out: str, steps: int) -> None:
-    """Train for so many steps, and have the first process write the weights to `out`."""
+def main(device: str, out: str) -> None:
+    """Make one step, after which rounding has not grown yet, and have the first process write the weights to `out`."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.backends.cudnn.allow_tf32 = False  # to be compared in float32
@@ -50,7 +51,7 @@ def main(device: str, out: str, steps: int) -> None:
     lots = Lots(make_sampling("poisson", _RECORDS, _LOT), seed=1)
     several: dict[str, Any] = {} if world == 1 else _on_one_device(device, world)
     trainer = pl.Trainer(
-        max_steps=steps,
+        max_steps=1,
         max_epochs=-1,
         callbacks=[DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4, seed=1)],
         accelerator="gpu" if device == "cuda" else "cpu",
@@ -77,4 +78,4 @@ def _on_one_device(device: str, world: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2])

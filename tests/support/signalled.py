@@ -1,4 +1,4 @@
-"""`python -m tests.run.signalled NUMBER STEP TIMES train …`: dpbench that gets a signal right after a step.
+"""`python -m tests.support.signalled NUMBER STEP TIMES train …`: dpbench that gets a signal right after a step.
 
 A test that watches a run from outside and sends the signal then may come too late on a busy machine.
 """
@@ -44,7 +44,7 @@ class Preempted(Signals):
 
 
 if __name__ == "__main__":
-    from tests.run import signalled  # spawned processes know this module by its name only
+    from tests.support import signalled  # spawned processes know this module by its name only
 
     observer = signalled.Signals(*map(int, sys.argv[1:4]))
     train.train = functools.partial(train.train, observers=[observer])
