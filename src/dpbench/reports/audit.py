@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,10 +52,10 @@ class AuditReport:
     left_out: Mapping[str, int]
     stored: Mapping[str, Any] | None = None
 
-    def to_json(self) -> str:
-        """The facts as JSON; infinite numbers are null."""
-        facts = {"run": str(self.run), **self.result.to_json(), "left_out": self.left_out, "stored": self.stored}
-        return json.dumps(facts, indent=2, allow_nan=False)
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For JSON; None in place of infinite numbers."""
+        return {"run": str(self.run), **self.result.to_json(), "left_out": self.left_out, "stored": self.stored}
 
     @property
     def text(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -260,14 +259,13 @@ def _epsilon(setting: TrainingSetting, name: str, value: float, accountant: str)
     return reached if math.isfinite(reached) else None
 
 
-def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, as_json: bool) -> str:
-    """Solve for what is missing.
+def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) -> dict[str, Any]:
+    """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
     Args:
         setting: Lacks one value.
         pattern: Of the queries.
         accountant: Name.
-        as_json: JSON instead of text.
 
     Raises:
         DPBenchError: See `solved`.
@@ -298,14 +296,15 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, 
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
     facts["neighbourhood"] = neighborhood(answer, accountant)
-    return json.dumps(facts, indent=2, allow_nan=False) if as_json else _text(facts)
+    return facts
 
 
 def _line(label: str, value: str, note: str = "") -> str:
     return f"{label:<24} {value:<12} {note}".rstrip()
 
 
-def _text(facts: dict[str, Any]) -> str:
+def calibration_text(facts: dict[str, Any]) -> str:
+    """Format the facts of a calibration for the terminal."""
     sought = facts["solved_for"]
     notes = {sought: "<- solved for"}
     if sought == "sample_rate":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +41,10 @@ class LabelReport:
     scores: LabelScores
     family: Family
 
-    def to_json(self) -> str:
-        """The facts as JSON; infinite numbers are null."""
-        return json.dumps({"run": str(self.run), **self.result.to_json()}, indent=2, allow_nan=False)
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For JSON; None in place of infinite numbers."""
+        return {"run": str(self.run), **self.result.to_json()}
 
     @property
     def text(self) -> str:
