@@ -82,14 +82,6 @@ def add_command(
     return parser
 
 
-def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add words that Hydra reads; a shell completes them."""
-    from dpbench.cli.completion import overrides
-
-    action = parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=help)
-    action.completer = overrides  # type: ignore[attr-defined]  # where argcomplete looks
-
-
 def add_runs(parser: argparse.ArgumentParser, help: str, remote: bool = False) -> None:
     """Add the positional argument of commands that read several runs.
 

@@ -31,7 +31,13 @@ def _completion(options: argparse.Namespace) -> Answer:
     return Answer(shellcode(["dpbench"], shell=options.shell))
 
 
-def overrides(prefix: str, **_: Any) -> list[str]:
+def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add words that Hydra reads; a shell completes them."""
+    action = parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=help)
+    action.completer = _overrides  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _overrides(prefix: str, **_: Any) -> list[str]:
     """The words of Hydra that a shell offers: GROUP=NAME, and KEY= of every setting in a configuration file.
 
     Hydra's own completion composes the configuration at each TAB, which takes seconds; these are read from its files.

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Answer, Commands, add_command, add_overrides, add_trust, folder, place
+from dpbench.cli.arguments import Answer, Commands, add_command, add_trust, folder, place
+from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -50,18 +51,18 @@ examples:
 _WORKFLOW = """\
 The words are those of one private training (dpbench train), without its noise. In turn:
 
-  0 batch    that of data.expected_batch_size, the largest that your time allows; scale optimizer.lr with it
+  0 lot      that of data.expected_batch_size, the largest that your time allows; scale optimizer.lr with it
   1 power    training without privacy on noise of the data's size and shape recalls more than 90 % of its random labels
-  2 noise    for each σ the same training with privacy: epsilon, labels recalled, fresh ones, an audit by labels
+  2 noise    for each z the same training with privacy: epsilon, labels recalled, fresh ones, an audit by labels
   3 chosen   the least noise at which training labels are recalled at most 10 points better than fresh ones, with
              95 % confidence, at all more noise too
-  4 data     that σ on the data themselves: constant bounds, adaptive ones, no privacy; epsilon claimed, sound, audited
+  4 data     that z on the data themselves: constant bounds, adaptive ones, no privacy; epsilon claimed, sound, audited
 
 Passing is no guarantee; epsilon is. Noise is public: choosing on it costs no privacy. Runs are kept (--runs) by the
 hash of their configuration and code: called again, the command runs only what is missing, and continues what was
 interrupted.
 
-exit status: 0 done, 1 the power check fails, no σ passes, or a run has failed.
+exit status: 0 done, 1 the power check fails, no z passes, or a run has failed.
 
 examples:
   dpbench workflow model=mlp data=mnist data.train_size=2000 --noise-multipliers 1,2,3,4 --margin 10

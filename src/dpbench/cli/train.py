@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dpbench.cli.arguments import Commands, add_command, add_overrides
+from dpbench.cli.arguments import Commands, add_command
+from dpbench.cli.completion import add_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
