@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dpbench.cli import main, parser
-from dpbench.cli.arguments import _RENAMED_OPTIONS, current_words
+from dpbench.cli.arguments import _RENAMED_OPTIONS, current_options
 
 RENAMED = [(command, old, new) for command, options in _RENAMED_OPTIONS.items() for old, new in options.items()]
 
 
 @pytest.mark.parametrize(("command", "old", "new"), RENAMED)
 def test_old_words_are_replaced(command: str, old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert current_words([command, old, "1"]) == [command, new, "1"]
-    assert current_words([command, "x", f"{old}=1"]) == [command, "x", f"{new}=1"]
+    assert current_options(command, [old, "1"]) == [new, "1"]
+    assert current_options(command, ["x", f"{old}=1"]) == ["x", f"{new}=1"]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all(line.startswith("dpbench: note: ") and new in line for line in lines)
-    assert current_words(["account", old, "1"]) == ["account", old, "1"]
+    assert current_options("account", [old, "1"]) == [old, "1"]
 
 
 @pytest.mark.parametrize(("command", "old", "new"), RENAMED)

@@ -61,6 +61,8 @@ def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert "Fréchet distance (digits_cnn features)" in shown and "logistic regression" in shown
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
     assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200 and found["judged_on"] == "test"
+    assert main(["evaluate", str(run), "--num-samples", "200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == found.keys()
     assert main(["evaluate", str(run), "--num-samples", "200", "--split", "val"]) == 1
     assert "held no records out" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 
 from dpbench import __version__
 from dpbench.cli import completion, experiments, privacy, publishing, results, train
-from dpbench.cli.arguments import Answer, OneLineParser, current_words, print_json
+from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
 from dpbench.run.started import is_first
 from dpbench.run.threads import wait_briefly
@@ -70,15 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> OneLineParser:
     """Return the parser of all commands."""
-    whole = OneLineParser(
+    root = OneLineParser(
         "dpbench",
         usage="dpbench [-h] [--version] COMMAND ...",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"dpbench {__version__}")
+    root.add_argument("--version", action="version", version=f"dpbench {__version__}")
     # argparse cannot group commands: the description lists them.
-    commands = whole.add_subparsers(
+    commands = root.add_subparsers(
         prog="dpbench",
         metavar="COMMAND",
         dest="command",
@@ -92,22 +92,22 @@ def parser() -> OneLineParser:
         lines += ["", f"{title}:"]
         for name, command in list(commands.choices.items())[first:]:
             lines.append(f"  {name:<12}{command.description}")
-    whole.description = "\n".join(lines)
-    return whole
+    root.description = "\n".join(lines)
+    return root
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    whole = parser()
-    (commands,) = (list(action.choices or ()) for action in whole._actions if action.dest == "command")
-    if words and not words[0].startswith("-") and words[0] not in commands:
-        near = difflib.get_close_matches(words[0], commands, 1)
-        whole.error(f"there is no command {words[0]}." + (f" Did you mean {near[0]}?" if near else ""))
-    options, rest = whole.parse_known_args(current_words(words) or ["--help"])
-    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:  # words after options, which argparse does not take by itself
-        options.words = [*options.words, *rest]
-    return options
+    root = parser()
+    (commands,) = (action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction))
+    name, *options = words or ["--help"]
+    if name in commands:
+        # Not by the root parser, whose subparsers accept no word of Hydra behind an option.
+        parsed: argparse.Namespace = commands[name].parse_intermixed_args(current_options(name, options))
+        return parsed
+    if not name.startswith("-"):
+        near = difflib.get_close_matches(name, commands, 1)
+        root.error(f"there is no command {name}." + (f" Did you mean {near[0]}?" if near else ""))
+    return root.parse_args([name, *options])  # --help or --version: exits
 
 
 def _answer(options: argparse.Namespace) -> int:

@@ -107,9 +107,9 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def current_words(words: Sequence[str]) -> list[str]:
-    """Replace renamed options in the words of a command, and say so on standard error."""
-    renamed = _RENAMED_OPTIONS.get(words[0], {}) if words else {}
+def current_options(command: str, words: Sequence[str]) -> list[str]:
+    """Replace renamed options in the words behind a command, and say so on standard error."""
+    renamed = _RENAMED_OPTIONS.get(command, {})
     current = []
     for word in words:
         option, equals, value = word.partition("=")

@@ -163,13 +163,13 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
-    from dpbench.reproduce.listing import COMPUTED_TABLES, listing
+    from dpbench.reproduce.listing import COMPUTED_TABLES, listed_tables, listing
 
     alone = not (options.words or options.status or options.replace or options.keep)
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
-        return Answer(listing())
+        return Answer(listing(), listed_tables())
     if options.json:
         raise ConfigurationError("--json goes with list: the files of a table are its data.")
     if options.table in COMPUTED_TABLES:
@@ -181,13 +181,13 @@ def _reproduce(options: argparse.Namespace) -> Answer:
     _refuse_idle_replacement(options)
     from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
 
-    held: Held = "stays"
+    existing: Held = "stays"
     if options.replace:
-        held = "replace"
+        existing = "replace"
     elif options.keep:
-        held = "keep"
+        existing = "keep"
     part = part_of(options.words)
-    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, held)
+    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, existing)
     return Answer(text, status=0 if good else 1)
 
 
