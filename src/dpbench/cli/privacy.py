@@ -9,7 +9,7 @@ from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
 from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, add_trust, integer, place, png
@@ -17,7 +17,6 @@ from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dpbench.reports.audit import AuditReport
-    from dpbench.reports.label_audit import LabelReport
 
 _ACCOUNT = """\
 accountants (--accountant NAME, several with commas, or all), and the sampling that each covers:
@@ -237,23 +236,19 @@ def _train_with_canaries() -> Path:
     return folder
 
 
-def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport | LabelReport, Path]:
+def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
     """Audit a run by its canaries or, one on noise, by its labels."""
+    from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
+    from dpbench.reports.plots import plot_audit
+    from dpbench.run.label_scores import is_on_noise, label_scores
     from dpbench.runs.folder import RunFolder
 
     run = RunFolder(folder)
-    if run.begun and not run.audit.exists():
-        from dpbench.run.label_scores import is_on_noise, label_scores
-
-        if is_on_noise(run):
-            from dpbench.reports.label_audit import audit_by_labels, plot_label_audit, require_private
-
-            require_private(run)
-            labels = audit_by_labels(run, label_scores(run, trust), confidence)
-            return labels, plot_label_audit(run.audit_picture, labels)
-    from dpbench.reports.audit import audit_run, refuse_unended
-    from dpbench.reports.audit_plot import plot_audit
-
-    refuse_unended(folder)
-    report = audit_run(folder, confidence)
+    report: AuditReport[Any]
+    if run.begun and not run.audit.exists() and is_on_noise(run):
+        require_private(run)
+        report = audit_by_labels(run, label_scores(run, trust), confidence)
+    else:
+        refuse_unended(folder)
+        report = audit_run(folder, confidence)
     return report, plot_audit(run.audit_picture, report)

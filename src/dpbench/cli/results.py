@@ -54,23 +54,23 @@ def _add_table(commands: Commands) -> None:
 
 
 def _table(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.groups import grouped, keys_of
-    from dpbench.reports.table import collect, markdown
+    from dpbench.reports.run_table import RunTable, grouped, keys_of
 
     if options.group_by is None:
-        frame = collect(options.sources, options.folder)
-        text = markdown(frame)
+        table = RunTable.read(options.sources)
+        text = table.to_csv(options.folder) if options.csv else table.to_markdown(options.folder)
+        records = table.to_records(options.folder)
     elif options.folder:
         raise ConfigurationError("--folder is of single runs, and a row of --group-by holds several: leave one out.")
     else:
         groups = grouped(options.sources, keys_of(options.group_by))
-        frame = groups.frame
-        text = groups.text
-        if options.csv or options.json:
+        text = groups.to_csv() if options.csv else groups.to_markdown()
+        records = groups.to_records()
+        if options.csv or options.json:  # Markdown has them below the table
             for line in groups.notes:
                 note(line)
     _note_shared_noise(options.sources)
-    return Answer(frame.to_csv(index=False).rstrip("\n") if options.csv else text, frame.to_dict("records"))
+    return Answer(text.rstrip("\n"), records)
 
 
 def _note_shared_noise(sources: Sequence[Path]) -> None:
@@ -104,27 +104,21 @@ def _add_compare(commands: Commands) -> None:
         action="store_true",
         help="mean ± standard deviation of runs that differ by their seed only",
     )
+    add_json(parser)
 
 
 def _compare(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.compare import compare, draw
-    from dpbench.reports.compared import load, over_seeds
+    from dpbench.reports.plots import draw_comparison
+    from dpbench.reports.run_table import RunTable
 
-    runs = []
-    for source in options.sources:
-        if source.startswith("wandb:"):
-            from dpbench.reports.wandb_runs import recorded
-
-            runs += recorded(source.removeprefix("wandb:"))
-        else:
-            runs += load(source)
+    table = RunTable.read_sources(options.sources)
     if options.mean:
-        runs = over_seeds(runs)
-    text = compare(runs)
+        table = table.over_seeds()
     options.plot.parent.mkdir(parents=True, exist_ok=True)
-    picture = draw(runs, options.plot, options.axis)
+    picture = draw_comparison(table, options.plot, options.axis)
     _note_shared_noise([Path(source) for source in options.sources if Path(source).is_dir()])
-    return Answer(f"{text}\n\ncurves: {picture or 'none of these logged any'}")
+    text = f"{table.compare()}\n\ncurves: {picture or 'none of these logged any'}"
+    return Answer(text, table.compared_records())
 
 
 def _add_report(commands: Commands) -> None:
@@ -149,7 +143,7 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> Answer:
     from dpbench.reports.account import accountant_names
-    from dpbench.reports.page.write import write_report
+    from dpbench.reports.page import write_report
 
     accountants = accountant_names(options.accountant)
     return Answer(f"report: {write_report(options.sources, options.out, accountants, options.force)}")

@@ -25,10 +25,10 @@ from dpbench.privacy.accounting.ledger import Ledger, check_one_population, chec
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
-from dpbench.reports.ledgers import find_ledgers, runs_without_privacy, shown_range, shown_uncovered
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
-from dpbench.runs.ledgers import noise_of, read_run_ledger
+from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
+from dpbench.runs.numbers import range_text, uncovered_text
 
 _NOMINAL_POPULATION = "nominal: the runs had fewer or more; no guarantee of theirs"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -326,17 +326,17 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
         lines["epsilon microbatch"] = (
             f"{_cell(facts['epsilon_microbatch'])} nominal, for a fixed microbatch as the unit"
         )
-    lines["noise multiplier"] = shown_range(facts["noise_multiplier"])
+    lines["noise multiplier"] = range_text(facts["noise_multiplier"])
     if "noise_std_over_max_grad_norm" in facts:
-        lines["noise / max_grad_norm"] = shown_range(facts["noise_std_over_max_grad_norm"])
-    rate = f"rate {shown_range(facts['sample_rate'])}"
+        lines["noise / max_grad_norm"] = range_text(facts["noise_std_over_max_grad_norm"])
+    rate = f"rate {range_text(facts['sample_rate'])}"
     for process in _own_processes(ledger):
         lines["noise process"] = f"{process}, not dpbench's: its cost is what each line says, and nothing checks it"
-    lines["lots"] = f"{shown_range(facts['expected_batch_size'])} {facts['unit']}s, {rate}"
+    lines["lots"] = f"{range_text(facts['expected_batch_size'])} {facts['unit']}s, {rate}"
     for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
         if key in facts and not (key == "accountant" and len(values) > 1):
             lines[key.replace("_", " ")] = str(facts[key])
-    uncovered = shown_uncovered(facts)
+    uncovered = uncovered_text(facts)
     if uncovered is not None:
         lines["uncovered delta"] = uncovered
     if facts["nominal_population"]:
@@ -360,7 +360,7 @@ def _text_of_several(facts: dict[str, Any]) -> str:
     )
     labels = {name: _label(basis, name) for name, basis in facts["bases"].items()}
     notes = ["", common + ".", *(f"{name}: {label}" for name, label in labels.items() if label)]
-    uncovered = {run["run"]: shown_uncovered(run) for run in facts["runs"]}
+    uncovered = {run["run"]: uncovered_text(run) for run in facts["runs"]}
     notes += [f"{name}: uncovered delta {line}." for name, line in uncovered.items() if line is not None]
     if "selection" in facts:
         notes += _SELECTION_CONDITIONS
@@ -392,7 +392,7 @@ def _rows_of_several(facts: dict[str, Any]) -> list[list[str]]:
 
 def _row_of_run(run: dict[str, Any], accountants: Sequence[str]) -> list[str]:
     mark = "" if run["complete"] else " (not intact)"
-    noise = shown_range(run["noise_multiplier"]) if "noise_multiplier" in run else "–"
+    noise = range_text(run["noise_multiplier"]) if "noise_multiplier" in run else "–"
     return [run["run"] + mark, str(run["steps"]), noise, *(_cell(run["epsilons"][name]) for name in accountants)]
 
 

@@ -14,9 +14,8 @@ from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, 
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
-from dpbench.reports.ledgers import find_ledgers
 from dpbench.reports.nominal import sampling_at
-from dpbench.runs.ledgers import read_run_ledger
+from dpbench.runs.ledgers import find_ledgers, read_run_ledger
 
 FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
 _SHOWN_QUERIES = 12

@@ -10,10 +10,9 @@ from dpbench.errors import DPBenchError
 from dpbench.files import from_here, typed
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
-from dpbench.reports.audited import CONFIDENCE
-from dpbench.reports.ledgers import shown_noise
 from dpbench.runs.folder import Run, RunFolder
-from dpbench.runs.record import doubt, is_audited
+from dpbench.runs.numbers import noise_text
+from dpbench.runs.record import CONFIDENCE, doubt, is_audited
 from dpbench.runs.shared_noise import shared_with_neighbors
 
 
@@ -22,14 +21,13 @@ class EndOfRun:
 
     def draw(self, run: Run) -> dict[str, Path]:
         """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""
-        from dpbench.reports.curves import plot_curves, show_private_records
-        from dpbench.reports.diagnostics_plot import plot_diagnostics
+        from dpbench.reports.plots import plot_curves, plot_diagnostics, shows_private_records
 
         picture = plot_curves(run.folder, run.config["run"]["name"])
         plot_diagnostics(run.folder, run.config["run"]["name"])
         if picture is None:
             return {}
-        return {f"{'nonprivate/' if show_private_records(run.folder) else ''}curves": picture}
+        return {f"{'nonprivate/' if shows_private_records(run.folder) else ''}curves": picture}
 
     def audit(self, run: Run) -> Mapping[str, Any] | None:
         """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
@@ -98,7 +96,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         for name, value in privacy.get("epsilon_microbatch", {}).items():
             shown = "not computed" if value is None else f"{value:.3f}"
             rows.append((f"epsilon ({name.upper()})", f"{shown} nominal, for a fixed microbatch as the unit"))
-    rows += [("noise", shown_noise(privacy))] if "noise_multiplier" in privacy else []
+    rows += [("noise", noise_text(privacy))] if "noise_multiplier" in privacy else []
     rows += _held_out(record["config"].get("data") or {}) + _times(record)
     rows += [("ledger", privacy["damage"])] if "damage" in privacy else []
     rows += [("shared noise", line) for line in shared_with_neighbors(folder)]

@@ -14,8 +14,7 @@ from scipy import stats
 
 from dpbench.files import write_json
 from dpbench.privacy.canaries.labels import LabelScores
-from dpbench.reports.audit import audit_run
-from dpbench.reports.label_audit import audit_by_labels
+from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.workflow.plan import Plan
 from dpbench.run.label_scores import label_scores
