@@ -126,7 +126,7 @@ def test_another_confidence_tells_what_tables_show(tmp_path: Path) -> None:
     assert "in tables" not in audit_run(run.path).text  # the same
     report = audit_run(run.path, 0.5)
     assert f"in tables    >= {kept['audited']['family']:.2f}, CONSISTENT, at 95 % confidence" in report.text
-    facts = json.loads(report.to_json())
+    facts = json.loads(json.dumps(report.facts, allow_nan=False))
     assert facts["stored"] == kept and facts["audited"] > kept["audited"]["family"]
 
 

@@ -21,7 +21,7 @@ import pytest
 from submitit.core.utils import FailedJobError
 
 from dpbench.cli import main
-from dpbench.cli.reproduce import part_of
+from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.reproduce.listing import COMPUTED_TABLES

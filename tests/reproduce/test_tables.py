@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpbench.cli.reproduce import part_of
+from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.choices import with_choices
 from dpbench.reproduce.jobs import table_jobs
@@ -27,7 +27,7 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
     job = table_jobs(table, conf_dir(), tmp_path)[0]
     train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
-    judge = ["evaluate", job.folder, "--n", "60000", "--on", "test"]
+    judge = ["evaluate", job.folder, "--num-samples", "60000", "--split", "test"]
     assert job.commands() == [train, judge] and job.state() == "new"
     job.path.mkdir(parents=True)
     (job.path / "config.yaml").touch()

@@ -127,8 +127,6 @@ def test_a_plan_of_words() -> None:
         ([*TINY, "launcher=teleport"], "there is no launcher=teleport"),
         ([*TINY, "seed=1,2"], "must be one whole number"),
         ([*TINY, "nonsense"], "is no setting: write KEY=VALUE"),
-        ([*TINY, "--z", "0,1"], "--z lists positive noise multipliers"),
-        ([*TINY, "--z", "a"], "--z lists positive noise multipliers"),
         ([*TINY, "--margin", "0"], "--margin is a number of points"),
         ([*TINY, "--status", "--replace"], "leave one of them out"),
         (["model=mlp", "data=random_noise"], "data=random_noise is none"),
@@ -161,7 +159,7 @@ def test_the_page(tmp_path: Path) -> None:
     page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     for words in (
         "dpbench workflow model=mlp data=mnist",
-        "seed=3 --margin 10 --z 1,2",
+        "seed=3 --margin 10 --noise-multipliers 1,2",
         "chosen",
         "59 %",
         "no guarantee",
@@ -198,7 +196,7 @@ def test_without_power_it_stops(
 ) -> None:
     monkeypatch.setattr(workflow, "sweep", in_this_process)
     places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
-    words = ["workflow", *TINY, "trainer.max_steps=5", "--z", "1", *places]
+    words = ["workflow", *TINY, "trainer.max_steps=5", "--noise-multipliers", "1", *places]
     assert main([*words, "--status"]) == 1
     assert "0/1 done" in capsys.readouterr().out and not (tmp_path / "out").exists()
     assert main(words) == 1
@@ -211,7 +209,7 @@ def test_without_power_it_stops(
 def test_the_whole(tmp_path: Path) -> None:
     """On 200 images: the most noise passes, the least does not; what diverges by so much noise is said."""
     places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
-    words = ["workflow", *TINY, "trainer.max_steps=150", "--z", "1,30", *places]
+    words = ["workflow", *TINY, "trainer.max_steps=150", "--noise-multipliers", "1,30", *places]
     assert main(words) == 1
     folder = tmp_path / "out" / "workflow_digits_mlp"
     page = (folder / "README.md").read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from dpbench.cli import main
+from dpbench.cli.arguments import Answer
 from dpbench.errors import ConfigurationError
 from dpbench.run import launch, objective
 from dpbench.run.build import build_trainer, module_for, plain
@@ -366,7 +367,7 @@ def test_other_commands(words: str, message: str, capsys: pytest.CaptureFixture[
 def test_letters_that_a_terminal_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    monkeypatch.setattr("dpbench.cli.table.run", lambda options: print("σ = 1") or 0)
+    monkeypatch.setattr("dpbench.cli.results._table", lambda options: Answer("σ = 1"))
     assert main(["table", "x"]) == 0
     sys.stdout.flush()
     assert raw.getvalue() == b"? = 1\n"
@@ -384,11 +385,14 @@ USAGE = [
     "account",
     "account x --delta abc",
     "table --csv -q",
+    "table x --csv --json",
+    "workflow --noise-multipliers 0,1",
+    "workflow --noise-multipliers a",
     "account x --plot a.pdf",
 ]
 
 
-EMPTY = ["table ''", "compare ''", "sample '' --n 3 --out x", "resume ''"]
+EMPTY = ["table ''", "compare ''", "sample '' --num-samples 3 --out x", "resume ''"]
 
 
 @pytest.mark.parametrize("words", [*USAGE, *EMPTY, "compare x --plot ."])

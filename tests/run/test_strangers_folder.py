@@ -66,8 +66,8 @@ def poison(run: Path, mark: Path) -> None:
 COMMANDS = {
     "resume": "resume classifier trainer.max_steps=4",
     "export": "export classifier --out out",
-    "sample": "sample gan --n 4 --out out",
-    "evaluate": "evaluate gan --n 100",
+    "sample": "sample gan --num-samples 4 --out out",
+    "evaluate": "evaluate gan --num-samples 100",
     "labels": "audit noise",
 }
 WITHOUT_CHECKPOINT = ("account classifier", "table classifier", "compare classifier noise", "report classifier")

@@ -105,8 +105,8 @@ def test_configurations(content: bytes, tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     one_line(capsys, path, "resume", tmp_path)
-    one_line(capsys, path, "sample", tmp_path, "--n", "1", "--out", tmp_path / "out")
-    one_line(capsys, path, "evaluate", tmp_path, "--n", "100")
+    one_line(capsys, path, "sample", tmp_path, "--num-samples", "1", "--out", tmp_path / "out")
+    one_line(capsys, path, "evaluate", tmp_path, "--num-samples", "100")
 
 
 @pytest.mark.parametrize("content", NO_CHECKPOINT)
@@ -116,8 +116,8 @@ def test_checkpoints(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     path.write_bytes(content)
     one_line(capsys, path, "resume", tmp_path / "run", *QUIET)
-    one_line(capsys, path, "sample", tmp_path / "run", "--n", "1", "--out", tmp_path / "out")
-    one_line(capsys, path, "evaluate", tmp_path / "run", "--n", "100")
+    one_line(capsys, path, "sample", tmp_path / "run", "--num-samples", "1", "--out", tmp_path / "out")
+    one_line(capsys, path, "evaluate", tmp_path / "run", "--num-samples", "100")
 
 
 def test_checkpoints_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dpbench.cli.arguments import Commands, add_command
+from dpbench.cli.completion import add_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -25,11 +26,6 @@ examples:
   dpbench train --cfg job                           print the composed configuration
   dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice
   dpbench resume runs/demo                          continue it after Ctrl-C, a crash or a full disk
-  dpbench account runs/demo --accountant pld --delta 1e-6
-  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
-  dpbench reproduce claims                          every epsilon that the papers print, recomputed
-  dpbench table runs multirun                       finished runs side by side
-  dpbench sample RUN --n 1000 --out runs/synthetic  images of a GAN (dpbench train experiment=digits_gan)
 """
 
 _HELP = """\
@@ -46,7 +42,7 @@ Any key of the composed configuration can be overridden; `dpbench train --cfg jo
 
 def add_parser(commands: Commands) -> None:
     """List the command; Hydra reads its words."""
-    add_command(commands, "train", "train and test a model (Hydra overrides)", add_help=False)
+    add_overrides(add_command(commands, "train", "Train and test a model.", add_help=False), "overrides of Hydra")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ _SEEDED = (
     "settings can compute it and subtract it. For a model that is to protect anybody train with strategy.secure=true."
 )
 _INPUTS = ("name", "scale", "image_size", "features")
+_FOREIGN = "loading these weights requires the code that defines it."
 
 
 def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def build_file(network: Network) -> dict[str, Any]:
         inputs.pop("scale", None)
     found["inputs"] = inputs
     if not network.ours:
-        found["note"] = f"{network.target} is no class of dpbench: who loads these weights needs the code that has it."
+        found["note"] = f"{network.target} is not a class of dpbench: {_FOREIGN}"
     return found
 
 
@@ -173,7 +174,7 @@ def _use(network: Network) -> list[str]:
         "",
     ]
     if not network.ours:
-        return [*lines, f"`{network.target}` is no class of dpbench: the code that has it is needed."]
+        return [*lines, f"`{network.target}` is not a class of dpbench: {_FOREIGN}"]
     return [*lines, f"Inputs are prepared as `inputs` of {BUILD} says (`data.*` of dpbench)."]
 
 

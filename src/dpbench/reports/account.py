@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ class AccountingReport:
     """The epsilons of ledgers.
 
     Attributes:
-        facts: For JSON.
+        facts: For JSON; None in place of infinite numbers.
         text: For people.
         damage: What is wrong with which ledger; empty if all are intact.
         doubt: None, or why δ is too large to mean anything.
@@ -80,10 +79,6 @@ class AccountingReport:
     damage: dict[str, str]
     doubt: str | None
     ledgers: dict[str, Ledger] = field(repr=False)
-
-    def to_json(self) -> str:
-        """The facts as JSON; infinite numbers are null."""
-        return json.dumps(self.facts, indent=2, allow_nan=False)
 
 
 def accountant_names(words: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,12 +63,13 @@ class AuditReport(Generic[Result]):
     left_out: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, Any] | None = None
 
-    def to_json(self) -> str:
-        """The facts as JSON; infinite numbers are null."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For JSON; None in place of infinite numbers."""
         facts = {"run": str(self.run), **self.result.to_json()}
         if isinstance(self.result, AuditResult):
             facts |= {"left_out": self.left_out, "stored": self.stored}
-        return json.dumps(facts, indent=2, allow_nan=False)
+        return facts
 
     @property
     def text(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -262,14 +261,13 @@ def _epsilon(setting: TrainingSetting, name: str, value: float, accountant: str)
     return reached if math.isfinite(reached) else None
 
 
-def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, as_json: bool) -> str:
-    """Solve for what is missing.
+def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) -> dict[str, Any]:
+    """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
     Args:
         setting: Lacks one value.
         pattern: Of the queries.
         accountant: Name.
-        as_json: JSON instead of text.
 
     Raises:
         DPBenchError: See `solved`.
@@ -302,8 +300,11 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str, 
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
     facts["neighbourhood"] = neighborhood(answer, accountant)
-    if as_json:
-        return json.dumps(facts, indent=2, allow_nan=False)
-    title = ACCOUNTANTS[accountant].title
+    return facts
+
+
+def calibration_text(facts: dict[str, Any]) -> str:
+    """Format the facts of a calibration for the terminal."""
+    title = ACCOUNTANTS[facts["accountant"]].title
     text = render("calibrate.txt", **facts, accountant_title=title, factors=FACTORS, most_queries=_MOST_QUERIES)
     return text.rstrip("\n")

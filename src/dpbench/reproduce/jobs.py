@@ -112,7 +112,11 @@ class Job:
         """Commands that are left to do, as words after `dpbench`."""
         if self._complete():
             return []
-        judge = [["evaluate", self.folder, "--n", str(_IMAGES), "--on", self.evaluated]] if self.evaluated else []
+        judge = (
+            [["evaluate", self.folder, "--num-samples", str(_IMAGES), "--split", self.evaluated]]
+            if self.evaluated
+            else []
+        )
         if self.run.finished:
             return judge
         anew = ["train", *self.words, f"hydra.run.dir='{self.folder}'"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpbench.reproduce.tables import read_table, table_names
 from dpbench.run.search_path import conf_dir
@@ -41,10 +42,22 @@ COMPUTED_TABLES = {
 }
 
 
+def listed_tables() -> list[dict[str, Any]]:
+    """Name, title and hours on two cores of each table; None for those that are computed without training."""
+    listed: list[dict[str, Any]] = []
+    for name, computed in COMPUTED_TABLES.items():
+        listed.append({"name": name, "title": computed.title, "hours": None})
+    for name in table_names(conf_dir()):
+        table = read_table(name, conf_dir())
+        listed.append({"name": table.name, "title": table.title, "hours": table.hours})
+    return listed
+
+
 def listing() -> str:
     """Names, titles and hours of all tables."""
-    tables = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
-    lines = {name: one.title for name, one in COMPUTED_TABLES.items()}
-    lines |= {table.name: f"{table.title} (about {table.hours:g} hours on two cores)" for table in tables}
+    lines = {}
+    for table in listed_tables():
+        hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
+        lines[table["name"]] = f"{table['title']}{hours}"
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {title}" for name, title in lines.items())

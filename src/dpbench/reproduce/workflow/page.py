@@ -76,12 +76,13 @@ def chosen_text(outcome: Outcome) -> str:
     if chosen is None:
         return (
             f"3 chosen   none: at z = {most.noise_multiplier:g} the limit is {_points(most.limit)}, and it is the most "
-            "that was tried.\n           Ask for more noise (--z), fewer steps, a larger lot, or a wider --margin."
+            "that was tried.\n           Ask for more noise (--noise-multipliers), fewer steps, larger batches, or a "
+            "wider --margin."
         )
     epsilon = _number(chosen.epsilon)
     told = f"3 chosen   z = {chosen.noise_multiplier:g}, epsilon {epsilon}: it passes, and so does all more noise"
     if chosen is least:
-        return f"{told}; the least that was tried, and less may pass too (--z)"
+        return f"{told}; the least that was tried, and less may pass too (--noise-multipliers)"
     below = outcome.noise[: outcome.noise.index(chosen)]
     doubted = any(one.passes(outcome.margin) for one in below)
     return f"{told}; of less noise some passes and some does not, and is not trusted" if doubted else told
@@ -200,7 +201,7 @@ def _page(outcome: Outcome, tables: list[str]) -> str:
     plan = outcome.plan
     command = f"dpbench workflow {shlex.join(plan.words)}" + (f" seed={plan.seed}" if plan.seed else "")
     settings = f"--margin {100 * outcome.margin:g}"
-    settings += " --z " + ",".join(f"{z:g}" for z in plan.noise)
+    settings += " --noise-multipliers " + ",".join(f"{z:g}" for z in plan.noise)
     assert outcome.power is not None
     lines = [
         f"# Calibrated on noise, then trained: {plan.model} on {plan.data}",

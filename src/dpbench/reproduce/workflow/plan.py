@@ -164,7 +164,7 @@ def _refuse_word(word: str) -> None:
         raise ConfigurationError(f"{word!r} is no setting: write KEY=VALUE or GROUP=NAME, as for dpbench train.")
     if key in ("strategy.noise_multiplier", "strategy.target_epsilon"):
         raise ConfigurationError(
-            f"{word}: the noise is what the workflow chooses; --z says which is tried. Leave it out."
+            f"{word}: the noise is what the workflow chooses; --noise-multipliers says which are tried. Leave it out."
         )
     if key != "seed" and key.startswith(_OF_THE_RUN):
         raise ConfigurationError(f"{word}: the workflow sets {key} of its runs itself. Leave it out.")
