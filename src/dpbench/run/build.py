@@ -23,14 +23,12 @@ from dpbench.models import train_only
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run import processes
-from dpbench.run.averaging import moving_average
 from dpbench.run.checks import CALLBACK, Kind, class_of, parts_made_later
 from dpbench.run.devices import several
-from dpbench.run.exposure import Exposure
+from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.options import options_of
 from dpbench.run.search_path import choices_of
 from dpbench.run.started import options_of_started, started
-from dpbench.run.training_records import TrainingRecords
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
