@@ -100,10 +100,8 @@ def origin_of(hydra: Any) -> Origin:
     swept = (hydra.callbacks.get("folders") or {}).get("swept") or ()
     folder = Path(str(hydra.sweep.dir)).absolute()
     # As a user sees the sweep: from here, or by the last two parts of its path.
-    if folder.is_relative_to(Path.cwd()):
-        sweep = folder.relative_to(Path.cwd())
-    else:
-        sweep = Path(*folder.parts[-2:])
+    is_below = folder.is_relative_to(Path.cwd())
+    sweep = folder.relative_to(Path.cwd()) if is_below else Path(*folder.parts[-2:])
     return Origin(said, sweep.as_posix(), _words_of_keys(words, swept))
 
 
@@ -402,22 +400,27 @@ def mirror_result(
     privacy = record["privacy"]
     audit = privacy.get("audit") or {}
     limits = audit.get("audited", {})
-    figures = {f"privacy/{name}": privacy.get(name) for name in _PRIVACY}
-    for name, epsilon in privacy["epsilon"].items():
-        figures[f"privacy/epsilon_{name}"] = epsilon
-    for name, epsilon in privacy.get("epsilon_microbatch", {}).items():
-        figures[f"privacy/nominal_epsilon_microbatch_{name}"] = epsilon
-    for name, limit in limits.items():
-        figures[f"privacy/audited_epsilon_{name}"] = limit
-    figures["privacy/audited_epsilon"] = limits.get(str(audit.get("shown")))
-    figures["privacy/audited_verdict"] = audit.get("verdict")
-    figures["privacy/audited_confidence"] = audit.get("confidence")
-    for name in _PROVENANCE:
-        figures[name] = record.get(name)
-    for name, value in best.items():
-        figures[f"best/{name}"] = value
-    figures |= record["metrics"]
-    wandb.run.summary.update({name: value for name, value in figures.items() if value is not None})
+    audited = {
+        "epsilon": limits.get(str(audit.get("shown"))),
+        "verdict": audit.get("verdict"),
+        "confidence": audit.get("confidence"),
+    }
+    figures = {
+        **_prefixed("privacy/", {name: privacy.get(name) for name in _PRIVACY}),
+        **_prefixed("privacy/epsilon_", privacy["epsilon"]),
+        **_prefixed("privacy/nominal_epsilon_microbatch_", privacy.get("epsilon_microbatch", {})),
+        **_prefixed("privacy/audited_epsilon_", limits),
+        **_prefixed("privacy/audited_", audited),
+        **_prefixed("best/", best),
+        **_prefixed("", {name: record.get(name) for name in _PROVENANCE}),
+        **_prefixed("", record["metrics"]),
+    }
+    wandb.run.summary.update(figures)
+
+
+def _prefixed(prefix: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Names below a prefix of those figures that there are."""
+    return {f"{prefix}{name}": value for name, value in figures.items() if value is not None}
 
 
 def finish_wandb(run: Run, loggers: Iterable[Logger], failed: bool = False) -> None:
@@ -563,7 +566,9 @@ class EvaluationRow(pl.Callback):
                 with suppress(ConfigurationError):  # it does not cover the sampling
                     epsilons[name] = epsilon_here(strategy, name)
             self._spent += time.monotonic() - before
-        return {f"privacy/epsilon_{name}": value for name, value in epsilons.items() if math.isfinite(value)}
+        # An infinite epsilon is no point of a curve.
+        finite = {name: value for name, value in epsilons.items() if math.isfinite(value)}
+        return _prefixed("privacy/epsilon_", finite)
 
 
 def _private_strategy(trainer: pl.Trainer) -> PrivateStrategy | None:
@@ -600,9 +605,7 @@ def log_end(loggers: Iterable[Logger], record: Mapping[str, Any], checkpoint: Ma
         checkpoint: The last one: optimizers may have been in another process.
     """
     values = learning_rates(state["param_groups"] for state in checkpoint["optimizer_states"])
-    for name, epsilon in record["privacy"]["epsilon"].items():
-        if epsilon is not None:
-            values[f"privacy/epsilon_{name}"] = epsilon
+    values |= _prefixed("privacy/epsilon_", record["privacy"]["epsilon"])
     _log_values(loggers, values, record["steps"])
 
 
