@@ -102,7 +102,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pl.Trainer, "fit", capped)
     monkeypatch.setattr("dpbench.reports.plots.plot_curves", lambda *_: None)
     monkeypatch.setattr("dpbench.reports.plots.plot_diagnostics", lambda *_: None)
-    monkeypatch.setattr("dpbench.run.wandb_log.wandb_logger", lambda *_: pytest.fail("wandb was asked for"))
+    monkeypatch.setattr("dpbench.run.logs.wandb_logger", lambda *_: pytest.fail("wandb was asked for"))
     monkeypatch.chdir(tmp_path)
 
 

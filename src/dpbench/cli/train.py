@@ -72,10 +72,9 @@ def report_sweep(sweep: Sweep) -> None:
     for page in end.pages:
         print(f"  written to      {page}")
     if end.logged is not None:
-        from dpbench.run.sweep_table import log_table
+        from dpbench.run.logs import log_table
 
-        frame = end.groups.frame
-        opening = log_table(sweep.folder, *end.logged, list(map(str, frame)), frame.astype(object).to_numpy().tolist())
+        opening = log_table(sweep.folder, *end.logged, end.groups.frame)
         print(f"  wandb           {opening}")
 
 

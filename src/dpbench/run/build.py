@@ -27,13 +27,11 @@ from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run import processes
-from dpbench.run.averaging import moving_average
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
 from dpbench.run.devices import several
-from dpbench.run.exposure import Exposure
+from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.search_path import choices_of
 from dpbench.run.started import options_of_started, started
-from dpbench.run.training_records import TrainingRecords
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
 from dpbench.strategies import FederatedAveraging, PrivateStrategy

@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -153,3 +154,9 @@ def write_hydra_files(folder: RunFolder, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         folder.hydra.mkdir(exist_ok=True)
         (folder.hydra / name).write_text(text, encoding="utf-8")
+
+
+def folder_key() -> str:
+    """The setting that says where the run at hand lies: a job of a sweep is moved with its sweep."""
+    swept = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    return "hydra.sweep.dir" if swept else "hydra.run.dir"

@@ -213,8 +213,7 @@ def _check_search_path(entries: Sequence[Any]) -> None:
 
 def _check_job(cfg: DictConfig) -> dict[str, Any]:
     from dpbench.run.build import plain
-    from dpbench.run.loggers import require_installed
-    from dpbench.run.wandb_log import environment_mode
+    from dpbench.run.logs import environment_mode, require_installed
 
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     config = plain(own)

@@ -23,18 +23,16 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, In
 from dpbench.files import remove_torn
 from dpbench.guards.earlier_fits import PRIVATE_PAST
 from dpbench.privacy import native
-from dpbench.run import build, wandb_log
+from dpbench.run import build, logs
 from dpbench.run.allocator import keep_large_blocks
 from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.run.config import check_config
 from dpbench.run.deadline import deadline_of
 from dpbench.run.earlier_stage import weights_before, with_earlier_stage
-from dpbench.run.evaluation_row import EvaluationRow, log_end
 from dpbench.run.extension import Reopened, require_extendable
-from dpbench.run.hydra_folder import hydra_files, made_apart, output_dir, write_hydra_files
-from dpbench.run.loggers import build_loggers
+from dpbench.run.hydra_folder import folder_key, hydra_files, made_apart, output_dir, write_hydra_files
+from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of
 from dpbench.run.objective import optimizes, refuse_choice, value_of
-from dpbench.run.origin import Origin, folder_key, origin_of
 from dpbench.run.progress import RunProgress, bars, quiet
 from dpbench.run.requeue import note_job, resuming, started_again
 from dpbench.run.saved_config import read_config, require_resumable, write_config
@@ -210,7 +208,7 @@ def _train(
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
         if config["logger"].get("wandb") and is_first():
-            wandb_log.finish_wandb(run, loggers, failed)
+            logs.finish_wandb(run, loggers, failed)
 
 
 def _select_engine(config: dict[str, Any]) -> None:
@@ -392,8 +390,8 @@ def _finish(
     record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
     log_end(trainer.loggers[1:], record, kept)
     if in_wandb := config["logger"].get("wandb"):
-        wandb_log.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
+        logs.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
     if reporter is not None:
-        opening = wandb_log.how_to_open(folder) if in_wandb else "not logged"
+        opening = logs.how_to_open(folder) if in_wandb else "not logged"
         reporter.summarize(run, record, opening)
     return record
