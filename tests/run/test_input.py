@@ -446,15 +446,22 @@ def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pyt
         assert re.search(message, command_line.explain(error, line, conf_dir(), "config"))
 
 
-@pytest.mark.parametrize(("choice", "of_hydra"), [("submitit", "submitit_slurm"), ("submitit_local", "submitit_local")])
+@pytest.mark.parametrize(
+    ("choice", "of_hydra", "end"),
+    [
+        ("submitit", "submitit_slurm", '[submitit]".'),
+        ("submitit_local", "submitit_local", '[submitit]".'),
+        ("ray", "dpbench_ray", 'plugins/dpbench-ray".'),
+    ],
+)
 def test_a_launcher_that_is_missing_is_called_as_in_the_command(
-    choice: str, of_hydra: str, monkeypatch: pytest.MonkeyPatch
+    choice: str, of_hydra: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command_line, "find_spec", lambda name: None)
     error = MissingConfigException("", f"hydra/launcher/{of_hydra}", [])
     line = command_line.CommandLine.parse(["-m", f"launcher={choice}"])
     told = command_line.explain(error, line, conf_dir(), "config")
-    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith('[submitit]".')
+    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith(end)
 
 
 def test_several_devices_spawn_processes() -> None:

@@ -36,8 +36,12 @@ from dpbench.runs.command import key_of
 
 _QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 _COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
-_EXTRAS = {"submitit": "launcher", "ray": "launcher", "optuna": "sweeper"}
-"""Extras of dpbench that Hydra finds as plug-ins, with their group."""
+_EXTRAS = {
+    "hydra/launcher/submitit": ("submitit", "launcher=submitit", "hydra_plugins.hydra_submitit_launcher"),
+    "hydra/launcher/dpbench_ray": ("ray", "launcher=ray", "hydra_plugins.dpbench_ray_launcher"),
+    "hydra/sweeper/optuna": ("optuna", "hydra/sweeper=optuna", "hydra_plugins.hydra_optuna_sweeper"),
+}
+"""What Hydra looks for, by the beginning of its path: name of the extra, setting and plug-in."""
 _SWEEPERS = {"ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"}
 """Hydra's other sweepers, with their packages."""
 
@@ -203,14 +207,10 @@ def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: 
         if path.startswith(f"{key_of(word)}/"):
             group = key_of(word)
     choice = path.removeprefix(f"{group}/")
-    for extra, kind in _EXTRAS.items():
-        plugin = f"hydra_plugins.hydra_{extra}_{kind}"
-        if path.startswith(f"hydra/{kind}/{extra}") and find_spec(plugin) is None:
-            setting = f"{'hydra/' if kind == 'sweeper' else ''}{kind}={extra}"
-            for word in line.overrides:  # launcher=submitit_local
-                if word.startswith(setting):
-                    setting = word
-            return f"{setting} is not installed: {installing(extra)}."
+    for beginning, (extra, setting, plugin) in _EXTRAS.items():
+        if path.startswith(beginning) and find_spec(plugin) is None:
+            word = next((word for word in line.overrides if word.startswith(setting)), setting)  # submitit_local, too
+            return f"{word} is not installed: {installing(extra)}."
     if group == "hydra/sweeper" and choice in _SWEEPERS:
         return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
     names = sorted({*options, *groups_of(conf, *plugin_dirs()).get(group, [])})
