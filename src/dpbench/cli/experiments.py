@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,10 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> Answer:
-    from dpbench.run.launch import launch_again
+    from dpbench.run.jobs import resume
 
-    return Answer(status=launch_again(options.folder, options.words, train.training_job(options.trust)))
+    job = partial(train.train_and_report, trust=options.trust)
+    return Answer(status=resume(options.folder, options.words, job))
 
 
 def _add_priors(commands: Commands) -> None:
@@ -111,7 +113,7 @@ def priors(options: argparse.Namespace) -> int:
     if not options.words or "-h" in options.words or "--help" in options.words:
         print(_PRIORS)
         return 0
-    from dpbench.run.launch import launch
+    from dpbench.run.jobs import launch
     from dpbench.run.priors import priors_job
 
     with TemporaryDirectory() as folder:

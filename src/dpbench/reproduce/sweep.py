@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 
 from dpbench.errors import Interrupted
 from dpbench.reproduce.jobs import Job, read_jobs, run_job, write_jobs
-from dpbench.run.launch import launch
-from dpbench.run.watch import Progress, watching
+from dpbench.run.jobs import launch
+from dpbench.run.progress import Progress, watching
 
 
 def sweep(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:

@@ -40,9 +40,9 @@ from dpbench.options import (
 )
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run.deadline import seconds_of
-from dpbench.run.devices import check_processes
+from dpbench.run.checkpoint import seconds_of
 from dpbench.run.objective import objective_of
+from dpbench.run.processes import check_processes
 from dpbench.run.saved_config import SCHEMA
 from dpbench.run.search_path import choices_with
 from dpbench.strategies import NonPrivate, PrivateStrategy

@@ -34,8 +34,8 @@ from dpbench.files import typed, write_json
 from dpbench.options import options_of
 from dpbench.run.build import instantiate
 from dpbench.run.config import LOGGER, other_loggers
+from dpbench.run.processes import is_first
 from dpbench.run.search_path import installing
-from dpbench.run.started import is_first
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
