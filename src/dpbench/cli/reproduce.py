@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the list, the claims or the table; 1 where a run of the table failed."""
-    from dpbench.reproduce.listing import COMPUTED_TABLES, listing
+    from dpbench.reproduce.tables import COMPUTED_TABLES, listing
 
     alone = not (options.words or options.status or options.replace or options.keep)
     if options.table == "list":
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-        print(COMPUTED_TABLES[options.table].make()(out))
+        print(COMPUTED_TABLES[options.table].write(out))
         return 0
     if options.status and options.replace:
         raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")

@@ -56,7 +56,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the workflow; 1 where it stops before its end."""
-    from dpbench.reproduce.workflow.run import Settings, run_workflow
+    from dpbench.reproduce.workflow import Settings, run_workflow
 
     names = [word.partition("=")[0] for word in options.words]
     if missing := [name for name in ("model", "data") if name not in names]:
