@@ -19,7 +19,7 @@ from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
 from dpbench.reports.audit import audit_run
-from dpbench.reports.audit_plot import roc
+from dpbench.reports.plots import roc
 from dpbench.runs.folder import RunFolder
 from tests.auditing.worlds import World, ledger_of
 

@@ -100,8 +100,8 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return fit(self, *args, **kwargs)
 
     monkeypatch.setattr(pl.Trainer, "fit", capped)
-    monkeypatch.setattr("dpbench.reports.curves.plot_curves", lambda *_: None)
-    monkeypatch.setattr("dpbench.reports.diagnostics_plot.plot_diagnostics", lambda *_: None)
+    monkeypatch.setattr("dpbench.reports.plots.plot_curves", lambda *_: None)
+    monkeypatch.setattr("dpbench.reports.plots.plot_diagnostics", lambda *_: None)
     monkeypatch.setattr("dpbench.run.wandb_log.wandb_logger", lambda *_: pytest.fail("wandb was asked for"))
     monkeypatch.chdir(tmp_path)
 

@@ -13,11 +13,11 @@ from dpbench.cli import main
 from dpbench.data import sources
 from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reports.ledgers import find_ledgers
 from dpbench.reproduce.jobs import ATTEMPT, Job
 from dpbench.run.build import plain
 from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.ledgers import find_ledgers
 from dpbench.runs.metrics_log import MetricsCSV
 from tests.reports.test_table import finished
 from tests.test_conf import composed

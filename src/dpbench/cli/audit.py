@@ -6,7 +6,7 @@ import argparse
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
 from dpbench.cli.arguments import Commands, add_command, add_trust, place
@@ -14,7 +14,6 @@ from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dpbench.reports.audit import AuditReport
-    from dpbench.reports.label_audit import LabelReport
 
 _EPILOG = """\
 The run must have been trained with canaries: made-up vectors that join the lots by the flip of a coin. What they saw
@@ -63,25 +62,21 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.result.verdict == Verdict.CONSISTENT else 3
 
 
-def _audited(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport | LabelReport, Path]:
+def _audited(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
     """The audit of a run, by its canaries or, of a run on noise, by labels; and its picture."""
+    from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
+    from dpbench.reports.plots import plot_audit
+    from dpbench.run.label_scores import is_on_noise, label_scores
     from dpbench.runs.folder import RunFolder
 
     run = RunFolder(folder)
-    if run.begun and not run.audit.exists():
-        from dpbench.run.label_scores import is_on_noise, label_scores
-
-        if is_on_noise(run):
-            from dpbench.reports.label_audit import audit_by_labels, plot_label_audit, require_private
-
-            require_private(run)
-            labels = audit_by_labels(run, label_scores(run, trust), confidence)
-            return labels, plot_label_audit(run.audit_picture, labels)
-    from dpbench.reports.audit import audit_run, refuse_unended
-    from dpbench.reports.audit_plot import plot_audit
-
-    refuse_unended(folder)
-    report = audit_run(folder, confidence)
+    report: AuditReport[Any]
+    if run.begun and not run.audit.exists() and is_on_noise(run):
+        require_private(run)
+        report = audit_by_labels(run, label_scores(run, trust), confidence)
+    else:
+        refuse_unended(folder)
+        report = audit_run(folder, confidence)
     return report, plot_audit(run.audit_picture, report)
 
 

@@ -31,23 +31,16 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison and draw the curves."""
-    from dpbench.reports.compare import compare, draw
-    from dpbench.reports.compared import load, over_seeds
+    from dpbench.reports.plots import draw_comparison
+    from dpbench.reports.run_table import RunTable
     from dpbench.runs.folder import finished_runs_below
     from dpbench.runs.shared_noise import shared_noise
 
-    runs = []
-    for source in options.sources:
-        if source.startswith("wandb:"):
-            from dpbench.reports.wandb_runs import recorded
-
-            runs += recorded(source.removeprefix("wandb:"))
-        else:
-            runs += load(source)
-    runs = over_seeds(runs) if options.mean else runs
-    print(compare(runs))
+    table = RunTable.read_sources(options.sources)
+    table = table.over_seeds() if options.mean else table
+    print(table.compare())
     options.plot.parent.mkdir(parents=True, exist_ok=True)
-    print("\ncurves:", draw(runs, options.plot, options.axis) or "none of these logged any")
+    print("\ncurves:", draw_comparison(table, options.plot, options.axis) or "none of these logged any")
     folders = [Path(source) for source in options.sources if Path(source).is_dir()]
     for line in shared_noise(finished_runs_below(folders)):
         print(f"dpbench: note: {line}", file=sys.stderr)

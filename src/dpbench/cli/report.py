@@ -35,7 +35,7 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the page and print where it is."""
     from dpbench.reports.account import accountant_names
-    from dpbench.reports.page.write import write_report
+    from dpbench.reports.page import write_report
 
     names = accountant_names(options.accountant)
     print("report:", write_report(options.sources, options.out, names, options.force))

@@ -45,20 +45,20 @@ def _print(options: argparse.Namespace) -> None:
     if options.group_by is not None:
         _print_groups(options)
         return
-    from dpbench.reports.table import collect, markdown
+    from dpbench.reports.run_table import RunTable
 
-    runs = collect(options.folders, options.folder)
-    print(runs.to_csv(index=False) if options.csv else markdown(runs))
+    table = RunTable.read(options.folders)
+    print(table.to_csv(options.folder) if options.csv else table.to_markdown(options.folder))
 
 
 def _print_groups(options: argparse.Namespace) -> None:
     """Print the table by groups; as CSV without its notes, which go to stderr."""
-    from dpbench.reports.groups import grouped, keys_of
+    from dpbench.reports.run_table import grouped, keys_of
 
     groups = grouped(options.folders, keys_of(options.group_by))
     if not options.csv:
-        print(groups.text)
+        print(groups.to_markdown())
         return
-    print(groups.frame.to_csv(index=False), end="")
+    print(groups.to_csv(), end="")
     for note in groups.notes:
         print(f"dpbench: note: {note}", file=sys.stderr)

@@ -22,9 +22,8 @@ from scipy import stats
 from dpbench.code import code_hash
 from dpbench.files import write_atomically, write_json
 from dpbench.privacy.canaries.labels import LabelScores
-from dpbench.reports.audit import audit_run
+from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reports.label_audit import audit_by_labels
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.workflow_plan import Plan
