@@ -138,7 +138,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@touch $@
 
 $(VENV)/.ready-cluster: $(VENV)/.ready-dev
-	$(PIP) --editable ".[dev,ray]"
+	$(PIP) --editable ".[dev]" --editable plugins/dpbench-ray
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready

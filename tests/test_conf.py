@@ -26,6 +26,7 @@ CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in name
 PLUGINS = {
     "joblib": "hydra_plugins.hydra_joblib_launcher",
     "submitit": "hydra_plugins.hydra_submitit_launcher",
+    "ray": "hydra_plugins.dpbench_ray_launcher",
 }
 GIVEN = {  # what the harness passes beside the file
     "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags"},

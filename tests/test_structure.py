@@ -33,7 +33,7 @@ def test_contributing_shows_the_contracts() -> None:
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 READERS = (
-    "src/hydra_plugins",
+    "plugins",
     "conf",
     "docs",
     "benchmarks",

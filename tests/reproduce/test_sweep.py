@@ -25,8 +25,8 @@ from dpbench.cli.reproduce import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job, _progress, run_job, table_jobs
 from dpbench.reproduce.tables import read_table
-from dpbench.run.launch import _of_others
-from dpbench.run.watch import watching
+from dpbench.run.jobs import _submitit_error
+from dpbench.run.progress import watching
 from tests.reproduce.digits_table import edited
 
 
@@ -98,7 +98,7 @@ def test_without_a_terminal_each_run_that_ends_is_told(
     definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # else a time left may be told
-    monkeypatch.setattr("dpbench.run.watch.time", at_once)
+    monkeypatch.setattr("dpbench.run.progress.time", at_once)
     jobs = table_jobs(read_table(str(definition)).selected(["short"], (), 1), tmp_path)
     with watching(lambda: _progress(jobs)):
         jobs[0].path.mkdir(parents=True)
@@ -219,17 +219,20 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "cause"),
     [
-        (RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'), "needs Slurm (srun): here, take"),
         (FailedJobError("sbatch: error: a\nsbatch: fatal: b"), "launcher=submitit: sbatch: fatal: b."),
         (FailedJobError("Job (task=0) failed during processing with trace:\n-----\nx\n-----"), "with trace."),
-        (
-            ValueError("Cannot overwrite study direction from [MINIMIZE] to [MAXIMIZE]."),
-            "with the other hydra.sweeper.direction",
-        ),
     ],
 )
-def test_what_others_say_is_one_line(error: RuntimeError | ValueError, told: str) -> None:
-    assert told in str(_of_others(error))
-    assert _of_others(RuntimeError("of somebody else")) is None
+def test_what_submitit_says_is_one_line(error: RuntimeError, cause: str) -> None:
+    assert str(_submitit_error(error)).endswith(cause)
+
+
+def test_a_table_needs_the_scheduler_of_its_launcher(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["reproduce", str(definition), "launcher=submitit", "rows=short", "seeds=1"]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 1
+    assert "launcher=submitit needs Slurm (srun): here, take launcher=submitit_local." in capsys.readouterr().err

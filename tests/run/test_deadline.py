@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 from dpbench.cli import main
 from dpbench.errors import OUT_OF_TIME, ConfigurationError, Interrupted
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run import deadline
-from dpbench.run.deadline import Deadline, deadline_of, seconds_of
+from dpbench.run import checkpoint
+from dpbench.run.checkpoint import Deadline, deadline_of, seconds_of
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from tests.run.test_input import FEW
@@ -67,11 +67,14 @@ class Clock:
     def time(self) -> float:
         return self.now
 
+    def perf_counter(self) -> float:
+        return time.perf_counter()
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(deadline, "time", clock)
+    monkeypatch.setattr(checkpoint, "time", clock)
     return clock
 
 

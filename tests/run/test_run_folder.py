@@ -22,7 +22,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reports.end_of_run import EndOfRun
 from dpbench.run.build import plain
 from dpbench.run.checkpoint import LastCheckpoint
-from dpbench.run.launch import launch
+from dpbench.run.jobs import launch
 from dpbench.run.progress import RunProgress
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training

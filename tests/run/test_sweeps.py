@@ -105,6 +105,20 @@ def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first(capsys: pyte
     assert "both/0-a holds a finished run: choose another folder (hydra.sweep.dir)." in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:.*declarative_base", "ignore::FutureWarning:optuna")
+def test_a_study_keeps_its_direction(capsys: pytest.CaptureFixture[str]) -> None:
+    optuna = pytest.importorskip("optuna")
+    storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"isolation_level": "AUTOCOMMIT"})
+    optuna.create_study(storage=storage, study_name="rates", direction="minimize")
+    place = "{_target_:optuna.storages.RDBStorage,url:'sqlite:///study.db',engine_kwargs:{isolation_level:AUTOCOMMIT}}"
+    study = [f"hydra.sweeper.storage={place}", "hydra.sweeper.study_name=rates", "hydra.sweeper.direction=maximize"]
+    few = [word for word in FEW if not word.startswith("data.val_size")]
+    words = ["hydra/sweeper=optuna", *study, "optimizer.lr=0.1,1", "data.val_size=200", "hydra.sweep.dir=trials"]
+    assert main(["train", "-m", *few, *words]) == 1
+    assert "was begun with the other hydra.sweeper.direction" in capsys.readouterr().err
+    assert not Path("trials").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*declarative_base", "ignore::FutureWarning:optuna")
 def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:

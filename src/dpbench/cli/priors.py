@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.words or "-h" in options.words or "--help" in options.words:
         print(_HELP)
         return 0
-    from dpbench.run.launch import launch
+    from dpbench.run.jobs import launch
     from dpbench.run.priors import priors_job
 
     with TemporaryDirectory() as folder:  # nothing is kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from dpbench.cli.arguments import Commands, add_command, add_trust, place
 
@@ -30,7 +31,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run again in its folder."""
-    from dpbench.cli.train import training_job
-    from dpbench.run.launch import launch_again
+    from dpbench.cli.train import train_and_report
+    from dpbench.run.jobs import resume
 
-    return launch_again(options.folder, options.overrides, training_job(options.trust))
+    return resume(options.folder, options.overrides, partial(train_and_report, trust=options.trust))

@@ -36,7 +36,7 @@ from dpbench.runs.record import read_result
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from dpbench.run.watch import Progress
+    from dpbench.run.progress import Progress
 
 # Beside the run's own files. The run's own lock is taken without waiting: whoever looked at it at the moment in which a
 # run begins would have the run refused.
@@ -363,8 +363,8 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
         ConfigurationError: The launcher is unknown or not installed, or its cluster does not answer.
         Interrupted: A signal stopped the sweep; finished runs stay.
     """
-    from dpbench.run.launch import launch
-    from dpbench.run.watch import watching
+    from dpbench.run.jobs import launch
+    from dpbench.run.progress import watching
 
     missing = [job for job in jobs if job.state() != "done"]
     if not missing:
@@ -414,7 +414,7 @@ def swept_job(cfg: DictConfig) -> None:
 
 
 def _progress(jobs: Sequence[Job]) -> Progress:
-    from dpbench.run.watch import Progress
+    from dpbench.run.progress import Progress
 
     states = {job.name: job.state() for job in jobs}
     made = sum(job.steps_made() for job in jobs)

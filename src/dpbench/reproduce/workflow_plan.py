@@ -18,7 +18,8 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reproduce.tables import Table
 from dpbench.run.build import plain
 from dpbench.run.checks import class_of
-from dpbench.run.search_path import conf_dir, use_plugins
+from dpbench.run.command_line import without_hydra
+from dpbench.run.jobs import check_run
 from dpbench.runs.command import key_of
 from dpbench.strategies import PrivateStrategy
 
@@ -203,24 +204,9 @@ def _refuse_word(word: str) -> None:
 
 def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
     """The configuration, and the names of model and strategy."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from dpbench.run.launch import one_line
-    from dpbench.run.preflight import preflight
-
-    use_plugins()
-    GlobalHydra.instance().clear()
-    words = [*words, "run.name=x", "run.group=x", "logger=none"]
-    try:
-        preflight(words, conf_dir(), "config")  # what is refused of any training is refused here
-        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-            choices = compose("config", words, return_hydra_config=True).hydra.runtime.choices
-            return plain(compose("config", words)), str(choices["model"]), str(choices["strategy"])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(one_line(error, words, conf_dir(), "config")) from error
+    cfg = check_run([*words, "run.name=x", "run.group=x", "logger=none"])  # what is refused of any training
+    choices = cfg.hydra.runtime.choices
+    return plain(without_hydra(cfg)), str(choices["model"]), str(choices["strategy"])
 
 
 def _refuse_kind(config: Mapping[str, Any]) -> None:

@@ -22,14 +22,13 @@ from dpbench.guards.precision import refuse_precision
 from dpbench.models import train_only
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run import processes
 from dpbench.run.averaging import moving_average
 from dpbench.run.checks import CALLBACK, Kind, class_of, parts_made_later
-from dpbench.run.devices import several
 from dpbench.run.exposure import Exposure
 from dpbench.run.options import options_of
+from dpbench.run.processes import launched_process, trainer_options, wants_several
 from dpbench.run.search_path import choices_of
-from dpbench.run.started import options_of_started, started
+from dpbench.run.spawned import with_launcher
 from dpbench.run.training_records import TrainingRecords
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
@@ -343,13 +342,13 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
         **config["trainer"],
         **extra,
     }
-    if started() is not None and not alone:
-        options = options_of_started(options)
+    if launched_process() is not None and not alone:
+        options = trainer_options(options)
     else:  # what Slurm says of a job's tasks is not about us
         options = {"plugins": [LightningEnvironment()], **options}
-        if several(options) and (options.get("strategy") or "auto") == "auto":
+        if wants_several(options) and (options.get("strategy") or "auto") == "auto":
             options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
-    options = processes.with_launcher(options)
+    options = with_launcher(options)
     # With trainer.deterministic PyTorch fills each new tensor, for those who would read it unwritten: nobody here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     trainer: pl.Trainer = _call(class_of(options, "trainer"), _without_marks(options), "trainer")

@@ -21,10 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run.deadline import seconds_of
-from dpbench.run.devices import check_processes
+from dpbench.run.checkpoint import seconds_of
 from dpbench.run.objective import objective_of
 from dpbench.run.options import check_options, check_values, described, fits, nearest, options_of, shown
+from dpbench.run.processes import check_processes
 from dpbench.run.saved_config import SCHEMA
 from dpbench.run.search_path import choices_with
 from dpbench.strategies import NonPrivate, PrivateStrategy

@@ -15,8 +15,8 @@ from dpbench.run.checks import LOGGER, class_of, other_loggers
 from dpbench.run.kept_loggers import keep, kept
 from dpbench.run.options import options_of
 from dpbench.run.origin import Origin
+from dpbench.run.processes import is_first
 from dpbench.run.search_path import installing
-from dpbench.run.started import is_first
 from dpbench.runs.folder import Run
 from dpbench.runs.metrics_log import MetricsCSV
 

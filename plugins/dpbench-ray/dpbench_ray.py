@@ -1,4 +1,4 @@
-"""The jobs of a sweep as tasks of a Ray cluster, by Ray's public API."""
+"""The jobs of a sweep as tasks of a Ray cluster, by Ray's public API (no import of Ray before a sweep wants it)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _GRACE = 120.0  # seconds that interrupted jobs have to save what they have
 
 
 @dataclass(frozen=True)
-class Given:
-    """What Hydra gives a launcher."""
+class Sweep:
+    """What Hydra hands to a launcher."""
 
     context: HydraContext
     task: TaskFunction
@@ -37,28 +37,28 @@ class Given:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Origin:
     """What a job has to find on its node.
 
     Attributes:
         folder: The working directory of who launches.
-        seen: A file in the folder of the sweep.
+        token: A file in the folder of the sweep.
         code: Hash of the code that launches.
     """
 
     folder: Path
-    seen: Path
+    token: Path
     code: str
 
     def check(self, node: str) -> None:
-        """Whether it is there.
+        """Refuse a node that lacks it.
 
         Raises:
-            ConfigurationError: It is not.
+            ConfigurationError: Says what it lacks.
         """
-        if not self.seen.exists():
+        if not self.token.exists():
             raise ConfigurationError(
-                f"{node} does not see {self.seen.parent}: take a folder that all nodes share (hydra.sweep.dir)."
+                f"{node} does not see {self.token.parent}: take a folder that all nodes share (hydra.sweep.dir)."
             )
         if code_hash() != self.code:
             raise ConfigurationError(
@@ -67,12 +67,16 @@ class _Place:
 
 
 def run_jobs(
-    sweep: Given, job_overrides: Sequence[Sequence[str]], first: int, address: str | None, options: Mapping[str, Any]
+    sweep: Sweep,
+    job_overrides: Sequence[Sequence[str]],
+    first: int,
+    address: str | None,
+    options: Mapping[str, Any],
 ) -> list[JobReturn]:
     """Run a batch of jobs; all of them, also when some fail.
 
     Args:
-        sweep: What Hydra gives a launcher.
+        sweep: What Hydra hands to a launcher.
         job_overrides: Words of each job.
         first: Number of the first job.
         address: Of the cluster; None takes $RAY_ADDRESS, else starts a Ray of this machine.
@@ -84,19 +88,19 @@ def run_jobs(
     Raises:
         ConfigurationError: Ray is not installed, or the cluster does not answer.
     """
-    ray = _connected(address)
+    ray = _connect(address)
     setup_globals()
     configure_log(sweep.config.hydra.hydra_logging, sweep.config.hydra.verbose)
-    seen = Path(str(sweep.config.hydra.sweep.dir)).resolve() / f".ray-{uuid4().hex}"
-    seen.parent.mkdir(parents=True, exist_ok=True)
-    seen.touch()
+    token = Path(str(sweep.config.hydra.sweep.dir)).resolve() / f".ray-{uuid4().hex}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch()
     # A process for each job: what a job leaves behind in memory, or on a GPU, is gone with it.
-    remote = ray.remote(max_calls=1, **_checked(ray, options, address))(_job)
-    place, shared = _Place(Path.cwd(), seen, code_hash()), ray.put((sweep, Singleton.get_state()))
-    tasks = [
-        remote.options(name=f"job {number}").remote(place, shared, list(words), number)
-        for number, words in enumerate(job_overrides, first)
-    ]
+    remote = ray.remote(max_calls=1, **_task_options(ray, options, address))(_job)
+    origin = _Origin(Path.cwd(), token, code_hash())
+    shared = ray.put((sweep, Singleton.get_state()))
+    tasks = []
+    for number, words in enumerate(job_overrides, first):
+        tasks.append(remote.options(name=f"job {number}").remote(origin, shared, list(words), number))
     try:
         return [_result(ray, task) for task in tasks]
     except BaseException:
@@ -105,17 +109,17 @@ def run_jobs(
         ray.wait(tasks, num_returns=len(tasks), timeout=_GRACE)
         raise
     finally:
-        seen.unlink(missing_ok=True)
+        token.unlink(missing_ok=True)
 
 
-def _connected(address: str | None) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+def _connect(address: str | None) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     try:
         ray: Any = import_module("ray")
     except ModuleNotFoundError:
-        raise ConfigurationError(f"launcher=ray is not installed: {installing('ray')}.") from None
+        raise ConfigurationError(f"launcher=ray needs Ray: {installing('ray')}.") from None
     if not ray.is_initialized():
-        _answers(address)
+        _require_answer(address)
         variables = {key: value for key, value in os.environ.items() if key.startswith(_FORWARDED)}
         try:
             ray.init(address, runtime_env={"env_vars": variables}, logging_level="ERROR")
@@ -125,8 +129,8 @@ def _connected(address: str | None) -> Any:
     return ray
 
 
-def _answers(address: str | None) -> None:
-    """Whether somebody listens there: Ray itself tries for minutes."""
+def _require_answer(address: str | None) -> None:
+    """Refuse an address where nobody listens: Ray itself tries for minutes."""
     host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition("//")[2].rpartition(":")
     if port.isdecimal():
         try:
@@ -137,30 +141,31 @@ def _answers(address: str | None) -> None:
             ) from error
 
 
-def _checked(ray: Any, options: Mapping[str, Any], address: str | None) -> dict[str, Any]:
-    """Options of a task, for which there is a node: Ray lets a job for which there is none wait without a word."""
-    own = {**options, "resources": dict(options["resources"])}  # Ray takes no DictConfig
-    asked = {"CPU": own["num_cpus"], "GPU": own["num_gpus"], **own["resources"]}
-    if negative := [name for name, amount in asked.items() if amount < 0]:
+def _task_options(ray: Any, options: Mapping[str, Any], address: str | None) -> dict[str, Any]:
+    """Options of a task, for which a node must be large enough: Ray lets any other job wait without a word."""
+    resources = dict(options["resources"])  # Ray takes no DictConfig
+    needs = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **resources}
+    negative = [name for name, amount in needs.items() if amount < 0]
+    if negative:
         raise ConfigurationError(f"hydra.launcher: {', '.join(negative)} must be a number from 0 on.")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
-        told = ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
-        most = ", ".join(f"{name} {max(node.get(name, 0) for node in nodes):g}" for name in asked)
-        message = f"no node of the Ray cluster has what hydra.launcher asks for a job: {told} (the most: {most})"
+    if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+        listing = ", ".join(f"{name} {amount:g}" for name, amount in needs.items() if amount)
+        most = ", ".join(f"{name} {max(node.get(name, 0) for node in nodes):g}" for name in needs)
+        message = f"no node of the Ray cluster has what hydra.launcher asks for a job: {listing} (the most: {most})"
         if address is None and "RAY_ADDRESS" not in os.environ:
             raise ConfigurationError(f"{message}. Ask for less.")
         logging.getLogger(__name__).warning("%s: the sweep waits until one has.", message)
-    return own
+    return {**options, "resources": resources}
 
 
-def _job(place: _Place, shared: tuple[Given, Any], words: list[str], number: int) -> JobReturn:
+def _job(origin: _Origin, shared: tuple[Sweep, Any], words: list[str], number: int) -> JobReturn:
     """One job, in a worker of Ray."""
     ray: Any = import_module("ray")
-    place.check(f"the Ray node {ray.util.get_node_ip_address()}")
-    os.chdir(place.folder)
+    origin.check(f"the Ray node {ray.util.get_node_ip_address()}")
+    os.chdir(origin.folder)
     # The same when Ray starts the job again; another Ray counts its tasks alike.
-    os.environ[RAY_TASK] = f"{place.seen.name}-{ray.get_runtime_context().get_task_id()}"
+    os.environ[RAY_TASK] = f"{origin.token.name}-{ray.get_runtime_context().get_task_id()}"
     sweep, state = shared
     Singleton.set_state(state)
     setup_globals()
@@ -178,12 +183,12 @@ def _job(place: _Place, shared: tuple[Given, Any], words: list[str], number: int
 
 
 def _result(ray: Any, task: Any) -> JobReturn:
-    """What a task gave; an error of it is raised by whoever wants its value, when all tasks have ended."""
-    made = JobReturn(status=JobStatus.FAILED)
+    """Wait for a task; an error of it is raised by whoever reads its value, when all tasks have ended."""
+    failure = JobReturn(status=JobStatus.FAILED)
     try:
-        made = ray.get(task)
+        return ray.get(task)  # type: ignore[no-any-return]
     except ray.exceptions.RayTaskError as error:
-        made.return_value = error.cause
+        failure.return_value = error.cause
     except ray.exceptions.RayError as error:
-        made.return_value = DPBenchError(f"a job was given up by Ray: {brief(error)}")
-    return made
+        failure.return_value = DPBenchError(f"a job was given up by Ray: {brief(error)}")
+    return failure

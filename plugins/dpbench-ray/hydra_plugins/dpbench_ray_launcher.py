@@ -1,4 +1,4 @@
-"""`launcher=ray`: the shell of `dpbench.run.ray_jobs`, where Hydra looks for launchers.
+"""`launcher=ray`: the shell of `dpbench_ray`, where Hydra looks for launchers.
 
 (hydra-ray-launcher asks for versions that the rest of our dependencies have left behind.)
 """
@@ -40,15 +40,17 @@ class RayLauncher(Launcher):
     """
 
     def __init__(self, address: str | None = None, **task: Any) -> None:
-        self._address, self._task_options = address, task
+        self._address = address
+        self._task_options = task
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take over what Hydra has composed."""
-        self._context, self._task, self._config = hydra_context, task_function, config
+        """Keep what Hydra has composed."""
+        from dpbench_ray import Sweep
+
+        self._sweep = Sweep(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch of jobs, see `run_jobs`."""
-        from dpbench.run.ray_jobs import Given, run_jobs
+        from dpbench_ray import run_jobs
 
-        sweep = Given(self._context, self._task, self._config)
-        return run_jobs(sweep, job_overrides, initial_job_idx, self._address, self._task_options)
+        return run_jobs(self._sweep, job_overrides, initial_job_idx, self._address, self._task_options)
