@@ -165,7 +165,7 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
-    from dpbench.reproduce.listing import COMPUTED_TABLES, listed_tables, listing
+    from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
 
     alone = not (options.words or options.status or options.replace or options.keep)
     if options.table == "list":
@@ -179,7 +179,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-        return Answer(COMPUTED_TABLES[options.table].make()(out))
+        return Answer(COMPUTED_TABLES[options.table].write(out))
     _refuse_idle_replacement(options)
     from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
 
@@ -283,7 +283,7 @@ def _noise_multipliers(word: str) -> tuple[float, ...]:
 
 def _workflow(options: argparse.Namespace) -> Answer:
     """Carry out the workflow; status 1 if it stops before its end."""
-    from dpbench.reproduce.workflow.run import Settings, run_workflow
+    from dpbench.reproduce.workflow import Settings, run_workflow
 
     names = [word.partition("=")[0] for word in options.words]
     for name in ("model", "data"):

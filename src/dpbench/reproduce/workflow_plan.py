@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
-from dpbench.reproduce.tables import Table, Variant
+from dpbench.reproduce.tables import Table
 from dpbench.run.build import plain
 from dpbench.run.command_line import without_hydra
 from dpbench.run.config import class_of
@@ -26,14 +25,26 @@ from dpbench.strategies import PrivateStrategy
 
 NO_PRIVACY = "none"
 """Row of the run without privacy, on noise and on data."""
-PLAIN, AUDITED = "plain", "audited"
-"""Columns of the runs on data: as they are, and with canaries."""
-_SOURCE = "three_tools_2018, section 3"
-_GRID = (32.0, 0.5, 7)  # epsilons of the least and the most noise, and how many are tried
-_FEW, _MANY = 2_000, 10_000  # fresh images of noise, at least and at most
+PLAIN = "plain"
+"""Column of the runs on data as they are."""
+AUDITED = "audited"
+"""Column of the same with canaries."""
+
+_EPSILONS = (32.0, 0.5)  # of the least and of the most noise that is tried
+_TRIED = 7
+_FRESH = (2_000, 10_000)  # fresh images of noise, at least and at most
 _PAPER = ("strategy.alpha=1.0", "strategy.beta=2.0")  # defaults of section 3
-_CANARIES = 2_000, 5  # at most, and at most one to so many records
+_MOST_CANARIES = 2_000
+_RECORDS_A_CANARY = 5
 _OF_THE_RUN = ("run.", "logger", "hydra.", "audit", "seed", "experiment", "objective", "diagnostics", "data.inserted")
+_OF_THE_DATA = (
+    "data.root",
+    "data.download",
+    "data.val_size",
+    "data.train_size",
+    "data.test_size",
+    "data.expected_batch",
+)
 
 
 @dataclass(frozen=True)
@@ -74,54 +85,60 @@ class Plan:
         return f"workflow/{self.data}_{self.model}"
 
     @property
-    def _common(self) -> tuple[str, ...]:
-        return tuple(word for word in self.words if key_of(word).partition(".")[0] not in ("strategy", "seed"))
+    def _common_words(self) -> list[str]:
+        return [word for word in self.words if key_of(word).partition(".")[0] not in ("strategy", "seed")]
 
     @property
-    def _of_strategy(self) -> tuple[str, ...]:
-        return tuple(word for word in self.words if key_of(word).startswith("strategy."))
+    def _strategy_words(self) -> list[str]:
+        return [word for word in self.words if key_of(word).startswith("strategy.")]
 
     def on_noise(self) -> Table:
         """Runs on noise of the data's size and shape: one without privacy, one for each noise multiplier."""
-        kept = [word for word in self._common if not key_of(word).startswith(_OF_THE_DATA) and key_of(word) != "data"]
-        fresh = min(max(self.records, _FEW), _MANY)
-        words = [f"data={NOISE}", *kept, f"data.like={self.data}", f"data.train_size={self.records}"]
-        words += [f"data.test_size={fresh}", f"data.expected_batch_size={self.lot:g}", "++trainer.limit_val_batches=0"]
-        rows = [Variant(NO_PRIVACY, "no privacy", ("strategy=none",))]
+        words = [f"data={NOISE}"]
+        for word in self._common_words:
+            if key_of(word) != "data" and not key_of(word).startswith(_OF_THE_DATA):
+                words.append(word)
+        least, most = _FRESH
+        words += [
+            f"data.like={self.data}",
+            f"data.train_size={self.records}",
+            f"data.test_size={min(max(self.records, least), most)}",
+            f"data.expected_batch_size={self.lot:g}",
+            "++trainer.limit_val_batches=0",
+        ]
+        rows: dict[str, Any] = {NO_PRIVACY: {"label": "no privacy", "words": ["strategy=none"]}}
         for z in self.noise:
-            own = (f"strategy={self.strategy}", *self._of_strategy, f"strategy.noise_multiplier={z:g}")
-            rows.append(Variant(f"z_{z:g}", f"z = {z:g}", own))
-        return self._table("Random labels of noise", words, rows, [Variant("noise", "noise")])
+            own = [f"strategy={self.strategy}", *self._strategy_words, f"strategy.noise_multiplier={z:g}"]
+            rows[f"z_{z:g}"] = {"label": f"z = {z:g}", "words": own}
+        return self._table("Random labels of noise", words, rows, {"noise": None})
 
     def on_data(self, z: float) -> Table:
         """Runs on the data themselves: without privacy, with constant and with adaptive bounds."""
-        constant = (f"strategy={self.strategy}", *self._of_strategy)
-        known = tuple(word for word in self._of_strategy if word not in self.dropped)
-        private = {self.strategy: constant}
-        private.setdefault("adaptive_mean", ("strategy=adaptive_mean", *_PAPER, *known))
-        noise = (f"strategy.noise_multiplier={z:g}",)
-        rows = [Variant(NO_PRIVACY, "no privacy", ("strategy=none",))]
-        rows += [Variant(name, name, (*words, *noise)) for name, words in private.items()]
-        canaries = max(20, min(_CANARIES[0], self.records // _CANARIES[1]))
-        audit = ("audit=gradient_canaries", f"audit.canaries={canaries}")
-        columns = [Variant(PLAIN, "as trained"), Variant(AUDITED, "with canaries", audit)]
-        return self._table("Private data", self._common, rows, columns)
+        known = [word for word in self._strategy_words if word not in self.dropped]
+        private = {self.strategy: [f"strategy={self.strategy}", *self._strategy_words]}
+        private.setdefault("adaptive_mean", ["strategy=adaptive_mean", *_PAPER, *known])
+        rows: dict[str, Any] = {NO_PRIVACY: {"label": "no privacy", "words": ["strategy=none"]}}
+        for name, words in private.items():
+            rows[name] = {"words": [*words, f"strategy.noise_multiplier={z:g}"]}
+        canaries = max(20, min(_MOST_CANARIES, self.records // _RECORDS_A_CANARY))
+        audit = ["audit=gradient_canaries", f"audit.canaries={canaries}"]
+        columns = {PLAIN: {"label": "as trained"}, AUDITED: {"label": "with canaries", "words": audit}}
+        return self._table("Private data", self._common_words, rows, columns)
 
-    def _table(self, title: str, words: Sequence[str], rows: Sequence[Variant], columns: Sequence[Variant]) -> Table:
-        return Table(
-            self.name, self.name, title, _SOURCE, "test/accuracy", (self.seed,), 0.0, tuple(words), tuple(rows),
-            tuple(columns), {},
-        )  # fmt: skip
-
-
-_OF_THE_DATA = (
-    "data.root",
-    "data.download",
-    "data.val_size",
-    "data.train_size",
-    "data.test_size",
-    "data.expected_batch",
-)
+    def _table(self, title: str, words: Sequence[str], rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Table:
+        return Table.model_validate(
+            {
+                "name": self.name,
+                "command": self.name,
+                "title": title,
+                "source": "three_tools_2018, section 3",
+                "seeds": [self.seed],
+                "hours": 0.0,
+                "words": words,
+                "rows": rows,
+                "columns": columns,
+            }
+        )
 
 
 def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Plan:
@@ -135,28 +152,42 @@ def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Pla
         ConfigurationError: They do not compose, or are of a training that this workflow does not know.
         DataError: The data are absent or damaged.
     """
+    seed = 0
+    own_words = []
     for word in words:
         _refuse_word(word)
-    seed = next((_key_value(word) for word in words if key_of(word) == "seed"), "0")
-    config, model, strategy = _composed([*words, f"seed={seed}"])
+        if key_of(word) == "seed":
+            seed = _seed(word)
+        else:
+            own_words.append(word)
+    config, model, strategy = _composed([*own_words, f"seed={seed}"])
     _refuse_kind(config)
     options = {name: value for name, value in config["data"].items() if not name.startswith("_")}
     data = ImageDataModule(**options)
     _ = data.sampling  # refuses lots that are larger than the data
-    records, lot, steps = len(data.train_set), float(options["expected_batch_size"]), config["trainer"]["max_steps"]
-    delta = float(config["strategy"]["delta"])
-    given = any(key_of(word) == "data.expected_batch_size" for word in words)
-    kept = tuple(word for word in words if key_of(word) != "seed")
-    plan = Plan(kept, str(data.name), model, strategy, records, lot, given, steps, delta, int(seed))
-    dropped = _unknown_to_adaptive([word for word in kept if key_of(word).startswith("strategy.")])
-    return replace(plan, noise=tuple(noise or _grid(plan, data)), dropped=dropped)
+    plan = Plan(
+        words=tuple(own_words),
+        data=str(data.name),
+        model=model,
+        strategy=strategy,
+        records=len(data.train_set),
+        lot=float(options["expected_batch_size"]),
+        lot_given=any(key_of(word) == "data.expected_batch_size" for word in words),
+        steps=config["trainer"]["max_steps"],
+        delta=float(config["strategy"]["delta"]),
+        seed=seed,
+    )
+    adaptive, _, _ = _composed(["strategy=adaptive_mean"])
+    options_of_adaptive = adaptive["strategy"]
+    dropped = [word for word in plan._strategy_words if key_of(word).split(".")[1] not in options_of_adaptive]
+    return replace(plan, noise=tuple(noise or _multipliers(plan)), dropped=tuple(dropped))
 
 
-def _key_value(word: str) -> str:
+def _seed(word: str) -> int:
     value = word.partition("=")[2]
     if not value.isdecimal():
         raise ConfigurationError(f"{word} must be one whole number: the workflow makes its runs with one seed.")
-    return value
+    return int(value)
 
 
 def _refuse_word(word: str) -> None:
@@ -178,20 +209,21 @@ def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
     return plain(without_hydra(cfg)), str(choices["model"]), str(choices["strategy"])
 
 
-def _refuse_kind(config: dict[str, Any]) -> None:
+def _refuse_kind(config: Mapping[str, Any]) -> None:
     """Refuse what has no noise of its kind, or no memory of labels."""
     data = config["data"]
-    name = data.get("name")
-    known = [one for one in SOURCES if one != NOISE]
-    if (
-        (config.get("records") or {}).get("_target_")
-        or "users" in str(data.get("_target_", "")).lower()
-        or (name not in known or not issubclass(class_of(data, "data"), ImageDataModule))
-    ):
-        what = "users are the records" if (config.get("records") or {}).get("_target_") else f"data={name} is none"
+    known = [name for name in SOURCES if name != NOISE]
+    of_users = bool((config.get("records") or {}).get("_target_"))
+    is_image_data = (
+        data.get("name") in known
+        and "users" not in str(data.get("_target_", "")).lower()
+        and issubclass(class_of(data, "data"), ImageDataModule)
+    )
+    if of_users or not is_image_data:
+        kind = "users are the records" if of_users else f"data={data.get('name')} is none"
         raise ConfigurationError(
             f"the workflow trains on noise of the size and shape of an image data set with a label for each example "
-            f"({', '.join(known)}), and {what}: choose one of these, with records=examples."
+            f"({', '.join(known)}), and {kind}: choose one of these, with records=examples."
         )
     if not issubclass(class_of(config["module"], "module"), ImageClassifier):
         raise ConfigurationError("the workflow asks whether random labels are learned: it needs module=classifier.")
@@ -204,24 +236,12 @@ def _refuse_kind(config: dict[str, Any]) -> None:
         raise ConfigurationError("noise and data are trained on for as many steps: set trainer.max_steps=1000, say.")
 
 
-def _unknown_to_adaptive(words: Sequence[str]) -> tuple[str, ...]:
-    """Words for a strategy that adaptive clipping has no option for."""
-    config, _, _ = _composed(["strategy=adaptive_mean"])
-    return tuple(word for word in words if key_of(word).split(".")[1] not in config["strategy"])
-
-
-def _grid(plan: Plan, data: ImageDataModule) -> list[float]:
+def _multipliers(plan: Plan) -> list[float]:
     """Noise multipliers of equal ratio, for ε from 32 to 0.5 of one Gaussian query by RDP."""
     lots = PoissonSampling(plan.records, min(1.0, plan.lot / plan.records))
 
     def release(z: float) -> Event:
         return Event(lots, (SumQuery("all", 1.0, z),))
 
-    least, most, number = _GRID
-    ends = [calibrate_noise_multiplier(release, plan.steps, epsilon, plan.delta) for epsilon in (least, most)]
-    return [float(f"{z:.3g}") for z in np.geomspace(ends[0], ends[1], number)]
-
-
-def folder_of(plan: Plan, out: Path) -> Path:
-    """Where its results go."""
-    return out / plan.name.replace("/", "_")
+    ends = [calibrate_noise_multiplier(release, plan.steps, epsilon, plan.delta) for epsilon in _EPSILONS]
+    return [float(f"{z:.3g}") for z in np.geomspace(*ends, _TRIED)]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.jobs import Job, table_jobs
-from dpbench.reproduce.run_table import refuse_unknown_choices
-from dpbench.reproduce.sweep import status, sweep
-from dpbench.reproduce.workflow.measure import POWER, Outcome, choose, recall_of, trained
-from dpbench.reproduce.workflow.page import (
-    chosen_text,
+from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
+from dpbench.reproduce.run_table import full_disk_explained, refuse_unknown_choices
+from dpbench.reproduce.tables import Table
+from dpbench.reproduce.workflow_plan import AUDITED, NO_PRIVACY, PLAIN, make_plan
+from dpbench.reproduce.workflow_results import (
+    POWER,
+    Outcome,
+    choose,
     conflicting,
-    data_text,
-    head_text,
-    noise_text,
-    power_text,
+    recall_of,
+    steps_text,
+    trained,
     write_page,
 )
-from dpbench.reproduce.workflow.plan import AUDITED, NO_PRIVACY, PLAIN, folder_of, make_plan
-from dpbench.run.search_path import conf_dir
 
 
 @dataclass(frozen=True)
@@ -69,76 +67,78 @@ def run_workflow(words: Sequence[str], settings: Settings, say: Callable[[str], 
     """
     refuse_unknown_choices((*settings.launcher, *words))
     plan = make_plan(words, settings.noise)
-    folder = folder_of(plan, settings.out)
-    if not (settings.only_status or settings.replace) and (held := conflicting(folder, plan)) is not None:
-        raise ConfigurationError(f"{folder} holds {held}: --replace overwrites it, --out writes elsewhere.")
+    folder = settings.out / plan.on_noise().folder
+    if not (settings.only_status or settings.replace) and (other := conflicting(folder, plan)) is not None:
+        raise ConfigurationError(f"{folder} holds {other}: --replace overwrites it, --out writes elsewhere.")
     outcome = Outcome(plan, settings.margin)
-    try:
-        _carry_out(outcome, settings, say)
-    except _Stopped as reason:
-        if str(reason):
-            say(str(reason))
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ConfigurationError(
-            f"no space is left for {settings.runs} or {settings.out}. Finished runs are kept: free some, and call the "
-            "same command again."
-        ) from error
-    finally:
-        if outcome.power is not None and not settings.only_status:
-            write_page(folder, outcome)
-            say(f"written to {folder}")
+    with full_disk_explained(settings.runs, settings.out):
+        try:
+            _carry_out(outcome, settings, say)
+        except _Stopped as reason:
+            if str(reason):
+                say(str(reason))
+            return False
+        finally:
+            # Also of a workflow that was interrupted: what it has found so far is on the page.
+            if outcome.power is not None and not settings.only_status:
+                write_page(folder, outcome)
+                say(f"written to {folder}")
     return True
 
 
 def _carry_out(outcome: Outcome, settings: Settings, say: Callable[[str], None]) -> None:
+    """Run and tell step after step.
+
+    Raises:
+        _Stopped: The check cannot see memorization, no noise passes, or runs are not finished.
+    """
     plan = outcome.plan
-    say(head_text(plan))
+    say(steps_text(outcome, "lot"))
     table = plan.on_noise()
-    alone, private = table.selected([NO_PRIVACY], [], None), table.selected([r.name for r in table.rows[1:]], [], None)
-    (job,) = _done(table_jobs(alone, conf_dir(), settings.runs), settings)
+    (job,) = _finished([table.selected([NO_PRIVACY], [], None)], settings)
     outcome.power = recall_of(job, None)
     assert outcome.power is not None
-    say(power_text(plan, outcome.power))
+    say(steps_text(outcome, "power"))
     if outcome.power.recalled <= POWER:
-        raise _Stopped("")
-    jobs = _done(table_jobs(private, conf_dir(), settings.runs), settings)
-    found = [recall_of(job, z) for job, z in zip(jobs, plan.noise, strict=True)]
-    outcome.noise = [one for one in found if one is not None]
+        raise _Stopped
+    private = [row.name for row in table.rows if row.name != NO_PRIVACY]
+    jobs = _finished([table.selected(private, [], None)], settings)
+    for job, z in zip(jobs, plan.noise, strict=True):
+        recall = recall_of(job, z)
+        assert recall is not None
+        outcome.noise.append(recall)
     outcome.chosen = choose(outcome.noise, outcome.margin)
-    say(noise_text(outcome))
-    say(chosen_text(outcome))
+    say(steps_text(outcome, "noise", "chosen"))
     if outcome.chosen is None or outcome.chosen.noise_multiplier is None:
-        raise _Stopped("")
+        raise _Stopped
     _train_on_data(outcome, outcome.chosen.noise_multiplier, settings)
-    say(data_text(outcome))
+    say(steps_text(outcome, "data"))
 
 
 def _train_on_data(outcome: Outcome, z: float, settings: Settings) -> None:
     table = outcome.plan.on_data(z)
     private = [row.name for row in table.rows if row.name != NO_PRIVACY]
-    jobs = [
-        *table_jobs(table.selected([], [PLAIN], None), conf_dir(), settings.runs),
-        *table_jobs(table.selected(private, [AUDITED], None), conf_dir(), settings.runs),
-    ]
-    _done(jobs, settings)
+    # Without privacy there is no ε to audit.
+    jobs = _finished([table.selected([], [PLAIN], None), table.selected(private, [AUDITED], None)], settings)
     audited = {job.row: job for job in jobs if job.column == AUDITED}
     for job in jobs:
         if job.column == PLAIN:
             run = trained(job, audited.get(job.row), None if job.row == NO_PRIVACY else z)
-            outcome.data += [] if run is None else [run]
+            assert run is not None
+            outcome.data.append(run)
 
 
-def _done(jobs: Sequence[Job], settings: Settings) -> Sequence[Job]:
-    """Run what is missing of some jobs.
+def _finished(tables: Sequence[Table], settings: Settings) -> Sequence[Job]:
+    """Run what is missing of some tables.
 
     Raises:
-        _Stopped: Some are not finished.
+        _Stopped: Some runs are not finished.
     """
+    jobs: list[Job] = []
+    for table in tables:
+        jobs += table_jobs(table, settings.runs)
     if not settings.only_status:
-        sweep(jobs, conf_dir(), settings.launcher)
+        sweep(jobs, settings.launcher)
     if any(job.state() != "done" for job in jobs):
         raise _Stopped(status(jobs))
     return jobs
