@@ -90,8 +90,8 @@ def test_users_that_diverge_are_counted_where_metrics_are_logged() -> None:
     [
         (["records=examples"], "the items of the data set are users"),
         (["data.unit=example"], "with data.unit=user); or leave out records= (records=examples)"),
-        (["records.local.batch_size=0"], "batch_size of the local training must be a whole number from 1 on, not 0"),
-        (["records.local.lr=0"], "lr of the local training must be a positive number"),
+        (["records.local.batch_size=0"], "records.local.batch_size must be a whole number from 1 on or null, not 0"),
+        (["records.local.lr=0"], "records.local.lr must be a positive number, not 0"),
         (["records.local.lrr=1"], "there is no key records.local.lrr. Did you mean records.local.lr"),
         (["data.expected_batch_size=101"], "between 1 and the 100 training users, not 101"),
         (["data.sampling=shuffled"], "no accountant covers"),
