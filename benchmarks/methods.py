@@ -13,7 +13,6 @@ COMPILED = "compiled"
 REFERENCE = "plain/channels_last"
 DRAWN = "plain/channels_last drawn"  # sizes of lots
 GPU_WAYS = ("one after the other", "10 at once", "50 at once")  # to make a round of users
-SEEDS = 4  # networks that "seeds/flat" trains at once
 METHODS = (
     "plain/contiguous",
     "plain/channels_last",

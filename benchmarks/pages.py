@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks import busy, figures
-from benchmarks.methods import DRAWN, GPU_WAYS, MALLOC, REFERENCE, SEEDS
+from benchmarks.methods import DRAWN, GPU_WAYS, MALLOC, REFERENCE
 from benchmarks.rows import Row, least, quotient, relative
-from benchmarks.workloads import FOUR, STARTUP, WORKLOADS
+from benchmarks.workloads import FOUR, SEEDS, STARTUP, WORKLOADS
 from dpbench.files import write_atomically
 
 _FOLDER = Path(__file__).parent

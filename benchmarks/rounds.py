@@ -21,7 +21,7 @@ from benchmarks.rows import Row
 from benchmarks.timing import Say, Timed, measure_rounds
 from benchmarks.users.tasks import TASKS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 LIMIT = "limit"
 NAIVE = "naive"
 OURS = "ours"
