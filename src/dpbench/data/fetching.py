@@ -54,7 +54,8 @@ class WatchedDataset(Dataset[Any]):
         own["_dataset"] = dataset
         own["_getters"] = getters_of(dataset)
         own["_seen"] = np.zeros(len(dataset), dtype=bool)
-        own["_lots"] = own["_suspects"] = 0
+        own["_lots"] = 0
+        own["_suspects"] = 0
         own["_habits"] = Habits()
 
     @property  # type: ignore[misc]  # what isinstance asks
@@ -160,7 +161,12 @@ def _read(dataset: Any, positions: Sequence[int]) -> Any:
     return several(positions) if several else [dataset[position] for position in positions]
 
 
-def _read_alone(reading: Reading, position: int, getters: frozenset[CodeType], seed: int = 0) -> tuple[Any, Reading]:
+def _read_alone(
+    reading: Reading,
+    position: int,
+    getters: frozenset[CodeType],
+    seed: int = 0,
+) -> tuple[Any, Reading]:
     """One item with random numbers of a seed, and how it came about.
 
     Raises:
@@ -181,7 +187,12 @@ def _read_alone(reading: Reading, position: int, getters: frozenset[CodeType], s
     return items[0], trace.readings[0]
 
 
-def _refuse_stand_in(reading: Reading, position: int, getters: frozenset[CodeType], turned: Sequence[int]) -> None:
+def _refuse_stand_in(
+    reading: Reading,
+    position: int,
+    getters: frozenset[CodeType],
+    turned: Sequence[int],
+) -> None:
     """Compare an item with those that may stand in for it, where reading it failed or turned to another position."""
     try:
         item, again = _read_alone(reading, position, getters)
@@ -211,7 +222,11 @@ def _candidates(reading: Reading, position: int, turned: Sequence[int]) -> list[
     return [place for place in inside if place != position % size][:_CANDIDATES]
 
 
-def _refuse_random_parts(reading: Reading, position: int, getters: frozenset[CodeType]) -> None:
+def _refuse_random_parts(
+    reading: Reading,
+    position: int,
+    getters: frozenset[CodeType],
+) -> None:
     """Refuse an item that is made of several of an inner data set, of other ones at each reading (mixup)."""
     try:
         first, second = (_read_alone(reading, position, getters, seed)[1].inside() for seed in (1, 2))
@@ -228,14 +243,16 @@ def _refuse_random_parts(reading: Reading, position: int, getters: frozenset[Cod
 
 def _refuse(dataset: Any, positions: Sequence[int], other: int | None) -> None:
     """Raise ConfigurationError: one item is there in the place of another one."""
-    name, asked = type(dataset).__name__, ", ".join(map(str, positions[:3])) + (", ..." if len(positions) > 3 else "")
+    name = type(dataset).__name__
+    asked = ", ".join(map(str, positions[:3])) + (", ..." if len(positions) > 3 else "")
     which = "another item" if other is None else f"item {other}"
     raise ConfigurationError(f"{name} returns {which} in the place of item {asked}: {_REMEDY}")
 
 
 def _same_content(one: Any, other: Any) -> bool:
     """Whether the largest part of two items is the same and no constant (as an empty record is)."""
-    mine, theirs = _content(one), _content(other)
+    mine = _content(one)
+    theirs = _content(other)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype or len(np.unique(mine.astype(str))) < 2:
         return False
     return bool(np.array_equal(mine, theirs, equal_nan=mine.dtype.kind in "fc"))

@@ -44,7 +44,8 @@ class InMemoryImages(Dataset[Batch]):
     """
 
     def __init__(self, pixels: Tensor, labels: Tensor) -> None:
-        self.pixels, self.labels = pixels, labels
+        self.pixels = pixels
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -79,19 +80,34 @@ FEATURES = {
 
 
 def normalize(
-    images: Images, spec: Source, image_size: int | None, scale: str = "standard", features: str | None = None
+    images: Images,
+    spec: Source,
+    image_size: int | None,
+    scale: str = "standard",
+    features: str | None = None,
 ) -> InMemoryImages:
     """Scale to [0, 1], resize, and then as `scale` or `features` of `ImageDataModule` say: once."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
         planes = pixels.permute(0, 3, 1, 2)
-        planes = F.interpolate(planes, (image_size, image_size), mode="bilinear", align_corners=False, antialias=True)
+        planes = F.interpolate(
+            planes,
+            (image_size, image_size),
+            mode="bilinear",
+            align_corners=False,
+            antialias=True,
+        )
         pixels = planes.permute(0, 2, 3, 1).contiguous()
     return InMemoryImages(_prepared(pixels, spec, scale, features), images.labels)
 
 
-def _prepared(pixels: Tensor, spec: Source, scale: str, features: str | None) -> Tensor:
+def _prepared(
+    pixels: Tensor,
+    spec: Source,
+    scale: str,
+    features: str | None,
+) -> Tensor:
     """Pixels in [0, 1] as networks see them; may work in place."""
     if features is not None:
         return FEATURES[features](pixels)
@@ -120,7 +136,11 @@ def _standardized_per_image(pixels: Tensor) -> Tensor:
     return rows.view(pixels.shape)
 
 
-def _split(images: Images, held: int, split: HeldOutBy = "hash") -> tuple[Images, Images]:
+def _split(
+    images: Images,
+    held: int,
+    split: HeldOutBy = "hash",
+) -> tuple[Images, Images]:
     """The records that are held out, the same for every run, and the rest; both in the order of the whole."""
     size = len(images.labels)
     first, rest = parted(split, lambda: image_bytes(images.pixels, images.labels), size, held)
@@ -134,13 +154,23 @@ def _split(images: Images, held: int, split: HeldOutBy = "hash") -> tuple[Images
     return own, others
 
 
-def _noise(like: str | None, image_size: int | None, train_size: int | None, test_size: int | None) -> Source:
+def _noise(
+    like: str | None,
+    image_size: int | None,
+    train_size: int | None,
+    test_size: int | None,
+) -> Source:
     spec = source(like or "cifar10")
     spec = spec if image_size is None else replace(spec, side=image_size)  # made so, since resizing would blur it
     return noise_like(spec, train_size or NOISE_TRAIN, test_size or NOISE_TEST)
 
 
-def _check_preparation(name: str, like: str | None, scale: str, features: str | None) -> None:
+def _check_preparation(
+    name: str,
+    like: str | None,
+    scale: str,
+    features: str | None,
+) -> None:
     """Raise ConfigurationError where pixels cannot be prepared so, or are of no noise that is like another data set."""
     if like is not None and name != NOISE:
         raise ConfigurationError(f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}.")
@@ -212,24 +242,30 @@ class ImageDataModule(pl.LightningDataModule):
         check_split(split)
         self._held_out_by = split
         self.spec = source(name) if name != NOISE else _noise(like, image_size, train_size, test_size)
-        self.name, self.inserted = name, inserted_of(inserted)
+        self.name = name
+        self.inserted = inserted_of(inserted)
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         self.root = data_root(root)
-        self._expected_batch_size, self._kind = expected_batch_size, "poisson" if sampling is None else sampling
+        self._expected_batch_size = expected_batch_size
+        self._kind = "poisson" if sampling is None else sampling
         self._size_schedule = expected_batch_size_schedule
-        self._val_size, self._eval_batch_size = val_size, eval_batch_size
+        self._val_size = val_size
+        self._eval_batch_size = eval_batch_size
         self._image_size = image_size if image_size is not None else self.spec.side
-        self._download, self._seed = download, seed
+        self._download = download
+        self._seed = seed
         self._train: InMemoryImages | None = None
         self._val: InMemoryImages | None = None
         self._test: InMemoryImages | None = None
-        self.scale, self.features = scale, features
+        self.scale = scale
+        self.features = features
         _check_preparation(name, like, scale, features)
         if eval_batch_size < 1 or val_size < 0:
             raise ConfigurationError("data.eval_batch_size must be positive and data.val_size at least 0.")
 
     def _load(self, split: Split) -> Images:
-        images, size = self.spec.load(self.root, split, self._download), self._sizes[split]
+        images = self.spec.load(self.root, split, self._download)
+        size = self._sizes[split]
         if size is not None and size > len(images.labels):
             raise ConfigurationError(
                 f"data.{split}_size={size} is more than the {len(images.labels)} {split} records of {self.name}."
@@ -248,12 +284,14 @@ class ImageDataModule(pl.LightningDataModule):
         """
         if self._train is not None:
             return
-        train, test = self._load("train"), self._load("test")
+        train = self._load("train")
+        test = self._load("test")
         if self._val_size:  # split before features are made, which take a hundred times the memory of pixels
             held, train = _split(train, self._val_size, self._held_out_by)
             rank_zero_info(f"{self.name}: {len(held.labels)} records are held out, {len(train.labels)} train.")
             self._val = self._normalized(held)
-        self._train, self._test = self._normalized(train), self._normalized(test)
+        self._train = self._normalized(train)
+        self._test = self._normalized(test)
         if self.inserted.records:
             positions = list(range(self.inserted.records)) * self.inserted.copies
             self._train = self._train + self._made_up()[0].subset(positions)
@@ -307,10 +345,16 @@ class ImageDataModule(pl.LightningDataModule):
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
         channels, height, width = self.input_shape
         if self.features is not None:
-            channels, height, width = channels // PER_CHANNEL, self._image_size, self._image_size
+            channels = channels // PER_CHANNEL
+            height = self._image_size
+            width = self._image_size
         pixels = torch.rand(size, height, width, channels, generator=generator)
         pixels = _prepared(pixels, self.spec, self.scale, self.features)
-        return pixels.permute(0, 3, 1, 2), torch.randint(self.num_classes, (size,), generator=generator)
+        return pixels.permute(0, 3, 1, 2), torch.randint(
+            self.num_classes,
+            (size,),
+            generator=generator,
+        )
 
     def _made_up(self) -> tuple[InMemoryImages, InMemoryImages]:
         """Records that are inserted, each once, and references; the former do not depend on the latter's number."""
@@ -337,7 +381,11 @@ class ImageDataModule(pl.LightningDataModule):
 
     def _eval_loader(self, images: InMemoryImages | None) -> DataLoader[Batch]:
         assert images is not None
-        return DataLoader(images, batch_size=self._eval_batch_size, collate_fn=Collation(images, None))
+        return DataLoader(
+            images,
+            batch_size=self._eval_batch_size,
+            collate_fn=Collation(images, None),
+        )
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """The validation split, or without one the test set, for learning curves on which nothing is chosen."""

@@ -63,7 +63,12 @@ class Lots(TorchSampler[list[int]]):
         size_factors: Of the expected size, by step; evaluated by `plan` from the schedule.
     """
 
-    def __init__(self, sampling: Sampling, seed: int | None, size_schedule: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int | None,
+        size_schedule: Schedule | None = None,
+    ) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
         if not isinstance(sampling, Sampling):
@@ -75,8 +80,11 @@ class Lots(TorchSampler[list[int]]):
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
         check_schedule("expected_batch_size_schedule", size_schedule)
         self._sampling = sampling
-        self._size_schedule, self.size_factors = size_schedule, CONSTANT
-        self.position = self.phase = self.microbatches = 0
+        self._size_schedule = size_schedule
+        self.size_factors = CONSTANT
+        self.position = 0
+        self.phase = 0
+        self.microbatches = 0
         self.in_use = False
         self.work: NDArray[Any] | None = None
         self.added = 0
@@ -145,7 +153,9 @@ class Lots(TorchSampler[list[int]]):
 
     def free(self) -> None:
         """End what `acquire` began."""
-        self.in_use, self.added, self.size_factors = False, 0, CONSTANT
+        self.in_use = False
+        self.added = 0
+        self.size_factors = CONSTANT
 
     def start_at(self, position: int, run: int | None = None) -> None:
         """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
@@ -154,12 +164,19 @@ class Lots(TorchSampler[list[int]]):
             position: Number of the lot.
             run: Key of the training: another one draws other lots from the same seed. None: the seed alone is the key.
         """
-        self.position, self._key, self._drawn = position, self.seed, None
+        self.position = position
+        self._key = self.seed
+        self._drawn = None
         if run is not None and self.seed is not None:
             self._key = int.from_bytes(digest_of((self.seed, run))[:16], "big")
         self._shares.clear()
 
-    def share(self, step: int, rank: int, world: int) -> Share:
+    def share(
+        self,
+        step: int,
+        rank: int,
+        world: int,
+    ) -> Share:
         """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.
 
         Returns:
@@ -173,7 +190,12 @@ class Lots(TorchSampler[list[int]]):
             self._shares[key] = self._share(step, rank, world)
         return self._shares[key]
 
-    def _share(self, step: int, rank: int, world: int) -> Share:
+    def _share(
+        self,
+        step: int,
+        rank: int,
+        world: int,
+    ) -> Share:
         lot = self.lot(step)
         if self.work is not None and world > 1:
             return dealt(lot, self.work[lot], rank, world), None
@@ -285,10 +307,16 @@ class LotLoader(DataLoader[Any]):
         self._items = ItemRandomness(options.pop("worker_init_fn", None))
         options["worker_init_fn"] = self._items
         try:
-            super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
+            super().__init__(
+                dataset,
+                batch_sampler=lots,
+                collate_fn=Collation(dataset, collate_fn, rows),
+                **options,
+            )
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
             raise ConfigurationError(f"LotLoader cannot be made: {brief(error)}") from error
-        self.lots, self.record_of_row = lots, record_of_row
+        self.lots = lots
+        self.record_of_row = record_of_row
         self.data_id = data_id
         self.collation = collate_fn
         self._source = watched(dataset) if lots.sampling.record_changes else dataset
@@ -415,7 +443,12 @@ class LotLoader(DataLoader[Any]):
         self.lots.position = int(state["lots"])
 
 
-def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Positions:
+def dealt(
+    lot: Positions,
+    work: NDArray[Any],
+    rank: int,
+    world: int,
+) -> Positions:
     """Deal a lot to processes by work: the largest first, each to whoever has least.
 
     Args:
@@ -430,7 +463,8 @@ def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Position
     >>> dealt(np.array([3, 5, 8, 9]), np.array([1, 9, 4, 5]), 0, 2), dealt(np.array([3, 5]), np.array([1, 9]), 1, 2)
     (array([5, 3]), array([3]))
     """
-    owner, totals = np.empty(len(lot), dtype=np.int64), np.zeros(world)
+    owner = np.empty(len(lot), dtype=np.int64)
+    totals = np.zeros(world)
     for place in np.argsort(-work, kind="stable"):
         owner[place] = totals.argmin()
         totals[owner[place]] += work[place] + 1  # what every record costs
@@ -467,7 +501,12 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
         )
 
 
-def make_sampling(kind: str, population: int, expected_batch_size: float, unit: str = "example") -> Sampling:
+def make_sampling(
+    kind: str,
+    population: int,
+    expected_batch_size: float,
+    unit: str = "example",
+) -> Sampling:
     """The sampling of a kind for lots of a size.
 
     Args:

@@ -19,13 +19,20 @@ from dpbench.errors import ConfigurationError
 
 _MOST = 32  # records that are collated again
 _STAND_INS = 2  # of them, each in the place of all others
-_SAME, _SORTED, _MIXED = "same", "sorted", "mixed"
+_SAME = "same"
+_SORTED = "sorted"
+_MIXED = "mixed"
 
 Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Rows of a batch that some records, named by their positions, have; and the number of all records in it."""
 
 
-def rows_of(record_of_row: Any, batch: Any, records: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+def rows_of(
+    record_of_row: Any,
+    batch: Any,
+    records: NDArray[np.int64],
+    number: int,
+) -> NDArray[np.int64]:
     """Rows of some records, by `LotLoader`'s `record_of_row`; without one each record is a row."""
     if record_of_row is None:
         return records
@@ -41,7 +48,11 @@ def _rows(batch: Any) -> int:
 
 
 def refuse_mixing(
-    collate: Callable[[Any], Any], records: Sequence[Any], number: int, rows: Rows, ordered: bool = False
+    collate: Callable[[Any], Any],
+    records: Sequence[Any],
+    number: int,
+    rows: Rows,
+    ordered: bool = False,
 ) -> None:
     """Collate some records again among others, with the same random numbers: the rows of a record must be the same.
 
@@ -61,7 +72,8 @@ def refuse_mixing(
     some = [records[i] for i in rng.permutation(len(records))[:_MOST]]
     whole = np.arange(len(some))
     kept, others = (np.sort(half) for half in np.array_split(rng.permutation(whole), 2))
-    moved, replaced = whole.copy(), whole.copy()
+    moved = whole.copy()
+    replaced = whole.copy()
     moved[others] = np.roll(others, 1)  # the same records: texts are padded to the same length
     replaced[others] = 0
     try:
@@ -109,7 +121,12 @@ def random_numbers_kept() -> Iterator[None]:
         random.setstate(before[2])
 
 
-def _same(one: Any, other: Any, mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> str | None:
+def _same(
+    one: Any,
+    other: Any,
+    mine: NDArray[np.int64],
+    theirs: NDArray[np.int64],
+) -> str | None:
     """How some rows of two batches compare; None where they cannot be compared."""
     pairs = list(zip(_leaves(one), _leaves(other), strict=True))
     if any(a.shape[1:] != b.shape[1:] for a, b in pairs):

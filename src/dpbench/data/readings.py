@@ -108,7 +108,12 @@ class Trace:
         finally:
             sys.settrace(None)
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+    def __call__(
+        self,
+        frame: FrameType,
+        event: str,
+        _: Any,
+    ) -> Callable[..., Any] | None:
         """Begin to look on, if the function is own code."""
         code = frame.f_code
         if code.co_filename not in self._files:
@@ -156,7 +161,12 @@ class Trace:
         if place not in asked_for:
             reading.elsewhere = place
 
-    def _end(self, call: Call, frame: FrameType, value: Any) -> None:
+    def _end(
+        self,
+        call: Call,
+        frame: FrameType,
+        value: Any,
+    ) -> None:
         call.empty = value is None
         if self._reading is not None:
             self._reading.numbers |= {int(x) for x in frame.f_locals.values() if isinstance(x, int | np.integer)}

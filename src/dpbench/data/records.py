@@ -69,10 +69,16 @@ class Collation:
     may_separate = False
 
     def __init__(
-        self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any] | None, rows: Rows | None = None
+        self,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[Any], Any] | None,
+        rows: Rows | None = None,
     ) -> None:
-        self._dataset, self._collate = dataset, collate_fn or default_collate
-        self._rows, self._calls, self._with_twins = rows, 0, 0
+        self._dataset = dataset
+        self._collate = collate_fn or default_collate
+        self._rows = rows
+        self._calls = 0
+        self._with_twins = 0
         self._separates: bool | None = None
         self._separated = 0
 

@@ -71,12 +71,15 @@ def refuse_refilling(collate: Callable[[Any], Any], records: Sequence[Any]) -> N
 
 def _changed(one: Any, other: Any) -> int:
     """Number of rows of a batch that another one, of the same shape, does not have; 0 where they cannot be compared."""
-    mine, theirs = _leaves(one), _leaves(other)
+    mine = _leaves(one)
+    theirs = _leaves(other)
     if [leaf.shape[1:] for leaf in mine] != [leaf.shape[1:] for leaf in theirs] or not mine:
         return 0  # padded to another length
     a, b = (torch.cat([leaf.double() for leaf in leaves], dim=1) for leaves in (mine, theirs))
-    rows, others = _bytes_of(a), _bytes_of(b)
-    only, spare = Counter(rows) - Counter(others), Counter(others) - Counter(rows)
+    rows = _bytes_of(a)
+    others = _bytes_of(b)
+    only = Counter(rows) - Counter(others)
+    spare = Counter(others) - Counter(rows)
     near = [b[others.index(row)] for row in spare for _ in range(spare[row])]
     count = 0
     for row, times in only.items():

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 
-ORIENTATIONS, GROUPS = 8, 27
-_BLOCK, PER_CHANNEL = 4, 81
+ORIENTATIONS = 8
+GROUPS = 27
+_BLOCK = 4
+PER_CHANNEL = 81
 """Pixels of a side for one output, and features of a channel."""
 _ORDERS = [1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2]
 """Features of a channel: averages of pixels, of fine and coarse moduli, and of coarse moduli of fine ones."""
@@ -27,9 +29,11 @@ _SIGMA, _FREQUENCY = 0.8, 0.75 * math.pi  # of the finest wavelet
 _PIECE, _SMALLEST = 100, 12  # images at once, and pixels of a side
 _COLORS = [[1 / 3, 1 / 3, 1 / 3], [1 / 2, -1 / 2, 0.0], [1 / 4, 1 / 4, -1 / 2]]
 """Brightness, red against green, yellow against blue."""
-_MIDDLE, _UNIT = (0.5, 0.0, 0.0), (0.25, 0.05, 0.05)
+_MIDDLE = (0.5, 0.0, 0.0)
+_UNIT = (0.25, 0.05, 0.05)
 """Of their pixels: round numbers, fixed for all data, like the published means and deviations of `scale=standard`."""
-_NOISE_IMAGES, _NOISE_SIDE = 400, 32
+_NOISE_IMAGES = 400
+_NOISE_SIDE = 32
 
 
 def scattering(pixels: Tensor) -> Tensor:
@@ -94,7 +98,8 @@ def mirrored_scattering(pixels: Tensor) -> Tensor:
         ConfigurationError: The sides are no multiples of eight.
     """
     _require(pixels, 2 * _BLOCK, "mirrored_scattering")
-    half, mirrored = pixels.shape[2] // (2 * _BLOCK), _mirrored()
+    half = pixels.shape[2] // (2 * _BLOCK)
+    mirrored = _mirrored()
 
     def folded(images: Tensor) -> Tensor:
         features = _of_colors(images)
@@ -131,10 +136,21 @@ def _coefficients(images: Tensor, center: float) -> Tensor:
     height, width = images.shape[2:]
     banks = _wavelets(0), _wavelets(1)
     planes = images.reshape(-1, 1, height, width)
-    fine, coarse = _modulus(planes, banks[0], 1), _modulus(planes, banks[1], 2)
-    second = _modulus(fine.reshape(-1, 1, height, width), banks[1], 2).view(len(planes), -1, height // 2, width // 2)
+    fine = _modulus(planes, banks[0], 1)
+    coarse = _modulus(planes, banks[1], 2)
+    second = _modulus(fine.reshape(-1, 1, height, width), banks[1], 2).view(
+        len(planes),
+        -1,
+        height // 2,
+        width // 2,
+    )
     means = [_average(x, spacing, center) for x, spacing in ((planes, 1), (fine, 1), (coarse, 2), (second, 2))]
-    return torch.cat(means, 1).view(*images.shape[:2], PER_CHANNEL, height // _BLOCK, width // _BLOCK)
+    return torch.cat(means, 1).view(
+        *images.shape[:2],
+        PER_CHANNEL,
+        height // _BLOCK,
+        width // _BLOCK,
+    )
 
 
 def _of_colors(images: Tensor) -> Tensor:
@@ -162,8 +178,10 @@ def _by_order(colors: Tensor) -> Tensor:
 @cache
 def _of_noise() -> tuple[Tensor, Tensor]:
     """Mean and deviation of each feature of brightness and colors on 1/f noise, (3, 81) each."""
-    side, generator = _NOISE_SIDE, torch.Generator().manual_seed(0)
-    across, down = torch.fft.rfftfreq(side), torch.fft.fftfreq(side)
+    side = _NOISE_SIDE
+    generator = torch.Generator().manual_seed(0)
+    across = torch.fft.rfftfreq(side)
+    down = torch.fft.fftfreq(side)
     frequency = torch.hypot(down[:, None], across).clamp(min=1 / side)
     waves = torch.randn(_NOISE_IMAGES, 3, side, side // 2 + 1, 2, generator=generator)
     noise = torch.fft.irfft2(torch.view_as_complex(waves) / frequency, s=(side, side))
@@ -210,7 +228,9 @@ def _averaging(size: int, spacing: int, center: float) -> Tensor:
 
 def _wavelets(scale: int) -> Tensor:
     """Morlet wavelets in all orientations, real parts before imaginary ones, (2·orientations, 1, K, K)."""
-    sigma, frequency, slant = _SIGMA * 2**scale, _FREQUENCY / 2**scale, 4 / ORIENTATIONS
+    sigma = _SIGMA * 2**scale
+    frequency = _FREQUENCY / 2**scale
+    slant = 4 / ORIENTATIONS
     reach = math.ceil(3 * sigma / slant)
     at = torch.arange(-reach, reach + 1, dtype=torch.float64)
     found = []

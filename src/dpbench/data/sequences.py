@@ -72,11 +72,13 @@ def character_sequences(texts: Iterable[str], length: int = 80) -> tuple[NDArray
     """
     table = np.full(256, len(CHARACTERS) + 1, np.uint8)  # unknown
     table[np.frombuffer(CHARACTERS.encode("latin-1"), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
-    begin, end = len(CHARACTERS) + 2, len(CHARACTERS) + 3
+    begin = len(CHARACTERS) + 2
+    end = len(CHARACTERS) + 3
     known = [_FAR.sub("\0", text.translate(PLAIN)).encode("latin-1") for text in texts]
     pieces = [-(-(len(text) + 2) // (length + 1)) for text in known]
     tokens = np.zeros((sum(pieces), length + 1), np.uint8)
-    flat, at = tokens.reshape(-1), 0
+    flat = tokens.reshape(-1)
+    at = 0
     for text, count in zip(known, pieces, strict=True):
         flat[at] = begin
         flat[at + 1 : at + 1 + len(text)] = table[np.frombuffer(text, np.uint8)]
@@ -126,7 +128,10 @@ def read_vocabulary(path: Path, size: int = WORDS) -> list[str]:
 
 
 def word_sequences(
-    texts: Iterable[Sequence[str]], vocabulary: Sequence[str], length: int = 20, size: int = WORDS
+    texts: Iterable[Sequence[str]],
+    vocabulary: Sequence[str],
+    length: int = 20,
+    size: int = WORDS,
 ) -> NDArray[np.integer[Any]]:
     """Sentences as begin, words, end, cut at or padded to length + 1 tokens.
 
@@ -142,7 +147,9 @@ def word_sequences(
         (N, T + 1).
     """
     numbers = {word: number for number, word in enumerate(vocabulary, 1)}
-    unknown, begin, end = size + 1, size + 2, size + 3
+    unknown = size + 1
+    begin = size + 2
+    end = size + 3
     rows = [[begin, *(numbers.get(word, unknown) for word in text[:length]), end][: length + 1] for text in texts]
     tokens = np.zeros((len(rows), length + 1), np.int16 if end < 2**15 else np.int32)
     for row, own in zip(tokens, rows, strict=True):

@@ -70,17 +70,28 @@ def _digits(root: Path, split: Split, download: bool) -> Images:
     from sklearn.model_selection import train_test_split
 
     data = load_digits()
-    positions = train_test_split(np.arange(len(data.target)), test_size=360, random_state=0, stratify=data.target)
+    positions = train_test_split(
+        np.arange(len(data.target)),
+        test_size=360,
+        random_state=0,
+        stratify=data.target,
+    )
     chosen = np.sort(positions[0 if split == "train" else 1])
     pixels = torch.from_numpy(data.images[chosen] / 16).float().unsqueeze(-1)
     return Images(pixels, torch.from_numpy(data.target[chosen]).long())
 
 
-NOISE, NOISE_TRAIN, NOISE_TEST = "random_noise", 50_000, 10_000
+NOISE = "random_noise"
+NOISE_TRAIN = 50_000
+NOISE_TEST = 10_000
 _NOISE_BYTES = {"train": NOISE_TRAIN * 32 * 32 * 3, "test": NOISE_TEST * 32 * 32 * 3}  # of which labels never depend
 
 
-def noise_like(like: Source, train_size: int = NOISE_TRAIN, test_size: int = NOISE_TEST) -> Source:
+def noise_like(
+    like: Source,
+    train_size: int = NOISE_TRAIN,
+    test_size: int = NOISE_TEST,
+) -> Source:
     """Uniform noise with random labels: what can be learned here is memorized (three_tools_2018, section 2.1).
 
     The first images and labels are the same for any number of them.
@@ -90,7 +101,8 @@ def noise_like(like: Source, train_size: int = NOISE_TRAIN, test_size: int = NOI
         train_size: How many to train on.
         test_size: How many others, which nobody trains on.
     """
-    channels, sizes = len(like.mean), {"train": train_size, "test": test_size}
+    channels = len(like.mean)
+    sizes = {"train": train_size, "test": test_size}
 
     def load(root: Path, split: Split, download: bool) -> Images:
         shape = (sizes[split], like.side, like.side, channels)
@@ -103,15 +115,28 @@ def noise_like(like: Source, train_size: int = NOISE_TRAIN, test_size: int = NOI
 def _noise_pixels(split: Split, shape: tuple[int, ...]) -> tuple[Tensor, np.random.Generator]:
     """Pixels of a split of noise, and the generator of its labels."""
     key = [2018, 0 if split == "train" else 1]
-    total, first = math.prod(shape), _NOISE_BYTES[split]
+    total = math.prod(shape)
+    first = _NOISE_BYTES[split]
     parts = [np.random.default_rng(key).integers(0, 256, min(total, first), dtype=np.uint8)]
     if total > first:  # from a stream of its own: the numbers that come next are the labels
-        parts.append(np.random.default_rng([*key, 1]).integers(0, 256, total - first, dtype=np.uint8))
+        parts.append(
+            np.random.default_rng([*key, 1]).integers(
+                0,
+                256,
+                total - first,
+                dtype=np.uint8,
+            )
+        )
     labels = np.random.PCG64(np.random.SeedSequence(key)).advance(first // 8)  # eight pixels from each 64 bits
     return torch.from_numpy(np.concatenate(parts).reshape(shape)), np.random.Generator(labels)
 
 
-def load_torchvision(class_name: str, root: Path, split: Split, download: bool) -> Images:
+def load_torchvision(
+    class_name: str,
+    root: Path,
+    split: Split,
+    download: bool,
+) -> Images:
     """A split of a data set of labeled images that torchvision has a class for.
 
     Raises:
@@ -138,7 +163,8 @@ def _mismatch(pixels: Tensor, labels: Tensor, num_classes: int) -> str:
         return f"{len(pixels)} images have {len(labels)} labels"
     if not len(labels):
         return "it holds no image"
-    low, high = int(labels.min()), int(labels.max())
+    low = int(labels.min())
+    high = int(labels.max())
     if low < 0 or high >= num_classes:
         return f"labels run from {low} to {high}, not from 0 to {num_classes - 1}"
     return ""
@@ -155,7 +181,13 @@ def _damaged(name: str, folder: Path, why: str) -> DataError:
     )
 
 
-def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> Any:
+def _open(
+    dataset: Any,
+    name: str,
+    root: Path,
+    train: bool,
+    download: bool,
+) -> Any:
     """Open a torchvision data set, downloading it only where nothing of it is there."""
     folder = _folder_of(dataset, name, root)
     present = folder.is_dir() and any(folder.iterdir())
@@ -195,9 +227,18 @@ SOURCES: dict[str, Source] = {
     "digits": Source(_digits, (0.3053,), (0.3760,)),
     "mnist": Source(_torchvision("MNIST"), (0.1307,), (0.3081,)),
     "fashion_mnist": Source(_torchvision("FashionMNIST"), (0.2860,), (0.3530,)),
-    "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), side=32),
+    "cifar10": Source(
+        _torchvision("CIFAR10"),
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        side=32,
+    ),
     "cifar100": Source(
-        _torchvision("CIFAR100"), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), num_classes=100, side=32
+        _torchvision("CIFAR100"),
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+        num_classes=100,
+        side=32,
     ),
 }
 SOURCES[NOISE] = noise_like(SOURCES["cifar10"])

@@ -126,7 +126,11 @@ def _refuse_value(option: str, value: Any, hint: Any) -> None:
 
 
 def load_user_data(
-    name: str, root: Path, download: bool, options: Mapping[str, Any], split: Split = "hash"
+    name: str,
+    root: Path,
+    download: bool,
+    options: Mapping[str, Any],
+    split: Split = "hash",
 ) -> UserData:
     """Load a data set by its name.
 

@@ -69,12 +69,17 @@ class UserDataModule(pl.LightningDataModule):
         super().__init__()
         check_split(split)
         self._split = split
-        self.name, self.root, self.unit = name, data_root(root), unit
+        self.name = name
+        self.root = data_root(root)
+        self.unit = unit
         self.options: Mapping[str, Any] = checked_options(name, options or {})
-        self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
+        self._expected_batch_size = expected_batch_size
+        self._kind = sampling or "poisson"
         self._size_schedule = expected_batch_size_schedule
-        self._val_users, self._eval_batch_size = val_users, eval_batch_size
-        self._download, self._seed = download, seed
+        self._val_users = val_users
+        self._eval_batch_size = eval_batch_size
+        self._download = download
+        self._seed = seed
         self._data: UserData | None = None
         self._users: UserDataset | None = None
         self._val: Dataset[Any] | None = None
@@ -93,7 +98,8 @@ class UserDataModule(pl.LightningDataModule):
         if self._data is not None:
             return
         data = load_user_data(self.name, self.root, self._download, self.options, self._split)
-        users, self._val = data.train, data.val
+        users = data.train
+        self._val = data.val
         if self._val_users:
             held_out, users = self._parted(users)
             self._val = _examples(held_out, plain=True)
@@ -102,11 +108,17 @@ class UserDataModule(pl.LightningDataModule):
             rank_zero_info(f"{self.name}: {data.attribution}")
         if data.noise_batch is not None:
             self.noise_batch = data.noise_batch
-        self._data, self._users = data, users
+        self._data = data
+        self._users = users
 
     def _parted(self, users: UserDataset) -> tuple[UserDataset, UserDataset]:
         """Users for validation, and those that train."""
-        first, rest = parted(self._split, lambda: map(name_bytes, users.names), len(users), self._val_users)
+        first, rest = parted(
+            self._split,
+            lambda: map(name_bytes, users.names),
+            len(users),
+            self._val_users,
+        )
         if self._val_users >= len(users) or not len(rest):
             raise ConfigurationError(
                 f"data.val_users={self._val_users} leaves nothing of {len(users)} training users to train on."
@@ -165,12 +177,21 @@ class UserDataModule(pl.LightningDataModule):
     @property
     def sampling(self) -> Sampling:
         """How training lots are drawn."""
-        return make_sampling(self._kind, count_of(self.train_set), self._expected_batch_size, self.unit)
+        return make_sampling(
+            self._kind,
+            count_of(self.train_set),
+            self._expected_batch_size,
+            self.unit,
+        )
 
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
         collate = None if self.unit == "user" else self.users.collate_fn
-        return LotLoader(self.train_set, Lots(self.sampling, self._seed, self._size_schedule), collate)
+        return LotLoader(
+            self.train_set,
+            Lots(self.sampling, self._seed, self._size_schedule),
+            collate,
+        )
 
     def _eval_loader(self, examples: Dataset[Any]) -> DataLoader[Any]:
         collate = Collation(examples, self.users.collate_fn)

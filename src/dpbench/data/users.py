@@ -83,7 +83,8 @@ class UserDataset(Dataset[Cohort]):
         self._examples = self._source = examples
         self._order = np.argsort(numbers, kind="stable")
         self._ends = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(self.names)))])
-        self.collate_fn, self._collate = collate_fn, Collation(examples, collate_fn)
+        self.collate_fn = collate_fn
+        self._collate = Collation(examples, collate_fn)
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[Hashable, Dataset[Any]], **options: Any) -> Self:
@@ -136,7 +137,11 @@ class UserDataset(Dataset[Cohort]):
         """Look on while examples are read, for a private training: none may stand in for another one."""
         self._source = watched(self._examples)
 
-    def batch(self, user: int, chosen: Sequence[int] | NDArray[np.int64] | Tensor) -> Any:
+    def batch(
+        self,
+        user: int,
+        chosen: Sequence[int] | NDArray[np.int64] | Tensor,
+    ) -> Any:
         """Batch of some of a user's examples.
 
         Args:

@@ -29,7 +29,8 @@ class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, features: csr_matrix, targets: csr_matrix) -> None:
         if features.shape[0] != targets.shape[0]:
             raise ConfigurationError(f"{features.shape[0]} texts have the tags of {targets.shape[0]}.")
-        self.features, self.targets = features, targets
+        self.features = features
+        self.targets = targets
 
     def __len__(self) -> int:
         return int(self.features.shape[0])

@@ -90,7 +90,10 @@ class Reading:
 
 
 def assemble(
-    blocks: Iterable[Block], reading: Reading, where: str, names: Iterable[Hashable] | None = None
+    blocks: Iterable[Block],
+    reading: Reading,
+    where: str,
+    names: Iterable[Hashable] | None = None,
 ) -> UserDataset:
     """Users with the features of their examples.
 
@@ -127,7 +130,12 @@ def assemble(
     return _joined(parts, np.repeat(np.asarray(users), counts), every, reading)
 
 
-def _joined(parts: list[list[Column]], users: NDArray[Any], names: Sequence[Hashable], reading: Reading) -> UserDataset:
+def _joined(
+    parts: list[list[Column]],
+    users: NDArray[Any],
+    names: Sequence[Hashable],
+    reading: Reading,
+) -> UserDataset:
     columns = [_concatenated(own) for own in zip(*parts, strict=True)]
     if reading.text == "tags":
         assert reading.vocabulary is not None and reading.tags is not None
@@ -137,10 +145,19 @@ def _joined(parts: list[list[Column]], users: NDArray[Any], names: Sequence[Hash
     if reading.text and isinstance(columns[0], Tensor):
         return UserDataset(Sequences(columns[0]), users, names)
     tensors = [column for column in columns if isinstance(column, Tensor)]
-    return UserDataset(Rows(*tensors) if len(tensors) == len(columns) else Columns(*columns), users, names)
+    return UserDataset(
+        Rows(*tensors) if len(tensors) == len(columns) else Columns(*columns),
+        users,
+        names,
+    )
 
 
-def _chosen(columns: Mapping[str, Column], reading: Reading, user: str, where: str) -> list[Column]:
+def _chosen(
+    columns: Mapping[str, Column],
+    reading: Reading,
+    user: str,
+    where: str,
+) -> list[Column]:
     """The features that are wanted, as they are wanted."""
     wanted = reading.features if reading.features is not None else sorted(columns)
     shapes = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
@@ -164,7 +181,13 @@ def _chosen(columns: Mapping[str, Column], reading: Reading, user: str, where: s
     return chosen
 
 
-def _shaped(column: Column, shape: Sequence[int] | None, name: str, user: str, where: str) -> Column:
+def _shaped(
+    column: Column,
+    shape: Sequence[int] | None,
+    name: str,
+    user: str,
+    where: str,
+) -> Column:
     """With the shape that is wanted, of a type that torch's layers take: int64, float32, uint8 or bool."""
     if isinstance(column, list):
         return column
@@ -184,7 +207,13 @@ def _shaped(column: Column, shape: Sequence[int] | None, name: str, user: str, w
         ) from error
 
 
-def _as_images(column: Column, layout: str, name: str, user: str, where: str) -> Column:
+def _as_images(
+    column: Column,
+    layout: str,
+    name: str,
+    user: str,
+    where: str,
+) -> Column:
     dims = 3 if layout == "gray" else 4
     if isinstance(column, list) or column.ndim != dims:
         shape = "texts" if isinstance(column, list) else column.shape[1:]
@@ -198,18 +227,33 @@ def _as_images(column: Column, layout: str, name: str, user: str, where: str) ->
     return column[:, None] if layout == "gray" else column
 
 
-def _refuse_numbers(column: Column, name: str, user: str, where: str) -> list[str]:
+def _refuse_numbers(
+    column: Column,
+    name: str,
+    user: str,
+    where: str,
+) -> list[str]:
     if isinstance(column, list):
         return column
     raise DataError(f"{where}: feature {name!r} of user {user!r} is no text, but {_said([_kind(column)])}.")
 
 
-def _as_sequences(column: Column, reading: Reading, name: str, user: str, where: str) -> Column:
+def _as_sequences(
+    column: Column,
+    reading: Reading,
+    name: str,
+    user: str,
+    where: str,
+) -> Column:
     texts = _refuse_numbers(column, name, user, where)
     if reading.text == "characters":
         return character_sequences(texts, reading.sequence_length or 80)[0]
     assert reading.vocabulary is not None
-    return word_sequences([text.lower().split() for text in texts], reading.vocabulary, reading.sequence_length or 20)
+    return word_sequences(
+        [text.lower().split() for text in texts],
+        reading.vocabulary,
+        reading.sequence_length or 20,
+    )
 
 
 def _kind(column: Column) -> Any:
@@ -226,7 +270,12 @@ def _concatenated(own: Sequence[Column]) -> Tensor | list[str]:
     return torch.from_numpy(np.concatenate(own))
 
 
-def column_of(values: Sequence[Any] | NDArray[Any], name: str, who: Callable[[int], str], where: str) -> Column:
+def column_of(
+    values: Sequence[Any] | NDArray[Any],
+    name: str,
+    who: Callable[[int], str],
+    where: str,
+) -> Column:
     """Values of a feature as a column: numbers, texts, or lists of numbers of one shape.
 
     Args:

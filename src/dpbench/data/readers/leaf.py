@@ -38,7 +38,8 @@ def read_leaf_json(path: str | Path, **reading: Any) -> UserDataset:
 
 def _blocks(file: Path, names: dict[str, None]) -> Iterator[Block]:
     content = _content(file)
-    users, data = content["users"], content["user_data"]
+    users = content["users"]
+    data = content["user_data"]
     counts = content.get("num_samples", [None] * len(users))
     if len(counts) != len(users):
         raise DataError(f"{file} has {len(users)} users and {len(counts)} num_samples.")

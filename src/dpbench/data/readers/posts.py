@@ -41,7 +41,8 @@ def read_posts(path: str | Path) -> Iterator[Post]:
     Raises:
         DataError: The file is absent or damaged.
     """
-    path, number = Path(path), 0
+    path = Path(path)
+    number = 0
     if not path.is_file():
         raise DataError(f"there is no file {path}: it is in the site's archive of the Stack Exchange data dump.")
     try:
@@ -60,7 +61,8 @@ def read_posts(path: str | Path) -> Iterator[Post]:
 
 
 def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
-    kind, body = row.get("PostTypeId"), row.get("Body")
+    kind = row.get("PostTypeId")
+    body = row.get("Body")
     if kind is None or body is None:
         absent = "PostTypeId" if kind is None else "Body"
         raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {absent}: get an intact copy.")
@@ -109,7 +111,10 @@ def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[
 
 
 def read_stackexchange(
-    path: str | Path, vocabulary: Sequence[str] | None = None, num_features: int = 10_000, num_tags: int | None = 500
+    path: str | Path,
+    vocabulary: Sequence[str] | None = None,
+    num_features: int = 10_000,
+    num_tags: int | None = 500,
 ) -> UserDataset:
     """Askers of a site with their tagged questions, as bags of words with tags.
 
@@ -133,7 +138,8 @@ def read_stackexchange(
         vocabulary = _by_frequency(words_of_others(path, {post.user for post in found.posts}))
     height = len(found.tags) if num_tags is None else num_tags
     tags = sorted(_by_frequency(found.tags)[:height])
-    texts, marks = [post.words for post in found.posts], [post.tags for post in found.posts]
+    texts = [post.words for post in found.posts]
+    marks = [post.tags for post in found.posts]
     examples = bags(texts, marks, vocabulary[:num_features], tags, num_features, height)
     return UserDataset(examples, [str(post.user) for post in found.posts])
 

@@ -26,7 +26,8 @@ def read_tff_hdf5(path: str | Path, **reading: Any) -> UserDataset:
         import h5py
     except ImportError as error:
         raise ConfigurationError('HDF5 needs h5py: pip install "dpbench-lightning[hdf5]".') from error
-    path, made = Path(path), Reading(**reading)
+    path = Path(path)
+    made = Reading(**reading)
     if not path.is_file():
         raise DataError(f"there is no file {path}.")
     try:
@@ -53,5 +54,10 @@ def _blocks(clients: Any, where: str) -> Iterator[Block]:
         yield client, {name: _column(value, name, client, where) for name, value in values.items()}
 
 
-def _column(values: Any, name: str, client: str, where: str) -> Column:
+def _column(
+    values: Any,
+    name: str,
+    client: str,
+    where: str,
+) -> Column:
     return values if values.dtype.kind in "iufb" else column_of(list(values), name, example_of(client), where)

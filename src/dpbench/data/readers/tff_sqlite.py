@@ -36,7 +36,8 @@ def read_tff_sqlite(path: str | Path, split: str = "train", **reading: Any) -> U
         DataError: The file is absent, damaged or another; it has no such split, or another number of examples than it
             says; see also `assemble`.
     """
-    made, where = Reading(**reading), str(path)
+    made = Reading(**reading)
+    where = str(path)
     with _database(Path(path)) as database:
         counts = _counts(database, split, where)
         found = dict.fromkeys(counts, 0)
@@ -91,7 +92,12 @@ def _counts(database: sqlite3.Connection, split: str, where: str) -> dict[str, i
     return counts
 
 
-def _blocks(database: sqlite3.Connection, split: str, where: str, found: dict[str, int]) -> Iterator[Block]:
+def _blocks(
+    database: sqlite3.Connection,
+    split: str,
+    where: str,
+    found: dict[str, int],
+) -> Iterator[Block]:
     """Examples of one client after the other, as they lie in the file; counts them in `found`."""
     query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
     for client, rows in groupby(database.execute(query, (split,)), key=lambda row: str(row[0])):
@@ -108,7 +114,12 @@ def _blocks(database: sqlite3.Connection, split: str, where: str, found: dict[st
             yield client, _columns(examples, client, found[client] - len(examples), where)
 
 
-def _example(message: Any, client: str, number: int, where: str) -> dict[str, Any]:
+def _example(
+    message: Any,
+    client: str,
+    number: int,
+    where: str,
+) -> dict[str, Any]:
     """Features of an example; a list of one is the one."""
     try:
         features = parse_example(message)
@@ -119,7 +130,12 @@ def _example(message: Any, client: str, number: int, where: str) -> dict[str, An
     return {name: value[0] if len(value) == 1 else value for name, value in features.items()}
 
 
-def _columns(examples: list[dict[str, Any]], client: str, first: int, where: str) -> dict[str, Column]:
+def _columns(
+    examples: list[dict[str, Any]],
+    client: str,
+    first: int,
+    where: str,
+) -> dict[str, Column]:
     """Features of examples, of which `first` is the number of the first."""
     who = example_of(client, first)
     for i, example in enumerate(examples):

@@ -16,7 +16,12 @@ Seed = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Concentration = Annotated[float, Field(gt=0, le=1e6), "a number above 0, at most 1e6"]
 
 
-def uneven_sizes(examples: int, users: int, rng: np.random.Generator, evenness: float = 2.0) -> NDArray[np.int64]:
+def uneven_sizes(
+    examples: int,
+    users: int,
+    rng: np.random.Generator,
+    evenness: float = 2.0,
+) -> NDArray[np.int64]:
     """Number of examples of each user: at least one, the rest by a symmetric Dirichlet distribution.
 
     Raises:

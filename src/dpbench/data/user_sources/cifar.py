@@ -39,9 +39,16 @@ class CroppedImages(Dataset[tuple[Tensor, Tensor]]):
             in the middle.
     """
 
-    def __init__(self, images: Images, crop: int, augment: bool) -> None:
-        self.pixels, self.labels = images.pixels.contiguous(), images.labels
-        self.crop, self.augment = crop, augment
+    def __init__(
+        self,
+        images: Images,
+        crop: int,
+        augment: bool,
+    ) -> None:
+        self.pixels = images.pixels.contiguous()
+        self.labels = images.labels
+        self.crop = crop
+        self.augment = augment
 
     @property
     def plain(self) -> CroppedImages:
@@ -65,9 +72,11 @@ class CroppedImages(Dataset[tuple[Tensor, Tensor]]):
             top = torch.randint(height - self.crop + 1, (len(index), 1))
             left = torch.randint(width - self.crop + 1, (len(index), 1))
             mirrored = torch.rand(len(index), 1) < 0.5
-            rows, columns = top + along, left + torch.where(mirrored, self.crop - 1 - along, along)
+            rows = top + along
+            columns = left + torch.where(mirrored, self.crop - 1 - along, along)
         else:
-            rows, columns = (height - self.crop) // 2 + along, (width - self.crop) // 2 + along
+            rows = (height - self.crop) // 2 + along
+            columns = (width - self.crop) // 2 + along
         pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         return Collated((standardized(pixels).permute(0, 3, 1, 2), self.labels[index]))
 
@@ -80,10 +89,19 @@ def standardized(pixels: Tensor) -> Tensor:
     return (flat / deviation.clamp_min(flat.shape[1] ** -0.5)).view(pixels.shape)
 
 
-def _noise(size: int, generator: torch.Generator, crop: int, num_classes: int) -> tuple[Tensor, Tensor]:
+def _noise(
+    size: int,
+    generator: torch.Generator,
+    crop: int,
+    num_classes: int,
+) -> tuple[Tensor, Tensor]:
     """Uniform noise with random labels, standardized as the images are: what needs no budget to look at."""
     pixels = torch.randint(256, (size, crop, crop, 3), generator=generator)
-    return standardized(pixels).permute(0, 3, 1, 2), torch.randint(num_classes, (size,), generator=generator)
+    return standardized(pixels).permute(0, 3, 1, 2), torch.randint(
+        num_classes,
+        (size,),
+        generator=generator,
+    )
 
 
 @by_users("cifar10_users")
@@ -144,7 +162,12 @@ def load_cifar100(
 
 
 def _dealt(
-    train: Images, users: int, alpha: float, seed: int, coarse: NDArray[np.int64] | None, beta: float = 10.0
+    train: Images,
+    users: int,
+    alpha: float,
+    seed: int,
+    coarse: NDArray[np.int64] | None,
+    beta: float = 10.0,
 ) -> NDArray[np.int64]:
     rows = len(train.labels) // users
     if not rows:
@@ -170,7 +193,13 @@ def _coarse_of_fine(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _user_data(
-    train: Images, test: Images, user_of: NDArray[np.int64], users: int, crop: int, augment: bool, num_classes: int
+    train: Images,
+    test: Images,
+    user_of: NDArray[np.int64],
+    users: int,
+    crop: int,
+    augment: bool,
+    num_classes: int,
 ) -> UserData:
     kept = np.flatnonzero(user_of >= 0)
     dealt = Images(train.pixels[kept], train.labels[kept]) if len(kept) < len(user_of) else train

@@ -16,7 +16,12 @@ from dpbench.data.users import UserDataset
 
 @by_users("digits_users")
 def load_digits(
-    root: Path, download: bool, users: Users = 100, alpha: Concentration = 1.0, seed: Seed = 0, image_size: Side = 28
+    root: Path,
+    download: bool,
+    users: Users = 100,
+    alpha: Concentration = 1.0,
+    seed: Seed = 0,
+    image_size: Side = 28,
 ) -> UserData:
     """1,437 real digits dealt to made-up users, for demonstration and tests; needs no files.
 
@@ -36,4 +41,9 @@ def load_digits(
     test = normalize(spec.load(root, "test", download), spec, image_size)
     rng = np.random.default_rng([1797, seed])
     user_of = allocate(train.labels.numpy(), uneven_sizes(len(train), users, rng), alpha, rng)
-    return UserData(UserDataset(train, user_of, range(users)), test, "rows", **image_options(train, spec))
+    return UserData(
+        UserDataset(train, user_of, range(users)),
+        test,
+        "rows",
+        **image_options(train, spec),
+    )

@@ -42,7 +42,11 @@ FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
 Reader = Callable[..., UserDataset]
 
 
-def _register(name: str, train: Reader, test: Callable[[Path, Path | None], Reader | None]) -> None:
+def _register(
+    name: str,
+    train: Reader,
+    test: Callable[[Path, Path | None], Reader | None],
+) -> None:
     """Make a kind of file a data set of a name.
 
     Args:
@@ -69,7 +73,8 @@ def _register(name: str, train: Reader, test: Callable[[Path, Path | None], Read
     ) -> UserData:
         file, test_file = _paths(root, path, test_path)
         reading = _reading(features, images, text, sequence_length, vocabulary, tags)
-        users, read_test = train(file, **reading), test(file, test_file)
+        users = train(file, **reading)
+        read_test = test(file, test_file)
         test_users = read_test(**reading) if read_test else None
         return _data(users, test_users, held_out, held_out_by, num_classes, str(file))
 
@@ -127,7 +132,14 @@ def load_table(
     file, test_file = _paths(root, path, test_path)
     reading = _reading(features, images, text, sequence_length, vocabulary, tags)
     test = read_user_table(test_file, user, **reading) if test_file else None
-    data = _data(read_user_table(file, user, **reading), test, held_out, held_out_by, num_classes, str(file))
+    data = _data(
+        read_user_table(file, user, **reading),
+        test,
+        held_out,
+        held_out_by,
+        num_classes,
+        str(file),
+    )
     examples = data.train.examples
     if features is None and isinstance(examples, Rows) and examples.tensors[0].dim() == 1:
         raise ConfigurationError(
@@ -137,7 +149,11 @@ def load_table(
     return data
 
 
-def _paths(root: Path, path: str | None, test_path: str | None) -> tuple[Path, Path | None]:
+def _paths(
+    root: Path,
+    path: str | None,
+    test_path: str | None,
+) -> tuple[Path, Path | None]:
     if path is None:
         raise ConfigurationError("data.options.path must say which file the training users are in.")
     return _file(root, path), _file(root, test_path) if test_path else None
@@ -154,7 +170,12 @@ def _file(root: Path, path: str) -> Path:
 
 
 def _reading(
-    features: Any, images: Any, text: Any, sequence_length: int | None, vocabulary: str | None, tags: str | None
+    features: Any,
+    images: Any,
+    text: Any,
+    sequence_length: int | None,
+    vocabulary: str | None,
+    tags: str | None,
 ) -> dict[str, Any]:
     words, marks = (read_vocabulary(Path(path).expanduser()) if path else None for path in (vocabulary, tags))
     found = {
@@ -169,7 +190,10 @@ def _reading(
 
 
 def held_out_users(
-    users: UserDataset, share: float, split: Split, where: str
+    users: UserDataset,
+    share: float,
+    split: Split,
+    where: str,
 ) -> tuple[UserDataset, UserDataset, Dataset[Any]]:
     """Some users apart: those that train, those that do not, and the examples of these.
 
@@ -201,9 +225,16 @@ def held_out_users(
 
 
 def _data(
-    users: UserDataset, test: UserDataset | None, share: float, split: Split, num_classes: int | None, where: str
+    users: UserDataset,
+    test: UserDataset | None,
+    share: float,
+    split: Split,
+    num_classes: int | None,
+    where: str,
 ) -> UserData:
-    train, test_users, examples = users, test, None if test is None else test.examples
+    train = users
+    test_users = test
+    examples = None if test is None else test.examples
     if test_users is None or examples is None:
         train, test_users, examples = held_out_users(users, share, split, where)
     return UserData(
@@ -228,7 +259,8 @@ def _model_options(parts: list[Dataset[Any]], num_classes: int | None) -> dict[s
     options: dict[str, Any] = {"input_shape": shape} if shape else {}  # networks take no single number
     labels = [part.tensors[1] for part in parts if isinstance(part, Rows) and len(part.tensors) > 1]
     if labels and labels[0].dtype == torch.int64 and labels[0].dim() == 1:
-        low, high = min(int(own.min()) for own in labels), max(int(own.max()) for own in labels)
+        low = min(int(own.min()) for own in labels)
+        high = max(int(own.max()) for own in labels)
         if low < 0 or (num_classes is not None and high >= num_classes):
             raise DataError(f"labels run from {low} to {high}, not from 0 to {(num_classes or high + 1) - 1}.")
         options["num_classes"] = num_classes or high + 1

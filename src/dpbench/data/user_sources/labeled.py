@@ -12,7 +12,11 @@ from dpbench.data.images import InMemoryImages, normalize
 from dpbench.data.sources import Images, Source
 
 
-def image_options(images: InMemoryImages, spec: Source, scale: str = "standard") -> dict[str, Any]:
+def image_options(
+    images: InMemoryImages,
+    spec: Source,
+    scale: str = "standard",
+) -> dict[str, Any]:
     """Fields of `UserData` that labeled images determine: `model_options` and `noise_batch`."""
     height, width, channels = images.pixels.shape[1:]
     return {
@@ -22,7 +26,11 @@ def image_options(images: InMemoryImages, spec: Source, scale: str = "standard")
 
 
 def _noise(
-    size: int, generator: torch.Generator, shape: tuple[int, ...], spec: Source, scale: str
+    size: int,
+    generator: torch.Generator,
+    shape: tuple[int, ...],
+    spec: Source,
+    scale: str,
 ) -> tuple[Tensor, Tensor]:
     """Uniform noise, scaled as the images are, with random labels: what needs no budget to look at."""
     pixels = torch.rand(size, *shape, generator=generator)

@@ -28,7 +28,8 @@ _LAYOUTS = {
 }
 _NO_ROLE = ("ACT", "SCENE", "EXIT", "EXEUNT", "ENTER")
 _DIRECTIONS = ("[", "Enter", "Exit", "Exeunt", "ACT", "SCENE")
-_LEAF_NAME, _LEAF_GOES_ON = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"^    (.*)")
+_LEAF_NAME = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
+_LEAF_GOES_ON = re.compile(r"^    (.*)")
 _LEAF_LINES = 124_195  # LEAF reads no further
 _LEAF_TITLE_LINES = range(2, 7)  # above "by William Shakespeare"
 
@@ -63,7 +64,8 @@ def works(lines: list[str]) -> dict[str, list[str]]:
     at = _find(lines, lambda line: line.strip() == "Contents", start, "the list of contents")
     last = _find(lines, lambda line: line.strip() == _LAST_TITLE, at, f"the title {_LAST_TITLE}")
     titles = [line.strip() for line in lines[at + 1 : last + 1] if line.strip()]
-    starts, at = [], last
+    starts = []
+    at = last
     for title in titles:
         at = _find(lines[:end], partial(_is_title, title=title), at + 1, f"the work {title}")
         starts.append(at)
@@ -111,11 +113,13 @@ def _goes_on(line: str, layout: str) -> bool:
 def speeches_by_leaf(lines: list[str]) -> Speeches:
     """Speeches of every role with two or more as LEAF's rule finds them, by TensorFlow Federated's kind of name."""
     spoken: Speeches = {}
-    play = user = None
+    play = None
+    user = None
     for number, line in enumerate(lines[:_LEAF_LINES]):
         if "by William Shakespeare" in line:
             above = (lines[number - k].strip() for k in _LEAF_TITLE_LINES)
-            play, user = next((title for title in above if title), ""), None
+            play = next((title for title in above if title), "")
+            user = None
         elif play is not None and (found := _LEAF_NAME.match(line)):
             user = re.sub(r"\W", "_", f"{play}_{found[1]}")
             spoken.setdefault(user, []).append(found[2])
@@ -151,7 +155,12 @@ def _letters(line: str) -> str:
     return re.sub(r"[^A-Z0-9 ]", "", line.upper()).strip()
 
 
-def _find(lines: list[str], is_it: Callable[[str], bool], start: int, what: str) -> int:
+def _find(
+    lines: list[str],
+    is_it: Callable[[str], bool],
+    start: int,
+    what: str,
+) -> int:
     """Position of the first line from `start` on that is it."""
     for position in range(start, len(lines)):
         if is_it(lines[position]):

@@ -34,7 +34,12 @@ Tokens = tuple[NDArray[Any], NDArray[np.int64]]
 
 
 @by_users("shakespeare_roles")
-def load_characters(root: Path, download: bool, split: Split = "roles", sequence_length: Length = 80) -> UserData:
+def load_characters(
+    root: Path,
+    download: bool,
+    split: Split = "roles",
+    sequence_length: Length = 80,
+) -> UserData:
     """Next character prediction: 1,147 roles, 62,196 training sequences of 80 characters, 8,805 for tests.
 
     The tokens are those of TensorFlow Federated's SHAKESPEARE: `dpbench.data.sequences.character_sequences`. Counts are
@@ -47,12 +52,21 @@ def load_characters(root: Path, download: bool, split: Split = "roles", sequence
         sequence_length: Characters of a sequence.
     """
     encode = partial(character_sequences, length=sequence_length)
-    return _split(_speeches(shakespeare.read_book(root), split), encode, CHARACTER_TOKENS, sequence_length)
+    return _split(
+        _speeches(shakespeare.read_book(root), split),
+        encode,
+        CHARACTER_TOKENS,
+        sequence_length,
+    )
 
 
 @by_users("shakespeare_words")
 def load_words(
-    root: Path, download: bool, split: Split = "roles", sequence_length: Length = 20, vocabulary: str = "poems"
+    root: Path,
+    download: bool,
+    split: Split = "roles",
+    sequence_length: Length = 20,
+    vocabulary: str = "poems",
 ) -> UserData:
     """Next word prediction: 1,147 roles, 54,990 training sentences, 8,161 for tests.
 
@@ -82,7 +96,11 @@ def load_words(
 
     def encode(texts: Sequence[str]) -> Tokens:
         split_texts = [sentences(text) for text in texts]
-        tokens = word_sequences([sentence for text in split_texts for sentence in text], known, sequence_length)
+        tokens = word_sequences(
+            [sentence for text in split_texts for sentence in text],
+            known,
+            sequence_length,
+        )
         return tokens, np.array([len(text) for text in split_texts], dtype=np.int64)
 
     return _split(speeches, encode, WORDS + 4, sequence_length)
@@ -92,7 +110,12 @@ def _speeches(lines: list[str], split: Split) -> shakespeare.Speeches:
     return shakespeare.speeches_of_roles(lines) if split == "roles" else shakespeare.speeches_by_leaf(lines)
 
 
-def _split(speeches: shakespeare.Speeches, encode: Any, vocabulary_size: int, length: int) -> UserData:
+def _split(
+    speeches: shakespeare.Speeches,
+    encode: Any,
+    vocabulary_size: int,
+    length: int,
+) -> UserData:
     """Training and test sequences of users, by their speeches."""
     train, test = (_sequences(part, encode) for part in shakespeare.train_test(speeches))
     return UserData(
@@ -113,7 +136,12 @@ def _sequences(speeches: Mapping[str, Sequence[str]], encode: Any) -> UserDatase
     return UserDataset(Sequences(torch.from_numpy(tokens)), users, names)
 
 
-def _noise(size: int, generator: torch.Generator, length: int, vocabulary_size: int) -> tuple[Tensor, Tensor]:
+def _noise(
+    size: int,
+    generator: torch.Generator,
+    length: int,
+    vocabulary_size: int,
+) -> tuple[Tensor, Tensor]:
     """Random tokens, inputs and targets (size, length), without padding."""
     tokens = torch.randint(1, vocabulary_size, (size, length + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]

@@ -53,7 +53,12 @@ def load_tags(
     """
     file = root / (path or f"stackexchange/{site}/Posts.xml")
     known = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
-    every = read_stackexchange(file, known, num_features, None if num_tags == _NO_TAGS else num_tags)
+    every = read_stackexchange(
+        file,
+        known,
+        num_features,
+        None if num_tags == _NO_TAGS else num_tags,
+    )
     train, test_users, test = held_out_users(every, held_out, held_out_by, str(file))
     height = int(every.examples[0][1].shape[0])
 
