@@ -66,6 +66,8 @@ class UserSource:
 
 USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""
+_NOW_A_HOWTO = ("leaf_json", "tff_hdf5")
+"""Names of earlier releases, which saved configurations may have."""
 
 
 def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
@@ -92,6 +94,10 @@ def user_source(name: str) -> UserSource:
     Raises:
         ConfigurationError: There is none.
     """
+    if name in _NOW_A_HOWTO:
+        raise ConfigurationError(
+            f"{name} is read by a few lines of your own now: see docs/howto/federated_files.md, and register a name."
+        )
     if name not in USER_SOURCES:
         raise ConfigurationError(f"unknown data set by users {name!r}; known are {', '.join(USER_SOURCES)}.")
     return USER_SOURCES[name]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from dpbench.data.readers.bags import bags
-from dpbench.data.sequences import words
+from dpbench.data.texts import bags_of_words, by_frequency, words
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
 
@@ -135,15 +134,10 @@ def read_stackexchange(
     """
     found = questions_of(path)
     if vocabulary is None:
-        vocabulary = _by_frequency(words_of_others(path, {post.user for post in found.posts}))
+        vocabulary = by_frequency(words_of_others(path, {post.user for post in found.posts}))
     height = len(found.tags) if num_tags is None else num_tags
-    tags = sorted(_by_frequency(found.tags)[:height])
+    tags = sorted(by_frequency(found.tags)[:height])
     texts = [post.words for post in found.posts]
     marks = [post.tags for post in found.posts]
-    examples = bags(texts, marks, vocabulary[:num_features], tags, num_features, height)
+    examples = bags_of_words(texts, marks, vocabulary[:num_features], tags, num_features, height)
     return UserDataset(examples, [str(post.user) for post in found.posts])
-
-
-def _by_frequency(counts: Counter[str]) -> list[str]:
-    """The most frequent first; those of equal counts in the order of the alphabet."""
-    return sorted(counts, key=lambda word: (-counts[word], word))

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.data.images import normalize
-from dpbench.data.sources import SOURCES, Split
+from dpbench.data.images import image_options, normalize
+from dpbench.data.noise import Split
+from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.labeled import image_options
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
 

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dpbench.data.images import InMemoryImages, normalize
+from dpbench.data.images import InMemoryImages, image_options, normalize
 from dpbench.data.sources import SOURCES, Images, Source
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.allocation import Seed, Users
-from dpbench.data.user_sources.labeled import image_options
+from dpbench.data.user_sources.dealt import Seed, Users
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 
