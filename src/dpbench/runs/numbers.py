@@ -84,12 +84,12 @@ def noise_text(facts: Mapping[str, Any]) -> str:
     Args:
         facts: As `runs.ledgers.noise_of` gives them, with the population.
     """
-    own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
+    noise = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
     lots = (
         f"lots of {range_text(facts['expected_batch_size'])} of {facts['population']} {facts.get('unit') or 'record'}s"
     )
     rate = f"(rate {range_text(facts['sample_rate'])})"
-    return f"noise multiplier {range_text(own)}, {lots} {rate}"
+    return f"noise multiplier {range_text(noise)}, {lots} {rate}"
 
 
 def uncovered_text(facts: Mapping[str, Any]) -> str | None:
@@ -98,7 +98,8 @@ def uncovered_text(facts: Mapping[str, Any]) -> str | None:
     Args:
         facts: As `runs.ledgers.noise_of` gives them.
     """
-    beyond, end = facts.get("uncovered_delta"), facts.get("noise_end")
+    beyond = facts.get("uncovered_delta")
+    end = facts.get("noise_end")
     if beyond is None:
         return None
     if end is not None:
