@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpbench.cli import main, parser
-from tests.run.test_cli import TINY
-from tests.test_conf import composed
+from tests.support.cli import TINY
+from tests.support.configs import composed
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +73,7 @@ ASKING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in ASKING if "FOLDER" not in line and line.split()[2] != "RUN"])
+@pytest.mark.parametrize("line", [line for line in ASKING if line.split()[2] not in ("RUN", "RUN_OR_SWEEP")])
 def test_examples_run(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)[1:]
     (folder / "runs" / "search").mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
 from dpbench.run import search_path
 from dpbench.runs.provenance import config_hash, fingerprint
-from tests.run.test_cli import ROOT, dpbench, start, weights
+from tests.support.cli import ROOT, dpbench, start, weights
 
 WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
 
@@ -59,7 +59,7 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]
     command = [str(int(signal.SIGTERM)), "13", "1", *words]
-    process = start(runs, *command, module="tests.run.signalled", PYTHONPATH=site)
+    process = start(runs, *command, module="tests.support.signalled", PYTHONPATH=site)
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 143 and "dpbench resume" in err
     dpbench(runs, "resume", "cut", PYTHONPATH=site)

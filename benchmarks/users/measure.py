@@ -1,4 +1,4 @@
-"""Alternating rounds: every method makes one in each turn, and only one of them computes at a time.
+"""Rounds of users: every method makes one in each turn, and only one of them computes at a time.
 
 Our round, the limit and a first version take turns in one process. pfl-research and Flower ask for other versions of
 what dpbench is pinned to, so they live in an environment of their own with the same PyTorch, a process each.
@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measure import Process, wait_until_quiet
 from benchmarks.methods import MALLOC
+from benchmarks.processes import Worker, wait_until_quiet
 from benchmarks.rows import Row
+from benchmarks.timing import Say, Timed, measure_rounds
 from benchmarks.users.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
-LIMIT, NAIVE, OURS = "limit", "naive", "ours"
-PFL, EVALUATED = f"pfl {MALLOC}", f"pfl, users evaluated, {MALLOC}"
-FLOWER, PRIVATE = f"flower {MALLOC}", f"flower, private, {MALLOC}"
-_KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}  # as `allocator.keep_large_blocks`
-_PATIENCE = 30.0  # seconds for a process to end
+LIMIT = "limit"
+NAIVE = "naive"
+OURS = "ours"
+PFL = f"pfl {MALLOC}"
+EVALUATED = f"pfl, users evaluated, {MALLOC}"
+FLOWER = f"flower {MALLOC}"
+PRIVATE = f"flower, private, {MALLOC}"
+_KEEP_BLOCKS = {  # as `allocator.keep_large_blocks`
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+}
+_RECURRENT = "char_lstm 5x4"  # cuDNN's LSTM knows no vmap
+_GPU_WAYS = ("one after the other", "10 at once", "50 at once")
 
 
 @dataclass(frozen=True)
@@ -37,49 +45,25 @@ class Crew:
         family: "own", "pfl" or "flower": what the worker runs, "own" in this environment.
         kind: A word for it.
         methods: Names.
-        defaults: Whether the C library's allocator is left as it comes.
+        default_malloc: Whether the C library's allocator is left as it comes.
     """
 
     family: str
     kind: str
     methods: tuple[str, ...]
-    defaults: bool = True
+    default_malloc: bool = True
 
 
 CREWS = (
-    Crew("own", "limit", (LIMIT, NAIVE, OURS), defaults=False),
+    Crew("own", "", (LIMIT, NAIVE, OURS), default_malloc=False),
     Crew("own", "", (f"{NAIVE} {MALLOC}", f"{OURS} {MALLOC}")),
     Crew("pfl", "", (PFL,)),
-    Crew("pfl", "", ("pfl",), defaults=False),
+    Crew("pfl", "", ("pfl",), default_malloc=False),
     Crew("pfl", "evaluated", (EVALUATED,)),
     Crew("flower", "", (FLOWER,)),
     Crew("flower", "private", (PRIVATE,)),
 )
 METHODS = tuple(method for crew in CREWS for method in crew.methods)
-
-
-@dataclass
-class _Worker:
-    """A process, if it could be started, and what it said of itself."""
-
-    process: Process | None
-    facts: dict[str, Any]
-
-    @property
-    def error(self) -> str | None:
-        """Why it measures nothing."""
-        error: str | None = self.facts.get("error") if self.process is None else self.process.error
-        return error
-
-
-@dataclass
-class Measured:
-    """What was measured of a method: seconds of each turn."""
-
-    cpu: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
-    error: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def measure(
@@ -89,7 +73,7 @@ def measure(
     methods: Sequence[str],
     peers: Path,
     patience: float,
-    report: Callable[[str], None],
+    say: Say,
 ) -> list[Row]:
     """Measure methods against each other.
 
@@ -100,98 +84,109 @@ def measure(
         methods: Names; the limit and ours belong to every measurement.
         peers: Folder of the environment with pfl and flwr.
         patience: Seconds to wait for a quiet machine.
-        report: Told what is being done.
+        say: Told what is being done.
 
     Returns:
         A row for each method: medians in seconds a round, and medians over turns of ratios within a turn.
     """
-    wanted = [method for method in METHODS if method in {*methods, LIMIT, OURS}]
-    crews = [crew for crew in CREWS if set(crew.methods) & set(wanted)]
-    results = {method: Measured() for method in wanted}
+    timed: list[Timed] = []
+    workers: list[Worker] = []
+    missing: dict[str, str] = {}
     with TemporaryDirectory() as folder:
-        report("starting")
-        workers = [_start(crew, task, users, peers, folder) for crew in crews]
+        say("starting")
         try:
+            for crew in CREWS:
+                wanted = [method for method in crew.methods if method in {*methods, LIMIT, OURS}]
+                python = Path(sys.executable) if crew.family == "own" else peers.absolute() / "bin" / "python"
+                if not python.exists():
+                    error = f"not installed: `make bench-users` installs it into {peers}"
+                    missing |= dict.fromkeys(wanted, error)
+                elif wanted:
+                    words = ("users", crew.family, crew.kind, task, str(users), "cpu", *crew.methods)
+                    workers.append(Worker(words, _environment(crew, folder), python))
+                    error = workers[-1].facts.get("error")
+                    timed += [Timed(method, workers[-1], error=error) for method in wanted]
             quiet = wait_until_quiet(patience)
-            for turn in range(turns + 1):
-                report(f"turn {turn} of {turns}")
-                for crew, worker in zip(crews, workers, strict=True):
-                    for method in crew.methods:
-                        if method in results:
-                            _turn(worker, method, results[method], counts=turn > 0)
+            measure_rounds(timed, turns, 1, say)
         finally:
             for worker in workers:
-                _end(worker)
-    return [_row(task, users, method, results, quiet) for method in wanted]
+                worker.close()
+    by_method = {one.method: one for one in timed}
+    rows = []
+    for method in METHODS:
+        if method in by_method or method in missing:
+            rows.append(row_of(task, users, method, by_method, missing.get(method), quiet))
+    return rows
 
 
-def _start(crew: Crew, task: str, users: int, peers: Path, folder: str) -> _Worker:
-    """A process that has made what it needs, or why there is none."""
-    python = Path(sys.executable) if crew.family == "own" else peers.absolute() / "bin" / "python"
-    if not python.exists():
-        return _Worker(None, {"error": f"not installed: `make bench-users` installs it into {peers}"})
-    command = [str(python), "-m", "benchmarks.users.worker", crew.family, crew.kind, task, str(users)]
-    paths = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_TMPDIR": folder}
-    env |= {} if crew.defaults else _KEEP
-    pipe = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=env,
-        cwd=ROOT,
-    )
-    process = Process(crew.methods[0], pipe)
-    return _Worker(process, process.ask())
+def _environment(crew: Crew, folder: str) -> dict[str, str]:
+    """Variables of a process that computes on one core and finds dpbench's own code."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "RAY_TMPDIR": folder,
+    }
+    return environment if crew.default_malloc else environment | _KEEP_BLOCKS
 
 
-def _turn(worker: _Worker, method: str, measured: Measured, counts: bool) -> None:
-    answer = worker.facts if worker.process is None or worker.process.error else worker.process.ask(method=method)
-    measured.facts, measured.error = worker.facts, measured.error or worker.error
-    if counts and measured.error is None:
-        measured.cpu.append(answer["cpu"])
-        measured.wall.append(answer["wall"])
+def row_of(task: str, users: int, method: str, timed: Mapping[str, Timed], missing: str | None, quiet: bool) -> Row:
+    """Row of a method, with the ratios of its turns to those of the limit and of ours.
 
-
-def _end(worker: _Worker) -> None:
-    """Let it end by itself, so that Ray's processes end with it."""
-    if worker.process is None:
-        return
-    pipe = worker.process.pipe
-    assert pipe.stdin is not None and pipe.stdout is not None
-    pipe.stdin.close()
-    try:
-        pipe.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:  # in the middle of a round
-        pipe.kill()
-        pipe.wait()
-    pipe.stdout.close()
-
-
-def _row(task: str, users: int, method: str, results: Mapping[str, Measured], quiet: bool) -> Row:
-    measured, ours, limit = (results[name] for name in (method, OURS, LIMIT))
-    cpu = measured.cpu
+    Args:
+        task: Name of the task.
+        users: In a round.
+        method: Name of the method.
+        timed: What was measured of each.
+        missing: Why the method could not be started.
+        quiet: Whether the machine was.
+    """
+    own = timed.get(method)
+    cpus = own.cpus if own else []
+    facts = own.worker.facts if own else {}
     return {
         "workload": task,
         "method": method,
         "device": "cpu",
         "users": users,
-        "turns": len(cpu),
-        "cpu_s": statistics.median(cpu) if cpu else None,
-        "cpu_s_range": [min(cpu), max(cpu)] if cpu else None,
-        "wall_s": statistics.median(measured.wall) if cpu else None,
-        "ratio_to_limit": _median_ratio(cpu, limit.cpu),
-        "ratio_to_ours": _median_ratio(cpu, ours.cpu),
+        "turns": len(cpus),
+        "cpu_s": statistics.median(cpus) if cpus else None,
+        "cpu_s_range": [min(cpus), max(cpus)] if cpus else None,
+        "wall_s": statistics.median(own.walls) if own and own.walls else None,
+        "ratio_to_limit": _median_ratio(cpus, timed[LIMIT].cpus),
+        "ratio_to_ours": _median_ratio(cpus, timed[OURS].cpus),
         "asked_of_limit": TASKS[task].asked if method == OURS else None,
-        "limit": measured.facts.get("limit") if method == LIMIT else None,
-        "peer": measured.facts.get("peer"),
+        "limit": facts.get("limit") if method == LIMIT else None,
+        "peer": facts.get("peer"),
         "quiet": quiet,
-        "error": measured.error,
+        "error": own.error if own else missing,
     }
 
 
-def _median_ratio(cpu: Sequence[float], of: Sequence[float]) -> float | None:
+def _median_ratio(cpus: Sequence[float], others: Sequence[float]) -> float | None:
     """Median over turns of the ratio within each."""
-    return statistics.median(a / b for a, b in zip(cpu, of, strict=True)) if cpu and len(cpu) == len(of) else None
+    if not cpus or len(cpus) != len(others):
+        return None
+    return statistics.median(cpu / other for cpu, other in zip(cpus, others, strict=True))
+
+
+def measure_on_gpu(name: str, users: int, repeats: int, device: str, say: Say) -> dict[str, Any]:
+    """Milliseconds of a round: one user after the other, as the source of users has them, and several at once.
+
+    Args:
+        name: Of the task.
+        users: In a round.
+        repeats: Rounds that count, after one that does not.
+        device: "cuda", or "cpu" to try it.
+        say: Told what is being done.
+    """
+    task = TASKS[name]
+    row: dict[str, Any] = {"users": users, "steps": task.steps, "rows": task.batch}
+    for way in _GPU_WAYS[:1] if name == _RECURRENT else _GPU_WAYS:
+        worker = Worker(("users", "own", "", name, str(users), device, way))
+        one = Timed(way, worker, error=worker.facts.get("error"))
+        measure_rounds([one], repeats, 1, lambda text, way=way: say(f"{way}: {text}"))  # type: ignore[misc]
+        worker.close()
+        row[way] = one.error or 1e3 * statistics.median(one.walls)
+    return row

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one line that says what was wrong and what to do."""
+"""User-correctable errors: one line each, with cause and remedy."""
 
 from __future__ import annotations
 

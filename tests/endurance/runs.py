@@ -25,8 +25,7 @@ def preload() -> None:
     from matplotlib import pyplot  # noqa: F401
 
     import dpbench.cli
-    import dpbench.reports.curves
-    import dpbench.reports.diagnostics_plot
+    import dpbench.reports.plots
     import dpbench.run.train  # noqa: F401
     from dpbench.run.search_path import conf_dir
 

@@ -18,7 +18,7 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 from dpbench.reports import account_plot
 from dpbench.reports.account import AccountingRequest, account
-from tests.reports.test_table import finished
+from tests.support.finished_runs import finished
 
 DELTA = 1e-5
 POISSON = PoissonSampling(1000, 0.02)
@@ -399,22 +399,22 @@ def test_groups_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
 def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run", steps=200)
     spent = answer(capsys, "account", run)["epsilon"]
-    facts = answer(capsys, "calibrate", "--ledger", run, "--epsilon", 3)
+    facts = answer(capsys, "calibrate", "--continue-from", run, "--epsilon", 3)
     assert facts["steps_before"] == 200
     event = Event(POISSON, (SumQuery("a", 1.0, 1.0),))
     assert epsilon({event: 200 + facts["steps"]}, DELTA) <= 3 < epsilon({event: 201 + facts["steps"]}, DELTA)
-    more = answer(capsys, "calibrate", "--ledger", run, "--steps", 100)
+    more = answer(capsys, "calibrate", "--continue-from", run, "--steps", 100)
     assert more["epsilon"] == pytest.approx(epsilon({event: 300}, DELTA), rel=1e-6)
-    fresh = answer(capsys, "calibrate", "--like", run, "--steps", 200)
+    fresh = answer(capsys, "calibrate", "--queries-from", run, "--steps", 200)
     assert fresh["epsilon"] == pytest.approx(spent, rel=1e-6)
     assert [query["name"] for query in fresh["queries"]] == ["a", "b"]
-    other = answer(capsys, "calibrate", "--like", run, "--steps", 500, "--epsilon", 1)
+    other = answer(capsys, "calibrate", "--queries-from", run, "--steps", 500, "--epsilon", 1)
     assert other["queries"][0]["noise_std"] == pytest.approx(other["noise_multiplier"])
-    assert "allows no further step" in refused(capsys, "calibrate", "--ledger", run, "--epsilon", spent / 2)
-    assert "missing are" in refused(capsys, "calibrate", "--ledger", run)
-    other = ("--like", run, "--population", 5, "--epsilon", 1)
+    assert "allows no further step" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", spent / 2)
+    assert "missing are" in refused(capsys, "calibrate", "--continue-from", run)
+    other = ("--queries-from", run, "--population", 5, "--epsilon", 1)
     assert "lots of 20 examples do not fit a population of 5" in refused(capsys, "calibrate", *other)
-    more = ("calibrate", "--like", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
+    more = ("calibrate", "--queries-from", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
     rate = answer(capsys, *more)["sample_rate"]
     assert epsilon({Event(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
         1, rel=1e-3
@@ -423,10 +423,10 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "has sampling poisson, not fixed_size" in refused(capsys, *more, "--sampling", "fixed")
     assert "--groups and --statistic describe" in refused(capsys, *more, "--groups", 3)
     write(tmp_path / "second")
-    assert "holds 2 ledgers: name one run" in refused(capsys, "calibrate", "--ledger", tmp_path, "--epsilon", 1)
+    assert "holds 2 ledgers: name one run" in refused(capsys, "calibrate", "--continue-from", tmp_path, "--epsilon", 1)
     broken = run / "ledger.jsonl"
     broken.write_bytes(broken.read_bytes()[:-3])
-    assert "known only from below" in refused(capsys, "calibrate", "--ledger", run, "--epsilon", 3)
+    assert "known only from below" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", 3)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
 from dpbench.reports.audit import audit_run
-from dpbench.reports.audit_plot import roc
+from dpbench.reports.plots import roc
 from dpbench.runs.folder import RunFolder
 from tests.auditing.worlds import World, ledger_of
 
@@ -47,7 +47,14 @@ def run(tmp_path: Path) -> Path:
 def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(run)]) == 0
     text = capsys.readouterr().out
-    for words in ("400 canaries, 40 releases, 95 % confidence", "claimed", "sound", "CONSISTENT", "no proof", "(PLD)"):
+    for words in (
+        "400 canaries, 40 releases, 95 % confidence",
+        "claimed",
+        "sound",
+        "CONSISTENT",
+        "not a proof",
+        "(PLD)",
+    ):
         assert words in text, words
     rows = [line.split(">=")[0].split() for line in text.splitlines() if ">=" in line]
     assert rows[0] == ["audited", "family"] and len(rows) == 7  # the limit that stands for all comes first
@@ -60,7 +67,7 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
 def test_json_tells_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(run), "--json", "--confidence", "0.9"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["verdict"] == "CONSISTENT" and facts["confidence"] == 0.9 and "no proof" in facts["note"]
+    assert facts["verdict"] == "CONSISTENT" and facts["confidence"] == 0.9 and "not a proof" in facts["note"]
     bounds = {bound["name"]: bound["epsilon"] for bound in facts["bounds"]}
     assert 0 < bounds["release game, t"] < facts["sound"]
     assert bounds["family"] == facts["audited"] < facts["sound"] < facts["claimed"]

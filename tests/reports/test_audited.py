@@ -19,12 +19,8 @@ import wandb
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.audit import audit_run, read_scores
-from dpbench.reports.audited import LABEL
-from dpbench.reports.compare import compare
-from dpbench.reports.compared import load
 from dpbench.reports.end_of_run import EndOfRun, summary
-from dpbench.reports.table import collect, markdown
-from dpbench.reports.wandb_runs import recorded
+from dpbench.reports.run_table import AUDITED_LABEL, RunTable
 from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.run.logs import mirror_result
 from dpbench.runs.folder import Run, RunFolder
@@ -81,11 +77,15 @@ def test_a_run_is_audited_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["table", str(tmp_path)]) == 0
     table = capsys.readouterr().out
     # Not always CONSISTENT: one correct run in twenty is accused, and each change of the code gives other noise.
-    assert LABEL in table and f"| {figure} | {now.verdict} |" in table and LABEL == "audited epsilon (95 %)"
+    assert (
+        AUDITED_LABEL in table
+        and f"| {figure} | {now.verdict} |" in table
+        and AUDITED_LABEL == "audited epsilon (95 %)"
+    )
     assert main(["table", "--csv", str(tmp_path)]) == 0
     assert f"{now.audited}" in capsys.readouterr().out
-    compared = compare(load(str(tmp_path)))
-    assert f"| {LABEL} | {now.audited:.4g} |" in compared and "accuracy" not in table + compared
+    compared = RunTable.read_sources([str(tmp_path)]).compare()
+    assert f"| {AUDITED_LABEL} | {now.audited:.4g} |" in compared and "accuracy" not in table + compared
 
 
 def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_another_confidence_tells_what_tables_show(tmp_path: Path) -> None:
     assert "in tables" not in audit_run(run.path).text  # the same
     report = audit_run(run.path, 0.5)
     assert f"in tables    >= {kept['audited']['family']:.2f}, CONSISTENT, at 95 % confidence" in report.text
-    facts = json.loads(report.to_json())
+    facts = json.loads(json.dumps(report.facts, allow_nan=False))
     assert facts["stored"] == kept and facts["audited"] > kept["audited"]["family"]
 
 
@@ -136,11 +136,11 @@ def test_another_confidence_tells_what_tables_show(tmp_path: Path) -> None:
 def test_what_speaks_against_a_run_stands_beside_its_epsilons(noise: float, verdict: str, tmp_path: Path) -> None:
     run = finished(tmp_path / "wrong", noise)
     finished(tmp_path / "right")
-    table = collect([tmp_path]).set_index("run")
+    table = RunTable.read([tmp_path]).frame().set_index("run")
     assert dict(table["verdict"]) == {"right": "CONSISTENT", "wrong": verdict}
-    right, wrong = markdown(collect([tmp_path])).splitlines()[2:]
+    right, wrong = RunTable.read([tmp_path]).to_markdown().splitlines()[2:]
     assert wrong.count(f"({verdict}) |") == 2 and f"| {verdict} |" in wrong and verdict not in right
-    text = compare(load(str(tmp_path)))
+    text = RunTable.read_sources([str(tmp_path)]).compare()
     assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in text
     assert f"| verdict of the audit | CONSISTENT | {verdict} |" in text
     record = read_result(run)
@@ -153,10 +153,13 @@ def test_runs_without_canaries_have_no_column(tmp_path: Path) -> None:
     record = json.loads(run.result.read_text())
     del record["privacy"]["audit"], record["config"]["audit"]
     run.result.write_text(json.dumps(record))
-    assert not {LABEL, "verdict"} & set(collect([tmp_path]))
-    assert LABEL not in compare(load(str(tmp_path))) and "verdict" not in compare(load(str(tmp_path)))
+    assert not {AUDITED_LABEL, "verdict"} & set(RunTable.read([tmp_path]).frame())
+    assert (
+        AUDITED_LABEL not in RunTable.read_sources([str(tmp_path)]).compare()
+        and "verdict" not in RunTable.read_sources([str(tmp_path)]).compare()
+    )
     finished(tmp_path / "other")
-    text = markdown(collect([tmp_path]))
+    text = RunTable.read([tmp_path]).to_markdown()
     assert "| – | – |" in text and "| CONSISTENT |" in text
 
 
@@ -179,11 +182,12 @@ def test_what_was_changed_since_shows_no_figure(
 ) -> None:
     run = finished(tmp_path / "run")
     spoil(run.path)
-    table = collect([tmp_path])
-    assert table[LABEL].isna().all() and words in table["verdict"][0]
-    assert words in markdown(table) and "CONSISTENT" not in markdown(table)
-    text = compare(load(str(tmp_path)))
-    assert f"| {LABEL} | – |" in text and words in text and f"run, seed 0{mark} |" in text
+    table = RunTable.read([tmp_path]).frame()
+    assert table[AUDITED_LABEL].isna().all() and words in table["verdict"][0]
+    shown = RunTable.read([tmp_path]).to_markdown()
+    assert words in shown and "CONSISTENT" not in shown
+    text = RunTable.read_sources([str(tmp_path)]).compare()
+    assert f"| {AUDITED_LABEL} | – |" in text and words in text and f"run, seed 0{mark} |" in text
     assert main(["audit", str(run)]) == 1
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
@@ -206,8 +210,8 @@ def test_a_run_that_cannot_be_audited_says_why(tmp_path: Path) -> None:
     record = write_result(run, {}, 40, 1.0, 1.0, audit=EndOfRun().audit(run))
     end = summary(record, run.folder, "")
     assert "verdict         none: " in end and "continued" in end
-    table = collect([tmp_path])
-    assert table[LABEL].isna().all() and table["verdict"][0].startswith("none: ")
+    table = RunTable.read([tmp_path]).frame()
+    assert table[AUDITED_LABEL].isna().all() and table["verdict"][0].startswith("none: ")
     none = Run(RunFolder(tmp_path), {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
     assert EndOfRun().audit(none) is None  # nothing was released
     assert EndOfRun().audit(Run(run.folder, {"audit": None})) is None
@@ -227,12 +231,13 @@ def test_wandb_holds_each_limit_and_shows_one(tmp_path: Path, monkeypatch: pytes
 
     class Api:
         def runs(self, *_: Any, **__: Any) -> list[Any]:
-            history = collect([tmp_path])  # any table
+            history = RunTable.read([tmp_path]).frame()  # any table
             run = {"name": "x", "job_type": "train", "summary": told.summary, "config": {}}
             return [SimpleNamespace(**run, history=lambda pandas: history)]
 
     monkeypatch.setattr(wandb, "Api", Api)
-    mine, theirs = compare(load(str(tmp_path))).splitlines(), compare(recorded("me/p")).splitlines()
+    mine = RunTable.read_sources([str(tmp_path)]).compare().splitlines()
+    theirs = RunTable.read_sources(["wandb:me/p"]).compare().splitlines()
     assert "x (VIOLATED)" in theirs[0] and "run, seed 0 (VIOLATED)" in mine[0]
     same = {line for line in mine if "audit" in line}
     assert len(same) == 2 and same == {line for line in theirs if "audit" in line}

@@ -11,9 +11,8 @@ import pytest
 import wandb
 
 from dpbench.cli import main
-from dpbench.reports.compare import compare, draw
-from dpbench.reports.compared import labels, load, over_seeds
-from dpbench.reports.wandb_runs import recorded
+from dpbench.reports.plots import draw_comparison
+from dpbench.reports.run_table import RunTable
 
 RECORDED = [  # what the public API answered for two offline runs that were synchronized
     {
@@ -84,17 +83,19 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
         for c, s, v in (("dpsgd", 0, 0.5), ("dpsgd", 1, 0.7), ("none", 0, 0.9))
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    runs = load(str(tmp_path))
-    text = compare(runs)
+    runs = RunTable.read_sources([str(tmp_path)])
+    text = runs.compare()
     assert "| strategy | dpsgd | none |" in text and "60.00 ± 14.14 %" in text and "(n = 2)" in text
-    assert draw(runs, tmp_path / "none.png") is None
+    assert draw_comparison(runs, tmp_path / "none.png") is None
     logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
     pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    dpsgd, none = load(str(tmp_path))
+    cells = RunTable.read_sources([str(tmp_path)])
+    dpsgd, none = cells.rows
     assert dpsgd.curves["test/accuracy"].to_dict() == {5: pytest.approx(0.45), 9: 0.6} and none.curves.empty
-    assert draw([dpsgd, none], tmp_path / "some.png") is not None
+    assert draw_comparison(cells, tmp_path / "some.png") is not None
     # of a run all settings are known, of a cell those that made it: what it does not state is no difference
-    both = compare([dpsgd, *load(str(run(tmp_path / "a", 0, 0.1, 0.8)))])
+    other = RunTable.read_sources([str(run(tmp_path / "a", 0, 0.1, 0.8))])
+    both = RunTable((dpsgd, *other.rows)).compare()
     assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 ± 14.14 % | 80.00 % |" in both
 
 
@@ -107,10 +108,10 @@ def test_trials_of_a_cell_are_compared_one_by_one(tmp_path: Path) -> None:
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
     logged = {"row": "r", "column": "c", "trial": "two", "seed": 0, "step": [5, 9], "value": [0.4, 0.7]}
     pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    one, two = load(str(tmp_path))
+    one, two = RunTable.read_sources([str(tmp_path)]).rows
     assert (one.name, two.name) == ("r, c, one (n = 1)", "r, c, two (n = 1)")
     assert one.curves.empty and len(two.curves) == 2  # curves are kept of the best trial only
-    text = compare([one, two])
+    text = RunTable((one, two)).compare()
     assert "| optimizer.lr | one | two |" in text and "| val/accuracy | 50.00 % | 70.00 % |" in text
     assert "unit of privacy" not in text  # the same
 
@@ -120,7 +121,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)
         folder.rename(tmp_path / f"{number}_lr={lr}")
     run(tmp_path / "other", 0, 0.3, 0.5)
-    names = [one.name for one in load(str(tmp_path))]
+    names = [one.name for one in RunTable.read_sources([str(tmp_path)]).rows]
     assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
 
 
@@ -133,7 +134,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
     assert main(["compare", str(tmp_path), "--mean", "--axis", "epsilon", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "85.00 ± 7.07 %" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
-    mean, other = over_seeds(load(str(tmp_path)))
+    mean, other = RunTable.read_sources([str(tmp_path)]).over_seeds().rows
     assert mean.n == 2 and mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
     assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5) and other.n == 1
     assert "none of these logged any" in shown  # one of them does not tell its epsilon, so the mean does not
@@ -144,25 +145,30 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
 def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     for name, seed, lr in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2)):
         run(tmp_path / name, seed, lr, 0.5)
-    runs = load(str(tmp_path))
-    assert labels(runs) == ["lr=0.1, seed=0", "lr=0.1, seed=1", "lr=0.2, seed=0"]
-    assert labels(over_seeds(runs)) == ["lr=0.1 (n = 2)", "lr=0.2"]
-    assert labels(runs[:2]) == ["seed=0", "seed=1"] and labels(runs[:1]) == ["a, seed 0"]
+    runs = RunTable.read_sources([str(tmp_path)])
+    assert runs.labels() == ["lr=0.1, seed=0", "lr=0.1, seed=1", "lr=0.2, seed=0"]
+    assert runs.over_seeds().labels() == ["lr=0.1 (n = 2)", "lr=0.2"]
+    assert RunTable(runs.rows[:2]).labels() == ["seed=0", "seed=1"] and RunTable(runs.rows[:1]).labels() == [
+        "a, seed 0"
+    ]
 
 
 def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(wandb, "Api", Api)
-    runs = recorded("me/dpbench:digits")
-    text = compare(runs)
+    runs = RunTable.read_sources(["wandb:me/dpbench:digits"])
+    text = runs.compare()
     assert Api.asked[-1] == ("me/dpbench", {"group": "digits"})
     assert (
-        len(runs) == 2
+        len(runs.rows) == 2
         and "| strategy._target_ | DPSGD | NonPrivate |" in text
         and "| strategy.max_grad_norm | 1.0 | – |" in text
     )
     assert "71.00 %" in text and "_runtime" not in text
-    assert [list(run.curves.index) for run in runs] == [[10, 20], [10]]  # by releases, where dpbench has logged them
-    assert draw(runs, tmp_path / "curves.png") is not None
+    assert [list(run.curves.index) for run in runs.rows] == [
+        [10, 20],
+        [10],
+    ]  # by releases, where dpbench has logged them
+    assert draw_comparison(runs, tmp_path / "curves.png") is not None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpbench.reports.curves import plot_curves
+from dpbench.reports.plots import plot_curves
 from dpbench.runs.folder import RunFolder
 
 

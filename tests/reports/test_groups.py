@@ -13,7 +13,7 @@ import yaml
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.reports.groups import Groups, grouped, keys_of
+from dpbench.reports.run_table import GroupTable, grouped, keys_of
 
 ACCURACY, RDP = "test accuracy (%)", "epsilon (RDP)"
 
@@ -40,7 +40,7 @@ def chose(folder: Path, **choices: str) -> None:
     (folder / ".hydra/hydra.yaml").write_text(text)
 
 
-def cells(groups: Groups) -> list[dict[str, str]]:
+def cells(groups: GroupTable) -> list[dict[str, str]]:
     return [dict(zip(groups.rows[0], row, strict=True)) for row in groups.rows[1:]]
 
 

@@ -59,7 +59,7 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     for words in ("by labels: 300 training records, final weights", "labels, family", "labels, DP only", "CONSISTENT"):
         assert words in text, words
-    assert "noise that nobody trained on" in text and "no proof" in text
+    assert "noise that nobody trained on" in text and "not a proof" in text
     assert (run / "audit.png").read_bytes().startswith(b"\x89PNG")
     assert main(["audit", str(run), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -89,10 +89,10 @@ def test_a_delta_that_is_too_large_for_the_plan(tmp_path: Path, capsys: pytest.C
 def test_a_plan_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_result(tmp_path)
     words = ["--population", "1000000", "--batch-size", "5000", "--epsilon", "2", "--delta", "1e-7", "--json"]
-    assert main(["calibrate", "--like", str(tmp_path), *words]) == 0
+    assert main(["calibrate", "--queries-from", str(tmp_path), *words]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["population"], facts["batch_size"], facts["nominal_population"]) == (1_000_000, 5_000, True)
-    assert main(["calibrate", "--ledger", str(tmp_path), *words]) == 1
+    assert main(["calibrate", "--continue-from", str(tmp_path), *words]) == 1
     assert "population 1000" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import PoissonSampling
-from dpbench.reports.page.subject import read_subject
+from dpbench.reports.page import read_subject
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import write_result
 
@@ -123,7 +123,7 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
     is_closed(text)
     assert "90.50 ± 0.71" in text and "lr=0.1 (n = 2)" in text and "lr=0.2 (n = 2)" in text
     assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text
-    one, two = read_subject([tmp_path / "sweep"]).groups
+    one, two = read_subject([tmp_path / "sweep"]).groups.rows
     assert one.n == two.n == 2 and one.bands["test/accuracy"].iloc[0] == pytest.approx(0.01 / 2**0.5)
 
 
@@ -132,7 +132,7 @@ def test_the_code_of_a_mean_is_one(tmp_path: Path) -> None:
         folder = made(tmp_path / str(seed), seed)
         record = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**record, "code_hash": str(seed)}))
-    assert [run.n for run in read_subject([tmp_path / "0", tmp_path / "1"]).groups] == [1, 1]
+    assert [run.n for run in read_subject([tmp_path / "0", tmp_path / "1"]).groups.rows] == [1, 1]
 
 
 def test_a_run_by_users(tmp_path: Path) -> None:

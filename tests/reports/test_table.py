@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.reports.compare import compare
-from dpbench.reports.compared import load
-from dpbench.reports.table import collect, markdown
-
-
-def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:
-    folder.mkdir(parents=True)
-    config = {"run": {"name": folder.name}, "strategy": {"_target_": "dpbench.strategies.DPSGD", **strategy}, "seed": 0}
-    record = {
-        "config": config,
-        "metrics": {"test/accuracy": accuracy},
-        "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
-        "seed": 0,
-        "seconds": 3.0,
-        "steps": 1000,
-    }
-    (folder / "result.json").write_text(json.dumps(record))
+from dpbench.reports.run_table import RunTable
+from tests.support.finished_runs import finished
 
 
 def test_columns_are_what_differs(tmp_path: Path) -> None:
     finished(tmp_path / "sweep/a", 0.95, 1.5, max_grad_norm=1.0, clipping="flat")
     finished(tmp_path / "sweep/b", 0.96, None, max_grad_norm=2.0, clipping="flat")
     finished(tmp_path / "c", None, 2.0, quantile=0.5, clipping="flat")
-    table = collect([tmp_path / "sweep", tmp_path / "c"])
+    table = RunTable.read([tmp_path / "sweep", tmp_path / "c"]).frame()
     assert list(table["run"]) == ["c", "a", "b"]
     assert "strategy.max_grad_norm" in table and "strategy.clipping" not in table and "strategy.quantile" not in table
     assert list(table["epsilon (RDP)"]) == [2.0, 1.5, float("inf")]
-    text = markdown(table)
+    text = RunTable.read([tmp_path / "sweep", tmp_path / "c"]).to_markdown()
     assert "| a | 1.0 | 95.00 | 1.500 | inf | 3.0 | 1000 |" in text
     assert "| c | – | – |" in text  # a missing cell stays
 
@@ -46,7 +30,7 @@ def test_options_may_be_lists(tmp_path: Path) -> None:
     for name, hidden in (("a", [200, 200]), ("b", [16])):
         finished(tmp_path / name, 0.9, 1.5, hidden=hidden)
     finished(tmp_path / "c", 0.9, 1.5, hidden=None)
-    assert "| a | [200, 200] |" in markdown(collect([tmp_path]))
+    assert "| a | [200, 200] |" in RunTable.read([tmp_path]).to_markdown()
 
 
 def test_a_unit_other_than_the_example_is_told(tmp_path: Path) -> None:
@@ -56,33 +40,33 @@ def test_a_unit_other_than_the_example_is_told(tmp_path: Path) -> None:
         record = json.loads(path.read_text())
         record["privacy"]["unit"] = unit
         path.write_text(json.dumps(record))
-    table = collect([tmp_path])
+    table = RunTable.read([tmp_path]).frame()
     assert dict(zip(table["run"], table["unit"], strict=True)) == {"a": "user", "b": "example", "c": "–"}
-    assert "unit" not in collect([tmp_path / "b", tmp_path / "c"])
-    assert "| unit of privacy | user | example | – |" in compare(load(str(tmp_path)))
+    assert "unit" not in RunTable.read([tmp_path / "b", tmp_path / "c"]).frame()
+    assert "| unit of privacy | user | example | – |" in RunTable.read_sources([str(tmp_path)]).compare()
 
 
 def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
     finished(tmp_path / "a", None, 1.5)
     found = {"accuracy_cnn": 0.875, "coverage": 0.5, "judged_on": "test", "steps": 1000}
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps(found))
-    table = collect([tmp_path])
+    table = RunTable.read([tmp_path]).frame()
     assert list(table["accuracy of a CNN on synthetic images (%)"]) == [87.5]
-    assert "| 87.50 | 1.500 |" in markdown(table)
-    text = compare(load(str(tmp_path)))
+    assert "| 87.50 | 1.500 |" in RunTable.read([tmp_path]).to_markdown()
+    text = RunTable.read_sources([str(tmp_path)]).compare()
     assert "| evaluation/accuracy_cnn | 87.50 % |" in text and "| evaluation/coverage | 0.5 |" in text
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "judged_on": "val"}))
-    assert collect([tmp_path])["images judged on"].tolist() == ["val"]
+    assert RunTable.read([tmp_path]).frame()["images judged on"].tolist() == ["val"]
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "steps": 900}))  # of a checkpoint on the way
-    assert "accuracy of a CNN on synthetic images (%)" not in collect([tmp_path])
+    assert "accuracy of a CNN on synthetic images (%)" not in RunTable.read([tmp_path]).frame()
     (tmp_path / "a" / "evaluation.json").write_text("{")
     with pytest.raises(ConfigurationError, match="evaluation.json is damaged: delete"):
-        collect([tmp_path])
+        RunTable.read([tmp_path]).frame()
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no finished run"):
-        collect([tmp_path])
+        RunTable.read([tmp_path]).frame()
 
 
 def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
@@ -90,7 +74,7 @@ def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, why in {"nowhere": "is not there", "a/result.json": "is a file", "empty": "no finished run"}.items():
         with pytest.raises(ConfigurationError, match=why):
-            collect([tmp_path / "a", tmp_path / name])
+            RunTable.read([tmp_path / "a", tmp_path / name]).frame()
 
 
 def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) -> None:
@@ -100,7 +84,7 @@ def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) ->
         record = json.loads(path.read_text())
         record["config"]["audit"] = {"_target_": target}
         path.write_text(json.dumps(record))
-    table = collect([tmp_path]).set_index("run")
+    table = RunTable.read([tmp_path]).frame().set_index("run")
     assert table.loc["b", "test accuracy (%)"] == 90 and table["test accuracy (%)"].isna()["a"]
     assert list(table["learned from canaries"]) == ["yes", "–"]
 

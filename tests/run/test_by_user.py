@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from tests.run.test_cli import ROOT, start, weights
+from tests.support.cli import ROOT, start, weights
 
 TINY = [
     "data=digits_users", "records=users", "model=mlp", "model.hidden=[8]", "logger=none", "trainer.max_steps=4",
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_goes_on_bit_identically() -> None:
     trained("whole", *words)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     killed = [str(int(signal.SIGKILL)), "5", "1", "train", *TINY, *words, "hydra.run.dir=part"]
-    start(Path(), *killed, module="tests.run.signalled", PYTHONPATH=path).communicate(timeout=600)
+    start(Path(), *killed, module="tests.support.signalled", PYTHONPATH=path).communicate(timeout=600)
     assert not Path("part/result.json").exists() and main(["resume", "part"]) == 0
     assert torch.equal(weights(Path("whole")), weights(Path("part")))
     assert Path("part/ledger.jsonl").read_bytes() == Path("whole/ledger.jsonl").read_bytes()

@@ -20,9 +20,9 @@ from dpbench.run.logs import EvaluationRow, logger_state
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.metrics_log import best_validation
-from tests.run.offline import SMALL, config_of, only
-from tests.run.signalled import Signals
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.offline import SMALL, config_of, only
+from tests.support.signalled import Signals
 
 pytestmark = pytest.mark.usefixtures("here")
 FEW = [*SMALL, "trainer.max_steps=6", "hydra.run.dir=run"]

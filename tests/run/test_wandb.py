@@ -23,8 +23,8 @@ from dpbench.run import logs
 from dpbench.run.logs import EvaluationRow, Origin
 from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
-from tests.run.offline import SMALL, config_of, only, read_offline
-from tests.run.signalled import Signals
+from tests.support.offline import SMALL, config_of, only, read_offline
+from tests.support.signalled import Signals
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[2]

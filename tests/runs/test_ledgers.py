@@ -18,12 +18,10 @@ from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
 from dpbench.reports.calibrate import read_one_ledger
-from dpbench.reports.compare import compare
-from dpbench.reports.compared import load
 from dpbench.reports.end_of_run import summary
-from dpbench.reports.ledgers import shown_noise
-from dpbench.reports.table import collect, markdown
+from dpbench.reports.run_table import RunTable
 from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.numbers import noise_text
 from dpbench.runs.record import read_result, write_result
 
 POISSON = PoissonSampling(1000, 0.05)
@@ -105,11 +103,11 @@ def test_whoever_reads_it_says_so(
     with pytest.raises(LedgerError, match=word):
         read_one_ledger(tmp_path)
     if known is by_result:
-        table = collect([tmp_path])
+        table = RunTable.read([tmp_path]).frame()
         assert word in table["ledger"][0]
         epsilon = read_result(RunFolder(tmp_path))["privacy"]["epsilon"]["rdp"]
-        assert f"| {epsilon:.3f} (ledger not intact) |" in markdown(table)
-        assert "x, seed 3 (ledger not intact)" in compare(load(str(tmp_path)))
+        assert f"| {epsilon:.3f} (ledger not intact) |" in RunTable.read([tmp_path]).to_markdown()
+        assert "x, seed 3 (ledger not intact)" in RunTable.read_sources([str(tmp_path)]).compare()
 
 
 def test_it_may_grow_until_the_run_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +146,7 @@ def test_a_run_whose_ledger_was_damaged_meanwhile_says_so(tmp_path: Path) -> Non
     assert "release 2 follows release 19" in record["privacy"]["damage"]
     text = summary(record, RunFolder(tmp_path), "not logged")
     assert "(ledger not intact) at delta" in text and "release 2 follows release 19" in text
-    table = collect([tmp_path])
+    table = RunTable.read([tmp_path]).frame()
     assert "release 2 follows" in table["ledger"][0] and isinstance(table, pd.DataFrame)
     path.write_text("".join(lines[:10]))  # and what the checkpoint knows
     assert "it was cut" in write_result(Run(RunFolder(tmp_path), CONFIG), {}, 20, 1.0, 1.0)["privacy"]["damage"]
@@ -167,8 +165,8 @@ def test_a_figure_that_is_missing_says_why(tmp_path: Path) -> None:
 def test_an_intact_run_says_nothing(tmp_path: Path) -> None:
     by_result(tmp_path)
     assert "damage" not in read_result(RunFolder(tmp_path))["privacy"]
-    assert "ledger" not in collect([tmp_path])
-    assert "not intact" not in compare(load(str(tmp_path)))
+    assert "ledger" not in RunTable.read([tmp_path]).frame()
+    assert "not intact" not in RunTable.read_sources([str(tmp_path)]).compare()
 
 
 def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
@@ -176,7 +174,10 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").unlink()
     damage = read_result(RunFolder(tmp_path))["privacy"]["damage"]
     assert damage == "ledger.jsonl is missing, of which result.json tells"
-    assert collect([tmp_path])["ledger"][0] == damage and "not intact" in compare(load(str(tmp_path)))
+    assert (
+        RunTable.read([tmp_path]).frame()["ledger"][0] == damage
+        and "not intact" in RunTable.read_sources([str(tmp_path)]).compare()
+    )
 
 
 def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,4 +208,4 @@ def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path)
     assert privacy["noise_multiplier"] == [1.5, 2.0]
     assert privacy["noise_std_over_max_grad_norm"] == [3.0, 4.0]  # strategy.noise_multiplier
     assert privacy["sample_rate"] == 0.05
-    assert "noise multiplier 3 to 4, lots of 50" in shown_noise(privacy)
+    assert "noise multiplier 3 to 4, lots of 50" in noise_text(privacy)

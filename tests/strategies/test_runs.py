@@ -92,7 +92,7 @@ class LooksAtTrainingData(pl.Callback):
 def test_lots_that_a_callback_took_are_missed_at_once(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 8)
     trainer.callbacks.append(LooksAtTrainingData())
-    with pytest.raises(ConfigurationError, match=r"took lots of this LotLoader.*on another DataLoader"):
+    with pytest.raises(ConfigurationError, match=r"this LotLoader was iterated elsewhere.*on another DataLoader"):
         trainer.fit(Classifier(), loader_of(pictures()))
     assert releases(tmp_path) == 5  # an epoch
 

@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A GAN from end to end."""
     assert (run / "samples.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["sample", str(run), "--n", "40", "--out", str(tmp_path / "out")]) == 0
+    assert main(["sample", str(run), "--num-samples", "40", "--out", str(tmp_path / "out")]) == 0
     assert "ε = " in capsys.readouterr().out
     data = np.load(tmp_path / "out" / "images.npz")
     assert data["images"].shape == (40, 16, 16, 1) and data["images"].dtype == np.uint8
@@ -56,12 +56,14 @@ def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert card["training_data"] == "digits" and card["unit"] == "example"
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"ε = {card['epsilon']['rdp']:.3f} (RDP)" in page and "strategy.secure=true before publishing" in page
-    assert main(["evaluate", str(run), "--n", "200"]) == 0
+    assert main(["evaluate", str(run), "--num-samples", "200"]) == 0
     shown = capsys.readouterr().out
     assert "Fréchet distance (digits_cnn features)" in shown and "logistic regression" in shown
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
     assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200 and found["judged_on"] == "test"
-    assert main(["evaluate", str(run), "--n", "200", "--on", "val"]) == 1
+    assert main(["evaluate", str(run), "--num-samples", "200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == found.keys()
+    assert main(["evaluate", str(run), "--num-samples", "200", "--split", "val"]) == 1
     assert "held no records out" in capsys.readouterr().err
 
 
@@ -241,7 +243,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         assert (tmp_path / "own" / name).exists() and (tmp_path / "own" / "images.npz").exists()
         (tmp_path / "own" / name).unlink()
     for number in (0, 10**11):
-        with pytest.raises(ConfigurationError, match="--n must lie between"):
+        with pytest.raises(ConfigurationError, match="--num-samples must lie between"):
             sample(run, number, tmp_path / "none")
     with pytest.raises(ConfigurationError, match="holds no run"):
         sample(tmp_path / "nowhere", 3, tmp_path / "none")

@@ -28,7 +28,7 @@ _HEAD = """# Claimed, sound and audited
 
 Written by `make audits` (code {code}): every strategy and every kind of record is trained with canaries for an epsilon
 of 1, 2, 4, 8 and 10 by RDP at δ = 1e-5, and each run is audited by what its own releases showed, at 95 % confidence. A
-passed audit is no proof.
+passed audit is not a proof.
 
 * claimed: the ledger's epsilon by RDP; sound: the tightest by an accountant that covers the lots.
 * one run, DP only (Steinke et al. 2023): assumes nothing. One run, f-DP (Mahloujifar et al. 2025): the family of

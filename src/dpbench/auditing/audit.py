@@ -42,7 +42,7 @@ KEYS = {
 """Name of a bound → its key in files and logs."""
 _SHOWN = ("family", "release game", "labels, family", "labels, DP only")
 """As the audited ε where there is room for one: the first that there is."""
-NO_PROOF = "a passed audit is no proof: it finds what these canaries show, no more"
+NO_PROOF = "passing is not a proof of privacy: it rules out only violations that these canaries can detect"
 
 
 class Verdict(StrEnum):

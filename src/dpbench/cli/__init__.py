@@ -1,4 +1,4 @@
-"""The command line: one file a command, which holds its parser, its help and its call.
+"""The command line: one file for each group of commands, with their parsers, their help and what they call.
 
 Nothing here imports PyTorch, Hydra or pandas before a command runs, so that help answers at once.
 """
@@ -11,58 +11,35 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import redirect_stdout
 
 from dpbench import __version__
-from dpbench.cli import (
-    account,
-    audit,
-    calibrate,
-    compare,
-    completion,
-    evaluate,
-    export,
-    priors,
-    report,
-    reproduce,
-    resume,
-    sample,
-    table,
-    train,
-    workflow,
-)
-from dpbench.cli.arguments import Commands, OneLineParser
+from dpbench.cli import completion, experiments, privacy, publishing, results, train
+from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
-from dpbench.run.started import is_first
+from dpbench.run.processes import is_first
 from dpbench.run.threads import wait_briefly
 
-
-class Command(Protocol):
-    """What a file of a command offers."""
-
-    def add_parser(self, commands: Commands) -> None:
-        """Describe the command, its options and examples."""
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Carry the command out; returns the exit status."""
-
-
-_OF_HYDRA: dict[str, Command] = {"train": train, "priors": priors}  # which reads their words itself
-_COMMANDS: dict[str, Command] = _OF_HYDRA | {
-    "resume": resume,
-    "account": account,
-    "audit": audit,
-    "calibrate": calibrate,
-    "reproduce": reproduce,
-    "workflow": workflow,
-    "compare": compare,
-    "table": table,
-    "report": report,
-    "export": export,
-    "sample": sample,
-    "evaluate": evaluate,
-    "completion": completion,
+_GROUPS = {
+    "experiments": experiments.add_parsers,
+    "privacy": privacy.add_parsers,
+    "results": results.add_parsers,
+    "models and synthetic data": publishing.add_parsers,
+    "shell": completion.add_parsers,
 }
+
+# Hydra reads the words of these: argparse would take its flags apart.
+_HYDRA_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"train": train.run, "priors": experiments.priors}
+
+_EXAMPLES = """\
+examples:
+  dpbench train hydra.run.dir=runs/demo             real digits, MNIST CNN, DP-SGD, on the CPU
+  dpbench account runs/demo --accountant pld --delta 1e-6
+  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
+  dpbench reproduce list                            the papers' tables
+
+dpbench COMMAND --help shows the options and examples of a command.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,52 +49,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes them from the process.
 
     Returns:
-        Exit status: 0, 1 for an error that a user can mend, 2 for wrong usage, 3 for a damaged ledger, 75 for a run
-        whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
+        Exit status: 0, 1 for an error that the user can correct, 2 for wrong usage, 3 for a damaged ledger, 75 for a
+        run whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
     """
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, see `dpbench completion`
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # where Greek letters cannot be printed
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     wait_briefly()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in _OF_HYDRA:
-        options = argparse.Namespace(command=words[0], words=words[1:])
-    else:
-        options = _parsed(words)
-    return _one_line_errors(lambda: _COMMANDS[options.command].run(options))
+    if words and words[0] in _HYDRA_COMMANDS:
+        options = argparse.Namespace(words=words[1:])
+        return _one_line_errors(lambda: _HYDRA_COMMANDS[words[0]](options))
+    options = _parsed(words)
+    return _one_line_errors(lambda: _answer(options))
 
 
 def parser() -> OneLineParser:
-    """The parser of all commands."""
-    whole = OneLineParser(
+    """Return the parser of all commands."""
+    root = OneLineParser(
         "dpbench",
-        description="Differentially private deep learning with PyTorch Lightning: train, compare, and trust the "
-        "epsilon.",
-        epilog=train.EXAMPLES,
+        usage="dpbench [-h] [--version] COMMAND ...",
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"dpbench {__version__}")
-    commands = whole.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in _COMMANDS.values():
-        command.add_parser(commands)
-    return whole
+    root.add_argument("--version", action="version", version=f"dpbench {__version__}")
+    # argparse cannot group commands: the description lists them.
+    commands = root.add_subparsers(
+        prog="dpbench",
+        metavar="COMMAND",
+        dest="command",
+        required=True,
+        help=argparse.SUPPRESS,
+    )
+    lines = ["Differentially private deep learning with PyTorch Lightning: train, compare, and trust the epsilon."]
+    for title, add_parsers in _GROUPS.items():
+        first = len(commands.choices)
+        add_parsers(commands)
+        lines += ["", f"{title}:"]
+        for name, command in list(commands.choices.items())[first:]:
+            lines.append(f"  {name:<12}{command.description}")
+    root.description = "\n".join(lines)
+    return root
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    whole = parser()
-    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
-        near = difflib.get_close_matches(words[0], _COMMANDS, 1)
-        whole.error(f"there is no command {words[0]}." + (f" Did you mean {near[0]}?" if near else ""))
-    options, rest = whole.parse_known_args(words or ["--help"])
-    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:  # words after options, which argparse does not take by itself
-        options.words = [*options.words, *rest]
-    return options
+    root = parser()
+    (commands,) = (action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction))
+    name, *options = words or ["--help"]
+    if name in commands:
+        # Not by the root parser, whose subparsers accept no word of Hydra behind an option.
+        parsed: argparse.Namespace = commands[name].parse_intermixed_args(current_options(name, options))
+        return parsed
+    if not name.startswith("-"):
+        near = difflib.get_close_matches(name, commands, 1)
+        root.error(f"there is no command {name}." + (f" Did you mean {near[0]}?" if near else ""))
+    return root.parse_args([name, *options])  # --help or --version: exits
+
+
+def _answer(options: argparse.Namespace) -> int:
+    """Call a command and print its answer."""
+    answer: Answer
+    if getattr(options, "json", False):
+        with redirect_stdout(sys.stderr):  # what a training or a library prints on the way is no JSON
+            answer = options.call(options)
+        print_json(answer.facts)
+    else:
+        answer = options.call(options)
+        if answer.text is not None:
+            print(answer.text)
+    return answer.status
 
 
 def _one_line_errors(command: Callable[[], int]) -> int:
-    """Print what a user can mend as one line; let bugs show their traceback."""
+    """Print what the user can correct as one line; let bugs show their traceback."""
     try:
         return command()
     except ToldElsewhere:
@@ -131,7 +139,7 @@ def _one_line_errors(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("dpbench: interrupted.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (nothing more to say)
         return 1
     except OSError as error:

@@ -1,29 +1,54 @@
-"""Parsers of the command line: types of its options, and errors of one line."""
+"""What all commands share: their parsers, types of options, renamed options, and how an answer is printed."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+_RENAMED_OPTIONS = {
+    "calibrate": {"--ledger": "--continue-from", "--like": "--queries-from"},
+    "evaluate": {"--n": "--num-samples", "--on": "--split"},
+    "sample": {"--n": "--num-samples"},
+    "workflow": {"--z": "--noise-multipliers"},
+}
+"""Old options of commands → new ones; the old ones go with the next release."""
 
-class OneLineParser(argparse.ArgumentParser):
-    """Says in one line what was wrong.
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say.
 
     Attributes:
-        late_epilog: Makes the end of the help, where that needs slow imports: called when the help is shown.
+        text: For the terminal; None if the command printed while it ran.
+        facts: The same for `--json`, of plain types.
+        status: Exit status.
     """
 
-    late_epilog: Callable[[], str] | None = None
+    text: str | None = None
+    facts: Any = None
+    status: int = 0
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports wrong usage in one line.
+
+    Attributes:
+        epilog: The end of the help, or a function that returns it where that needs slow imports.
+    """
+
+    epilog: Any
 
     def format_help(self) -> str:
-        """The help, with an epilog that is found out only when it is wanted."""
-        if self.late_epilog is not None:
-            self.epilog = self.late_epilog()
+        """Return the help."""
+        if callable(self.epilog):
+            self.epilog = self.epilog()
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -36,28 +61,45 @@ Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"  # what add_su
 
 
 def add_command(
-    commands: Commands, name: str, help: str, epilog: str | Callable[[], str] = "", **options: Any
+    commands: Commands,
+    name: str,
+    summary: str,
+    call: Callable[[argparse.Namespace], Answer] | None = None,
+    **options: Any,
 ) -> OneLineParser:
     """Add the parser of a command.
 
     Args:
-        commands: Where to.
+        commands: All of them.
         name: What a user types.
-        help: One line for the list of all commands.
-        epilog: The end of its own help, with examples; a function where that needs slow imports.
-        options: Further ones of the parser.
+        summary: One line for its own help and for the list of all commands.
+        call: Carries the command out; None if Hydra reads its words.
+        options: Further arguments of the parser, such as `epilog`.
     """
     raw = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(name, help=help, formatter_class=raw, **options)
-    if callable(epilog):
-        parser.late_epilog = epilog
-    else:
-        parser.epilog = epilog
+    parser = commands.add_parser(name, description=summary, formatter_class=raw, **options)
+    parser.set_defaults(call=call)
     return parser
 
 
+def add_runs(parser: argparse.ArgumentParser, help: str, remote: bool = False) -> None:
+    """Add the positional argument of commands that read several runs.
+
+    Args:
+        parser: Of the command.
+        help: What it accepts.
+        remote: Whether words that name no path are accepted too.
+    """
+    parser.add_argument("sources", type=text if remote else place, nargs="+", metavar="RUN_OR_SWEEP", help=help)
+
+
+def add_json(parser: Any) -> None:
+    """Add the option that prints facts in place of text."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option that lets a command unpickle what a run's checkpoint holds."""
+    """Add the option that lets a command unpickle the objects in a run's checkpoint."""
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -65,61 +107,91 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def current_options(command: str, words: Sequence[str]) -> list[str]:
+    """Replace renamed options in the words behind a command, and say so on standard error."""
+    renamed = _RENAMED_OPTIONS.get(command, {})
+    current = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in renamed:
+            note(f"{option} is called {renamed[option]} now; the old name goes with the next release.")
+            current.append(f"{renamed[option]}{equals}{value}")
+        else:
+            current.append(word)
+    return current
+
+
+def note(line: str) -> None:
+    """Print a remark where it is not mistaken for a part of the answer."""
+    print(f"dpbench: note: {line}", file=sys.stderr)
+
+
+def print_json(facts: Any) -> None:
+    """Print facts as JSON, their keys in the order that a command gives them.
+
+    Raises:
+        ValueError: A number is not finite: commands say None instead.
+    """
+    print(json.dumps(facts, indent=2, allow_nan=False, default=str))
+
+
 def place(word: str) -> Path:
-    """A path; an empty word (of a variable that is not set, say) would be the folder that we are in."""
+    """Read a path; an empty word (of an unset variable, say) would name the present folder."""
     if not word.strip():
         raise argparse.ArgumentTypeError("it is empty: name a file or a folder (. is this one)")
     return Path(word)
 
 
 def text(word: str) -> str:
-    """A word that is not empty."""
+    """Read a word that is not empty."""
     place(word)
     return word
 
 
 def folder(word: str) -> Path:
-    """A folder that is there, or can be made."""
+    """Read the path of a folder that exists or can be made."""
     path = place(word)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a file: name a folder")
     return _writable(path)
 
 
-def _writable(path: Path) -> Path:
-    """Find out now, not when there is something to write."""
-    above = path if path.is_dir() else next(one for one in path.absolute().parents if one.exists())
-    if not above.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: {above} is a file")
-    if not os.access(above, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission in {above}")
-    return path
-
-
-def whole(word: str) -> int:
-    """A whole number that is one of floating point too, also as 1e6."""
-    number: float = math.inf
-    for kind in (float, int):  # exactly, where it can be
-        with suppress(ValueError):
-            number = kind(word)
-    if not abs(number) < 2**63 or number != int(number):
-        shown = word if len(word) <= 40 else f"{word[:37]}..."
-        raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {shown}")
-    return int(number)
-
-
 def png(word: str) -> Path:
-    """The path of a picture that can be written."""
+    """Read the path of a picture that can be written."""
     return _file(word, ".png")
 
 
 def html(word: str) -> Path:
-    """The path of a page that can be written."""
+    """Read the path of a page that can be written."""
     return _file(word, ".html")
 
 
-def _file(word: str, ending: str) -> Path:
+def _file(word: str, suffix: str) -> Path:
     path = place(word)
-    if path.suffix != ending or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} {'is a folder' if path.is_dir() else f'should end in {ending}'}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder")
+    if path.suffix != suffix:
+        raise argparse.ArgumentTypeError(f"{path} should end in {suffix}")
     return _writable(path)
+
+
+def _writable(path: Path) -> Path:
+    # Refused when the command starts: its result may take hours.
+    parent = path if path.is_dir() else next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {parent} is a file")
+    if not os.access(parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission in {parent}")
+    return path
+
+
+def integer(word: str) -> int:
+    """Read a whole number, also one like 1e6."""
+    try:
+        number = int(word) if word.strip().isdecimal() else float(word)
+    except ValueError:
+        number = math.nan
+    if not abs(number) < 2**63 or number != int(number):
+        shown = word if len(word) <= 40 else f"{word[:37]}..."
+        raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {shown}")
+    return int(number)

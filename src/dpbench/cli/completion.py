@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import os
+from collections.abc import Iterator
 from typing import Any
 
-from dpbench.cli.arguments import Commands, add_command
+from dpbench.cli.arguments import Answer, Commands, add_command
 
 _EPILOG = """\
-Commands, options and, for train, groups and settings. Written once, it costs no start of Python at a TAB; write it
-again after an upgrade, or when a plug-in was installed.
+Completes commands, options and, for Hydra's commands, groups, their names and settings.
 
 examples:
   dpbench completion bash > ~/.local/share/bash-completion/completions/dpbench
@@ -19,115 +18,73 @@ examples:
   source <(dpbench completion bash)                 for this shell alone
 """
 
-_OF_HYDRA = ("train", "priors", "resume", "workflow")
 
-_BASH = """\
-# dpbench: completion, made by `dpbench completion`
-_dpbench() {{
-  local line="${{COMP_LINE:0:$COMP_POINT}}"
-  local whole="${{line##* }}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}" words="" before=""
-  local cur="$whole"
-  COMPREPLY=()
-  case "$whole" in
-    --*=*) prev="${{whole%%=*}}"; before="$prev="; cur="${{whole#*=}}" ;;
-    *=*,*) before="${{whole%,*}},"; cur="${{whole%%=*}}=${{whole##*,}}" ;;  # of a sweep: model=cnn,mlp
-  esac
-  if [ "$COMP_CWORD" -le 1 ]; then
-    words="{commands}"
-  else
-    case "$command $prev" in
-{choices}
-    *) [[ "$before" = --* ]] || case "$command $cur" in
-{options}
-{settings}
-      esac ;;
-    esac
-  fi
-  if [ -n "$words" ]; then
-    COMPREPLY=( $(compgen -W "$words" -- "$cur") )
-  fi
-  case "${{COMPREPLY[0]}}" in
-    *=) compopt -o nospace 2> /dev/null ;;
-  esac
-  case "$before" in
-    *,) COMPREPLY=( "${{COMPREPLY[@]#*=}}" ) ;;
-  esac
-  COMPREPLY=( "${{COMPREPLY[@]/#/$before}}" )
-  case "$whole" in
-    *=*) case "$COMP_WORDBREAKS" in
-      *=*) COMPREPLY=( "${{COMPREPLY[@]#"${{whole%=*}}="}}" ) ;;  # bash replaces only what stands behind the sign
-    esac ;;
-  esac
-}}
-complete -o default -F _dpbench dpbench
-"""
-_ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
-
-
-def add_parser(commands: Commands) -> None:
+def add_parsers(commands: Commands) -> None:
     """Add the command."""
-    parser = add_command(commands, "completion", "completion for a shell", _EPILOG)
-    parser.add_argument("shell", choices=["bash", "zsh"], help="which")
-    parser.set_defaults(parsers=commands)
+    parser = add_command(commands, "completion", "Completion for a shell.", _completion, epilog=_EPILOG)
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="which")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the script."""
-    print((_ZSH if options.shell == "zsh" else "") + script(options.parsers.choices), end="")
-    return 0
+def _completion(options: argparse.Namespace) -> Answer:
+    from argcomplete.shell_integration import shellcode
+
+    return Answer(shellcode(["dpbench"], shell=options.shell))
 
 
-def script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """A script for bash, which zsh runs too.
+def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add words that Hydra reads; a shell completes them."""
+    action = parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=help)
+    action.completer = _overrides  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _overrides(prefix: str, **_: Any) -> list[str]:
+    """The words of Hydra that a shell offers: GROUP=NAME, and KEY= of every setting in a configuration file.
+
+    Hydra's own completion composes the configuration at each TAB, which takes seconds; these are read from its files.
 
     Args:
-        parsers: Of the commands, by name.
+        prefix: What the user has typed of the word.
     """
-    choices, options = [], []
-    for name, parser in parsers.items():
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        options.append(f'      "{name} -"*) words="{" ".join(flags)}" ;;')
-        for action in parser._actions:
-            if action.choices:
-                patterns = [f'"{name} {flag}"' for flag in action.option_strings] or [f'"{name} {name}"']
-                choices.append(f'    {" | ".join(patterns)}) words="{" ".join(map(str, action.choices))}" ;;')
-    words = " ".join(_settings())
-    settings = "\n".join(f'      "{name} "*) words="{words}" ;;' for name in _OF_HYDRA)
-    every = " ".join(["--help", "--version", *parsers])
-    return _BASH.format(
-        commands=every, choices="\n".join(choices), options="\n".join(options), settings=settings.rstrip()
-    )
-
-
-def _settings() -> list[str]:
-    """What Hydra's commands take: GROUP=NAME, and KEY= of every setting that a file of the configuration has."""
+    if os.environ.get("COMP_LINE", "").rpartition(" ")[2].startswith("-"):
+        return []  # the value of a flag of Hydra, which argcomplete does not know
     from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
     folders = (conf_dir(), *plugin_dirs())
-    groups = {group: names for group, names in groups_of(*folders).items() if group not in ("schema", "hydra")}
+    groups = groups_of(*folders)
+    for internal in ("schema", "hydra"):
+        groups.pop(internal, None)
+    typed, comma, _last = prefix.rpartition(",")
+    if comma:  # a sweep: model=cnn,mlp
+        return [f"{typed},{name}" for name in groups.get(typed.partition("=")[0], [])]
     words = [f"{group}={name}" for group, names in groups.items() for name in names]
-    keys = {key for folder in folders for key in _keys_of(folder, groups)}
+    keys: set[str] = set()
+    for folder in folders:
+        keys.update(_settings(folder, groups))
     return [*words, *(f"{key}=" for key in sorted(keys))]
 
 
-def _keys_of(folder: Path, groups: Mapping[str, Any]) -> Iterator[str]:
+def _settings(folder: Any, groups: Any) -> Iterator[str]:
+    """Dotted keys of the settings in a folder of configuration files."""
     import yaml
 
     for path in sorted(folder.rglob("*.yaml")):
         group = path.relative_to(folder).parts[0]
-        if group in groups and group != "experiment":
-            yield from _flat(group, yaml.safe_load(path.read_text(encoding="utf-8")))
-        elif path.parent == folder:
-            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-            for name, value in settings.items() if isinstance(settings, dict) else ():  # others are data, no settings
-                yield from _flat(str(name), value) if name not in ("hydra", "defaults") else ()
+        if path.parent == folder:
+            prefix = ""
+        elif group in groups and group != "experiment":
+            prefix = f"{group}."
+        else:  # experiments repeat keys of other files; what is left holds data, not settings
+            continue
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(settings, dict):
+            yield from _dotted(prefix, settings)
 
 
-def _flat(name: str, value: Any) -> Iterator[str]:
-    """Dotted keys of plain settings."""
-    if not isinstance(value, dict):
-        yield name
-        return
-    for key, inner in value.items():
-        if isinstance(key, str) and key.isidentifier() and not key.startswith("_") and key not in ("defaults", "hydra"):
-            yield from _flat(f"{name}.{key}", inner)
+def _dotted(prefix: str, settings: dict[Any, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        if not isinstance(key, str) or not key.isidentifier() or key.startswith("_") or key in ("defaults", "hydra"):
+            continue
+        if isinstance(value, dict):
+            yield from _dotted(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}"

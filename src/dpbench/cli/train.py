@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dpbench.cli.arguments import Commands, add_command
+from dpbench.cli.completion import add_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -25,11 +24,6 @@ examples:
   dpbench train --cfg job                           print the composed configuration
   dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice
   dpbench resume runs/demo                          continue it after Ctrl-C, a crash or a full disk
-  dpbench account runs/demo --accountant pld --delta 1e-6
-  dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
-  dpbench reproduce claims                          every epsilon that the papers print, recomputed
-  dpbench table runs multirun                       finished runs side by side
-  dpbench sample RUN --n 1000 --out runs/synthetic  images of a GAN (dpbench train experiment=digits_gan)
 """
 
 _HELP = """\
@@ -46,23 +40,21 @@ Any key of the composed configuration can be overridden; `dpbench train --cfg jo
 
 def add_parser(commands: Commands) -> None:
     """List the command; Hydra reads its words."""
-    add_command(commands, "train", "train and test a model (Hydra overrides)", add_help=False)
+    add_overrides(add_command(commands, "train", "Train and test a model.", add_help=False), "overrides of Hydra")
 
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run or the sweep, or show help."""
-    from dpbench.run.flags import asks
-    from dpbench.run.launch import launch
+    from dpbench.run.jobs import launch
     from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
     if "-h" in options.words or "--help" in options.words:
-        groups = groups_of(conf_dir(), *plugin_dirs())
-        listing = "\n".join(f"  {group + '=':<13}{' | '.join(names)}" for group, names in groups.items())
-        print(_HELP.format(groups=listing, examples=EXAMPLES))
+        lines = []
+        for group, names in groups_of(conf_dir(), *plugin_dirs()).items():
+            lines.append(f"  {group + '=':<13}{' | '.join(names)}")
+        print(_HELP.format(groups="\n".join(lines), examples=EXAMPLES))
         return 0
-    if asks(options.words):
-        return launch(options.words, lambda cfg: None)
-    return launch(options.words, training_job(), afterwards=report_sweep)
+    return launch(options.words, train_and_report, afterwards=report_sweep)
 
 
 def report_sweep(sweep: Sweep) -> None:
@@ -82,13 +74,14 @@ def report_sweep(sweep: Sweep) -> None:
         print(f"  wandb           {opening}")
 
 
-def training_job(trust: bool = False) -> Callable[[DictConfig], float | None]:
-    """The job of `dpbench train` and `dpbench resume`: it trains, then draws and prints what came out.
+def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:
+    """The job of `dpbench train` and `dpbench resume`: train, then draw and print what came out.
 
     Args:
+        cfg: The composed configuration.
         trust: Whether the checkpoint of a run that is resumed may hold objects.
     """
     from dpbench.reports.end_of_run import EndOfRun
     from dpbench.run.train import train_job
 
-    return partial(train_job, reporter=EndOfRun(), trust=trust)
+    return train_job(cfg, reporter=EndOfRun(), trust=trust)

@@ -1,4 +1,4 @@
-"""Data sets in memory and the lots that are drawn from them."""
+"""Data sets, and the lots that are drawn from them."""
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling

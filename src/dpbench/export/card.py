@@ -11,12 +11,10 @@ import yaml
 from dpbench import __version__
 from dpbench.export.network import Network
 from dpbench.privacy.accounting.ledger import Ledger
-from dpbench.reports.audited import without_accuracy
-from dpbench.reports.ledgers import shown_noise, shown_uncovered
-from dpbench.reports.page.words import epsilon_words
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.numbers import epsilons_text, noise_text, uncovered_text
 from dpbench.runs.provenance import config_hash
-from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
+from dpbench.runs.record import doubt, is_audited, privacy_of, read_result, without_accuracy
 
 WEIGHTS, BUILD, FACTS, LEDGER = "model.safetensors", "config.json", "privacy.json", RunFolder.ledger
 _NOT_COVERED = (
@@ -32,6 +30,7 @@ _SEEDED = (
     "settings can compute it and subtract it. For a model that is to protect anybody train with strategy.secure=true."
 )
 _INPUTS = ("name", "scale", "image_size", "features")
+_FOREIGN = "loading these weights requires the code that defines it."
 
 
 def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def build_file(network: Network) -> dict[str, Any]:
         inputs.pop("scale", None)
     found["inputs"] = inputs
     if not network.ours:
-        found["note"] = f"{network.target} is no class of dpbench: who loads these weights needs the code that has it."
+        found["note"] = f"{network.target} is not a class of dpbench: {_FOREIGN}"
     return found
 
 
@@ -144,12 +143,12 @@ def _privacy(facts: Mapping[str, Any]) -> list[str]:
     relation = str(facts["neighbouring_relation"]).replace("_", " ")
     kind = str((facts["sampling"] or {}).get("kind", "")).replace("_", " ")
     lines = [
-        f"- (ε, δ)-differentially private with ε = {epsilon_words(facts['epsilon'])} at δ = {facts['delta']:g}.",
+        f"- (ε, δ)-differentially private with ε = {epsilons_text(facts['epsilon'])} at δ = {facts['delta']:g}.",
         f"- Unit of privacy: one {facts['unit']}, of {facts['population']:,}; neighbors: {relation}.",
-        f"- {facts['releases']:,} releases, {shown_noise(facts)}, {kind} sampling.",
+        f"- {facts['releases']:,} releases, {noise_text(facts)}, {kind} sampling.",
         f"- Every release is in [{LEDGER}]({LEDGER}), SHA-256 `{facts['ledger_sha256']}`: any accountant can read it "
         f"again, `dpbench account {LEDGER} --accountant all`.",
-        *([] if (uncovered := shown_uncovered(facts)) is None else [f"- δ is {uncovered}."]),
+        *([] if (uncovered := uncovered_text(facts)) is None else [f"- δ is {uncovered}."]),
         "- It covers these weights and whatever is computed from them.",
         "",
         "Not covered:",
@@ -175,7 +174,7 @@ def _use(network: Network) -> list[str]:
         "",
     ]
     if not network.ours:
-        return [*lines, f"`{network.target}` is no class of dpbench: the code that has it is needed."]
+        return [*lines, f"`{network.target}` is not a class of dpbench: {_FOREIGN}"]
     return [*lines, f"Inputs are prepared as `inputs` of {BUILD} says (`data.*` of dpbench)."]
 
 

@@ -12,8 +12,8 @@ from torchmetrics import Metric
 
 from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import ImageGenerator
-from dpbench.run.checks import class_of
-from dpbench.run.options import options_of
+from dpbench.options import options_of
+from dpbench.run.config import class_of
 from dpbench.run.saved_module import last_checkpoint, load_module
 from dpbench.runs.folder import RunFolder
 

@@ -11,8 +11,8 @@ from dpbench.guards.guard import Guard
 from dpbench.privacy.sampling import Sampling
 
 OTHERS_TOOK_LOTS = (
-    "somebody else took lots of this LotLoader while it trains: measure on another DataLoader of the data set (one for "
-    "training accuracy, say), since lots that are drawn and left out are not those that the ledger counts on."
+    "this LotLoader was iterated elsewhere during training: measure on another DataLoader of the data set (one for "
+    "training accuracy, say), since batches that are drawn and left out are not those that the ledger counts on."
 )
 
 

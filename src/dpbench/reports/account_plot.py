@@ -19,7 +19,7 @@ from dpbench.reports.figures import new_figure, write_figure
 
 _POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
 """Slow accountants: most points of a curve over steps, and most points times distinct costs."""
-COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
+_COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
 
 
 def plot_epsilon(
@@ -55,7 +55,7 @@ def epsilon_figure(
     figure = new_figure(11, 4)
     over_steps, over_orders = figure.subplots(1, 2)
     drawn = 0
-    for name, color in zip(accountants, COLORS, strict=False):
+    for name, color in zip(accountants, _COLORS, strict=False):
         events = _taken(ledgers, name, nominal)
         try:
             whole = composable(Counter(events), name)

@@ -1,29 +1,36 @@
-"""`dpbench audit`: what a run's canaries tell of its epsilon, as a table, JSON and a picture."""
+"""`dpbench audit`: what a run's canaries, or the labels of its noise, tell of its epsilon, as a table and JSON."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from dpbench.auditing import AuditResult, Bound, Check, Family, LabelAudit, Verdict
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbench.auditing import AuditResult, Bound, Check, Family, LabelAudit, Verdict, audit_labels
 from dpbench.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
+from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
-from dpbench.reports.audited import MOST, audited_epsilon, limit, verdict_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
+from dpbench.runs.numbers import MOST_AUDITED, limit_text
 from dpbench.runs.readers import read_json
-from dpbench.runs.record import read_result
+from dpbench.runs.record import audited_epsilon, read_result, verdict_of
 
 _OUTLINE = ("family", "release_game", "one_run_dp")
 _NAMED = 6  # groups
+_ASSUMES = (
+    "the training data are noise with random labels (data=random_noise): each record is a canary with its label, and",
+    "noise that nobody trained on stands for records that were left out; the code and the settings are audited",
+)
 _HOW = "dpbench train ... audit=gradient_canaries"
 VERDICTS = {
     Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
@@ -33,40 +40,85 @@ VERDICTS = {
 """What a verdict means."""
 
 
+Result = TypeVar("Result", bound=AuditResult | LabelAudit)
+
+
 @dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Generic[Result]):
     """An audited run.
 
     Attributes:
         run: Its folder.
         result: What was found.
-        scores: What the canaries saw.
+        scores: What the canaries saw, or how the final weights score labels.
         family: What its ledger claims.
         left_out: Groups of parameters that show nothing of the canaries → their coordinates.
         stored: What its result holds of an audit, and tables show; None where it holds none.
     """
 
     run: RunFolder
-    result: AuditResult
-    scores: Scores
+    result: Result
+    scores: Scores | LabelScores
     family: Family
-    left_out: Mapping[str, int]
+    left_out: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, Any] | None = None
 
-    def to_json(self) -> str:
-        """The facts as JSON; infinite numbers are null."""
-        facts = {"run": str(self.run), **self.result.to_json(), "left_out": self.left_out, "stored": self.stored}
-        return json.dumps(facts, indent=2, allow_nan=False)
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For JSON; None in place of infinite numbers."""
+        facts = {"run": str(self.run), **self.result.to_json()}
+        if isinstance(self.result, AuditResult):
+            facts |= {"left_out": self.left_out, "stored": self.stored}
+        return facts
 
     @property
     def text(self) -> str:
         """The facts as a table for people."""
-        result = self.result
-        confidence = f"{100 * result.confidence:g} % confidence"
-        head = f"audit of {self.run}: {result.canaries:,} canaries, {result.releases:,} releases, {confidence}"
-        unseen = [*_left_out(self.left_out), *_not_seen(self.scores)]
-        rows = [*_rows(result), *unseen, *_stored_otherwise(self.stored, result)]
-        return "\n".join([head, *(f"  {name:<12} {words}" for name, words in rows)])
+        result: AuditResult | LabelAudit = self.result
+        if isinstance(result, LabelAudit):
+            head = f"audit of {self.run} by labels: {result.members:,} training records, final weights"
+            rows = [*_epsilon_rows(result), *_label_rows(result)]
+        else:
+            head = f"audit of {self.run}: {result.canaries:,} canaries, {result.releases:,} releases"
+            rows = [*_epsilon_rows(result), *_canary_rows(result), *self._limits_of_canaries(result)]
+        lines = [f"{head}, {100 * result.confidence:g} % confidence"]
+        return "\n".join([*lines, *(f"  {name:<12} {words}" for name, words in rows)])
+
+    def _limits_of_canaries(self, result: AuditResult) -> Iterator[tuple[str, str]]:
+        """What the audit says nothing of, and what tables show where that is something else."""
+        groups = [f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()]
+        if groups:
+            more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
+            yield "left out", f"{', '.join(groups[:_NAMED])}{more}: no room for all canaries, not audited"
+        yield "not seen", "what becomes of a record before it is clipped: in the data set, the loss, and by its lot"
+        probes = self.scores.probes if isinstance(self.scores, Scores) else None
+        if probes is None or not probes.records:
+            yield "", "how records, not canaries, are clipped and added up: nothing was measured of them"
+        stored = self.stored
+        if stored is None or stored.get("verdict") is None:
+            return
+        kept = _limit_or_none(audited_epsilon({"audit": stored}))
+        now = _limit_or_none(math.nan if result.audited is None else result.audited)
+        if (stored["confidence"], stored["verdict"], kept) != (result.confidence, result.verdict, now):
+            level = f"{100 * stored['confidence']:g} % confidence"
+            yield "in tables", f"{kept}, {stored['verdict']}, at {level}: kept when the run ended"
+
+    @property
+    def by_labels(self) -> bool:
+        """Whether the run had no canaries but labels of noise."""
+        return isinstance(self.result, LabelAudit)
+
+    @property
+    def observations(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Scores (m,), higher for likelier members, and who was one (m,)."""
+        if isinstance(self.scores, Scores):
+            return self.scores.llr, self.scores.member
+        values = np.concatenate([self.scores.members, self.scores.others])
+        return values, np.arange(len(values)) < len(self.scores.members)
+
+
+def _limit_or_none(epsilon: float) -> str:
+    return "none" if math.isnan(epsilon) else limit_text(epsilon)
 
 
 def refuse_unended(folder: Path) -> None:
@@ -80,7 +132,7 @@ def refuse_unended(folder: Path) -> None:
         raise ConfigurationError(_no_scores(run))
 
 
-def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
+def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport[AuditResult]:
     """Audit a run that was trained with canaries.
 
     Args:
@@ -99,6 +151,33 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
         raise ConfigurationError(f"{run}: {stored['damage']}; restore a copy, or train again, `{_HOW}`.")
     family = Family(ledger.events, ledger.header.delta)
     return AuditReport(run, audit(ledger, scores, confidence, family), scores, family, left_out, stored)
+
+
+def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.95) -> AuditReport[LabelAudit]:
+    """Audit a run on noise, of which each record is a canary with its random label.
+
+    Args:
+        run: Its folder.
+        scores: By its final weights.
+        confidence: See `auditing.audit_labels`.
+
+    Raises:
+        DPBenchError: It was not private, its unit is no example, or its ledger is damaged.
+    """
+    require_private(run)
+    ledger = read_run_ledger(run.ledger)
+    if ledger.wrong is not None:
+        raise LedgerError(f"{run.ledger}: {ledger.wrong}; restore it, or train again.")
+    if ledger.header.unit != "example":
+        raise ConfigurationError(f"{run} protects {ledger.header.unit}s, and labels are of examples: records=examples.")
+    family = Family(ledger.events, ledger.header.delta)
+    return AuditReport(run, audit_labels(ledger, scores, confidence, family), scores, family)
+
+
+def require_private(run: RunFolder) -> None:
+    """Raise ConfigurationError where a run claims no ε."""
+    if run.finished and not run.ledger.is_file():
+        raise ConfigurationError(f"{run} has no ledger: without privacy it claims no epsilon that could be audited.")
 
 
 def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
@@ -159,32 +238,39 @@ def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
     return ledger
 
 
-def epsilon_rows(result: AuditResult | LabelAudit) -> Iterator[tuple[str, str]]:
-    """Lines of claimed, sound and audited ε: a label, and what belongs to it; first the limit that stands for all."""
+def _epsilon_rows(result: AuditResult | LabelAudit) -> Iterator[tuple[str, str]]:
+    """Claimed, sound and audited ε: a label, and what belongs to it; first the limit that stands for all."""
     yield "claimed", f"epsilon {result.claimed:.2f} (RDP) at delta={result.delta:g}"
-    yield "sound", sound_epsilon(result.sound, result.sound_by)
+    yield "sound", _sound_text(result.sound, result.sound_by)
     width = max(len(bound.name) for bound in result.bounds)
-    bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
-    for label, bound in zip(["audited", *[""] * len(bounds)], bounds, strict=False):
-        yield label, f"{bound.name:<{width}} {_shown_bound(bound, result.sound)}   assumes {bound.assumes}"
+    for number, bound in enumerate(sorted(result.bounds, key=lambda bound: bound is not result.shown)):
+        label = "" if number else "audited"
+        yield label, f"{bound.name:<{width}} {_bound_text(bound, result.sound)}   assumes {bound.assumes}"
 
 
-def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
-    yield from epsilon_rows(result)
-    for label, check in zip(["declared", *[""] * len(result.checks)], result.checks, strict=False):
-        yield label, _checked(check)
-    if result.measured_mu is not None:
-        mu = result.measured_mu
+def _canary_rows(result: AuditResult) -> Iterator[tuple[str, str]]:
+    for number, check in enumerate(result.checks):
+        yield "" if number else "declared", _check_text(check)
+    mu = result.measured_mu
+    if mu is not None:
         yield "per release", f"S/σ {result.declared_mu:.3f} declared, {mu.low:.3f} … {mu.high:.3f} measured"
     if result.not_finite:
         yield "", f"{result.not_finite} observations were no finite numbers"
-    yield "verdict", verdict_words(result.verdict, result.accused_by)
+    yield "verdict", _verdict_text(result.verdict, result.accused_by)
 
 
-def verdict_words(verdict: str, accused_by: Sequence[str]) -> str:
+def _label_rows(result: LabelAudit) -> Iterator[tuple[str, str]]:
+    yield "assumes", _ASSUMES[0]
+    yield "", _ASSUMES[1]
+    shares = f"{100 * result.recalled:.1f} % of the training labels, {100 * result.guessed:.1f} % of fresh ones"
+    yield "recalled", f"{shares}; a training record scores higher with probability {result.auc:.3f}"
+    yield "verdict", _verdict_text(result.verdict, [bound.name for bound in result.violations])
+
+
+def _verdict_text(verdict: str, accused_by: Sequence[str]) -> str:
     """A verdict with what it rests on and what it means, one line."""
-    found = f" ({'; '.join(accused_by)})" if accused_by else ""
-    return f"{verdict}{found}: {VERDICTS[Verdict(verdict)]}"
+    grounds = f" ({'; '.join(accused_by)})" if accused_by else ""
+    return f"{verdict}{grounds}: {VERDICTS[Verdict(verdict)]}"
 
 
 def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -195,56 +281,30 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     claimed = audit["claimed"]
     yield "claimed", "infinite" if claimed is None else f"epsilon {claimed:.2f} (RDP)"
-    yield "sound", sound_epsilon(audit["sound"], audit["sound_by"])
-    names, limits = {key: name for name, key in KEYS.items()}, audit["audited"]
-    shown = [f"{limit(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
+    yield "sound", _sound_text(audit["sound"], audit["sound_by"])
+    names = {key: name for name, key in KEYS.items()}
+    limits = audit["audited"]
+    shown = [f"{limit_text(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
     yield "audited", f"{', '.join(shown) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
-    yield "verdict", verdict_words(audit["verdict"], audit["accused_by"])
+    yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
 
 
-def _left_out(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Parameters of which the audit knows nothing."""
-    named = [f"{name} ({size:,} coordinates)" for name, size in groups.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    if named:
-        yield "left out", f"{', '.join(named[:_NAMED])}{more}: no room for all canaries, not audited"
-
-
-def _not_seen(scores: Scores) -> Iterator[tuple[str, str]]:
-    """What the audit says nothing of."""
-    yield "not seen", "what becomes of a record before it is clipped: in the data set, the loss, and by its lot"
-    probes = scores.probes
-    if probes is None or not probes.records:
-        yield "", "how records, not canaries, are clipped and added up: nothing was measured of them"
-
-
-def _stored_otherwise(stored: Mapping[str, Any] | None, result: AuditResult) -> Iterator[tuple[str, str]]:
-    """What tables show, where that is something else: of another confidence, or found by another version."""
-    if stored is None or stored.get("verdict") is None:
-        return
-    figures = audited_epsilon({"audit": stored}), math.nan if result.audited is None else result.audited
-    kept, now = ("none" if math.isnan(figure) else limit(figure) for figure in figures)
-    if (stored["confidence"], stored["verdict"], kept) != (result.confidence, result.verdict, now):
-        level = f"{100 * stored['confidence']:g} % confidence"
-        yield "in tables", f"{kept}, {stored['verdict']}, at {level}: kept when the run ended"
-
-
-def sound_epsilon(sound: float | None, accountant: str | None) -> str:
+def _sound_text(sound: float | None, accountant: str | None) -> str:
     """The sound ε, with the accountant that gives it."""
     if not sound or accountant is None:
         return "none: no accountant covers these lots"
     return f"{sound:.2f} ({accountant.upper()})"
 
 
-def _shown_bound(bound: Bound, sound: float | None) -> str:
+def _bound_text(bound: Bound, sound: float | None) -> str:
     """A lower limit and its share of the sound ε, in columns."""
     if bound.epsilon is None:
         return f"     – ({bound.why_not})"
-    share = "" if not sound or bound.epsilon > MOST else f"{100 * bound.epsilon / sound:.0f} %"
-    return f"{limit(bound.epsilon):>8} {share:>6}{' !' if bound.violated else '  '}"
+    share = "" if not sound or bound.epsilon > MOST_AUDITED else f"{100 * bound.epsilon / sound:.0f} %"
+    return f"{limit_text(bound.epsilon):>8} {share:>6}{' !' if bound.violated else '  '}"
 
 
-def _checked(check: Check) -> str:
+def _check_text(check: Check) -> str:
     if check.value is None:
         return f"{check.name:<26} not tested"
     mark = "ok" if check.passed else "NOT AS DECLARED"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpbench.errors import ConfigurationError, DPBenchError
-from dpbench.files import replacing, typed, write_atomically
+from dpbench.errors import DPBenchError
+from dpbench.files import typed, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
-from dpbench.reports.groups import Groups, Records, group, missing, unfinished_below
-from dpbench.reports.ledgers import runs_without_privacy
+from dpbench.reports.run_rows import unfinished_below
+from dpbench.reports.run_table import GroupTable, RunTable, missing_note
 from dpbench.runs.command import key_of, words_of
 from dpbench.runs.folder import RunFolder, places_of
-from dpbench.runs.record import read_result
+from dpbench.runs.ledgers import runs_without_privacy
+from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.sweep import Sweep
 
 _GEOMETRIC = 1.0  # the shape η of that distribution
@@ -32,7 +32,7 @@ class EndOfSweep:
         logged: A run of the sweep that was logged to wandb, and the options by which; None where none was.
     """
 
-    groups: Groups
+    groups: GroupTable
     text: str
     pages: tuple[Path, Path]
     logged: tuple[RunFolder, dict[str, Any]] | None
@@ -47,33 +47,29 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
     Raises:
         OSError: The table cannot be written.
     """
-    records = {run: read_result(run) for run in sweep.finished()}
-    if not records:
+    finished = sweep.finished()
+    if not finished:
         return None
-    groups = _grouped(records, sweep)
-    held_out = any(name.startswith("val/") for record in records.values() for name in record["metrics"])
-    notes = [*groups.notes, *_missing(sweep, list(records)), *cost_of_choosing(sweep.folder, held_out)]
+    table = RunTable.of(finished)
+    # A word may set what is no setting of a run, such as its launcher's.
+    groups = table.group_by([key for key in sweep.differing() if table.knows(key)])
+    held_out = any(name.startswith("val/") for row in table.rows for name in row.metrics)
+    notes = [*groups.notes, *_missing(sweep, finished), *cost_of_choosing(sweep.folder, held_out)]
     if sweep.study is not None:
         notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
-    by = ",".join(groups.keys)
-    if by:
-        notes.append(f"The same table again: dpbench table {typed(sweep.folder)} --group-by {by}")
-    text = Groups(groups.keys, groups.frame, groups.rows, notes).text
-    pages = _free(sweep.folder, ".md"), _free(sweep.folder, ".csv")
+    if groups.keys:
+        again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
+        notes.append(f"The same table again: {again}")
+    text = replace(groups, notes=notes).to_markdown()
+    pages = (_free(sweep.folder, ".md"), _free(sweep.folder, ".csv"))
     write_atomically(pages[0], text + "\n")
-    with replacing(pages[1]) as new:
-        groups.frame.to_csv(new, index=False)
-    loggers = [(run, record["config"].get("logger") or {}) for run, record in records.items()]
-    return EndOfSweep(groups, text, pages, next((one for one in loggers if one[1].get("wandb")), None))
-
-
-def _grouped(records: Records, sweep: Sweep) -> Groups:
-    """By what was swept; a word may set what is no setting of a run, such as its launcher's."""
-    keys: list[str] = []
-    for key in sweep.differing():
-        with suppress(ConfigurationError):
-            keys += group(records, [key]).keys
-    return group(records, keys)
+    write_atomically(pages[1], groups.to_csv())
+    logged = None
+    for row in table.rows:
+        options = row.record["config"].get("logger") or {}
+        if logged is None and options.get("wandb") and row.folder is not None:
+            logged = (row.folder, options)
+    return EndOfSweep(groups, text, pages, logged)
 
 
 def _free(folder: Path, kind: str) -> Path:
@@ -90,7 +86,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
     begun = {words_of(run): run for run in unfinished_below(sweep.folder)}
     if not sweep.jobs:
         names = [f"{typed(run.path)} (go on: dpbench resume {typed(run.path)})" for run in begun.values()]
-        return missing(names, len(finished) + len(names))
+        return missing_note(names, len(finished) + len(names))
     done = {words_of(run) for run in finished}
     names = []
     for job in sweep.jobs:
@@ -98,7 +94,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
             continue
         words = " ".join(word for word in job if key_of(word) in sweep.swept)
         names.append(f"{words} (go on: dpbench resume {typed(begun[job].path)})" if job in begun else words)
-    return missing(names, len(sweep.jobs))
+    return missing_note(names, len(sweep.jobs))
 
 
 def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
@@ -119,22 +115,20 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
         return [f"What choosing one of these {count} runs costs is not told: {error} ({ask})"]
     if facts["without_privacy"]:
         return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
-    whole, best = facts["epsilon"], facts["selection"]["epsilons"]["rdp"]
+    whole = facts["epsilon"]
+    best = facts["selection"]["epsilons"]["rdp"]
+    together = f"epsilon {epsilon_text(whole)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']}"
     text = (
         f"Choosing one of these {count} runs, by whatever metric (also one of public records), costs what all of them "
-        f"cost together: epsilon {_shown(whole)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']} ({ask})."
+        f"cost together: {together} ({ask})."
     )
     if None not in (whole, best) and best < whole:
         text += (
             f" With a number of trials drawn at random beforehand, {count} on average, and random settings for each, "
-            f"the best alone costs {_shown(best)} ({ask} --selection geometric --mean-trials {count}; docs/epsilon.md "
-            "has the conditions)."
+            f"the best alone costs {epsilon_text(best)} ({ask} --selection geometric --mean-trials {count}; "
+            "docs/epsilon.md has the conditions)."
         )
     lines = [text]
     if held_out:
         lines.append("The held-out records of val/... are covered by no epsilon: what is chosen by them tells of them.")
     return lines
-
-
-def _shown(epsilon: float | None) -> str:
-    return "inf" if epsilon is None else f"{epsilon:.3f}"

@@ -31,11 +31,11 @@ from yaml import YAMLError
 from dpbench.callback.strategy import epsilon_here
 from dpbench.errors import ConfigurationError, brief
 from dpbench.files import typed, write_json
-from dpbench.run.build import made
-from dpbench.run.checks import LOGGER, class_of, other_loggers
-from dpbench.run.options import options_of
+from dpbench.options import options_of
+from dpbench.run.build import instantiate
+from dpbench.run.config import LOGGER, other_loggers
+from dpbench.run.processes import is_first
 from dpbench.run.search_path import installing
-from dpbench.run.started import is_first
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
@@ -182,7 +182,7 @@ def _save_logger_state(folder: RunFolder, name: str, state: dict[str, Any]) -> N
 def require_installed(config: Mapping[str, Any]) -> None:
     """Raise ConfigurationError, with the command that helps, where a logger's package is missing."""
     for name, options in other_loggers(config).items():
-        cls = class_of(options, f"logger.{name}", LOGGER)
+        cls = LOGGER.class_of(options, f"logger.{name}")
         for base, (extra, packages) in _PACKAGES.items():
             if issubclass(cls, base) and not any(find_spec(package) for package in packages):
                 raise ConfigurationError(
@@ -213,7 +213,7 @@ def build_loggers(run: Run, origin: Origin) -> list[Logger]:
 def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any]) -> Logger:
     """Make a logger; what its class takes of the run is filled in where the configuration leaves it open."""
     group = f"logger.{name}"
-    cls = class_of(options, group, LOGGER)
+    cls = LOGGER.class_of(options, group)
     accepted = options_of(cls)
     resumed = run.config["run"]["resume"]
     defaults: dict[str, Any] = {"save_dir": str(run.folder), "name": name}
@@ -225,10 +225,10 @@ def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any
     for key, value in defaults.items():
         if key in accepted and options.get(key) is None:
             options[key] = value
-    logger: Logger = made(cls, options, group)
+    logger: Logger = instantiate(cls, options, group)
     if _RUN_ID in accepted:
         # Asking for the id begins the run in the service: where that fails, it is one line that names the group.
-        run_id = made(lambda: getattr(logger, _RUN_ID), {}, group)
+        run_id = instantiate(lambda: getattr(logger, _RUN_ID), {}, group)
         _save_logger_state(run.folder, name, {_RUN_ID: run_id})
     if not resumed:
         logger.log_hyperparams(run.config)
@@ -495,7 +495,7 @@ def log_table(folder: Path, run: RunFolder, options: Mapping[str, Any], table: p
     try:
         if experiment.disabled is True:
             return None
-        columns = [str(name) for name in table]
+        columns: list[str | int] = [str(name) for name in table]
         rows: list[Any] = cells.to_numpy().tolist()
         experiment.log({TABLE: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
         if not experiment.offline:

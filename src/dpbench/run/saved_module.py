@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-import pytorch_lightning as pl
-
 from dpbench.errors import ConfigurationError, brief
 from dpbench.modules.image_generator import SHAPE
-from dpbench.run.build import made, module_for
-from dpbench.run.checks import class_of
-from dpbench.run.options import options_of
+from dpbench.options import options_of
+from dpbench.run.build import instantiate, module_for
+from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint
@@ -30,7 +28,7 @@ class SavedModule:
         model_options: What the data determine of the model, such as the shape of a record.
     """
 
-    module: pl.LightningModule
+    module: Any  # a LightningModule, of the class that the configuration names
     config: dict[str, Any]
     checkpoint: dict[str, Any]
     model_options: Mapping[str, Any]
@@ -109,7 +107,7 @@ def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
     options = {**config["data"], "seed": None}
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = "shuffled"  # any will do: no lot is drawn
-    data = made(cls, options, "data")
+    data = instantiate(cls, options, "data")
     data.prepare_data()
     data.setup("fit")
     return dict(data.model_options()) if hasattr(data, "model_options") else {}

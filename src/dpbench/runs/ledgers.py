@@ -1,4 +1,4 @@
-"""Ledgers of runs: read, and compared with what the run's result or checkpoint knows of them."""
+"""Ledgers of runs: found, read, and compared with what the run's result or checkpoint knows of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,67 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
-from dpbench.runs.folder import RunFolder
+from dpbench.runs.folder import RunFolder, places_of
 
 _STRATEGY = "dpbench.PrivateStrategy"
 _UNREADABLE = "unreadable"
 _OTHER_SHAPES = (ValueError, TypeError, AttributeError)
+
+
+def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
+    """Ledgers of runs, and of all runs below folders of sweeps.
+
+    Args:
+        paths: Ledgers, folders of runs, folders of sweeps.
+
+    Raises:
+        ConfigurationError: A folder holds none, cannot be looked into, or a ledger is named twice.
+        LedgerError: The ledger of a private run is gone.
+    """
+    found: list[Path] = []
+    for path in paths:
+        below = _ledgers_below(path) if path.is_dir() else [path]
+        if not path.exists():
+            raise ConfigurationError(
+                f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
+            )
+        for folder in without_ledger([path]):
+            if (lost := lost_ledger(folder)) is not None:
+                raise LedgerError(f"{folder}: {lost}. Without it no epsilon can be told: restore it.")
+        if not below and runs_without_privacy([path]):
+            raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
+        if not below:
+            raise ConfigurationError(f"there is no {RunFolder.ledger} in or below {path}.")
+        found += below
+    if len({path.resolve() for path in found}) < len(found):
+        raise ConfigurationError("a ledger is named twice: each run counts once.")
+    return {str(path.parent if path.name == RunFolder.ledger else path): path for path in found}
+
+
+def _ledgers_below(folder: Path) -> list[Path]:
+    """All ledgers in and below a folder; where a run has one, copies of it (such as an exported model's) only once."""
+    found = [RunFolder(place).ledger for place in places_of(RunFolder.ledger, folder)]
+    own = RunFolder(folder).ledger
+    if own not in found:
+        return found
+    return [own, *(path for path in found if path != own and path.read_bytes() != own.read_bytes())]
+
+
+def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
+    """Runs below some folders that trained and have no ledger, because their strategy is not private."""
+    return sorted(str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None)
+
+
+def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
+    """Runs below some folders that trained and have no ledger, for whatever reason."""
+    traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
+    found = {place for path in paths for name in traces for place in places_of(name, path)}
+    return [run for run in map(RunFolder, sorted(found)) if not run.ledger.exists()]
 
 
 def read_run_ledger(path: Path) -> Ledger:

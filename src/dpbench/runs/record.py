@@ -21,6 +21,8 @@ from dpbench.runs.readers import Evaluation, Record, read_json
 REPORTED = ("rdp", "pld")  # accountants whose epsilon every run reports
 UNPROVEN = "ledger not intact"  # beside an epsilon that nobody should rely on
 ACCUSATIONS = ("VIOLATED", "NOT AS DECLARED")  # of the verdicts of an audit
+CONFIDENCE = 0.95  # of the audit that a run keeps, and tables show
+MEASURED = ("val/", "test/")  # names of what was measured on data that are not the training data
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
@@ -54,6 +56,35 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 def is_audited(record: Mapping[str, Any]) -> bool:
     """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
     return bool((record["config"].get("audit") or {}).get("_target_"))
+
+
+def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Final figures of a run; where its model learned from canaries, none of how good it is."""
+    metrics: Mapping[str, float | None] = record["metrics"]
+    hidden = (*MEASURED, "evaluation/") if is_audited(record) else ()
+    return {name: value for name, value in metrics.items() if not name.startswith(hidden)}
+
+
+def audited_epsilon(privacy: Mapping[str, Any]) -> float:
+    """The lower limit of epsilon that an audit keeps as the run's; not a number where there is none.
+
+    Args:
+        privacy: Of the run's record.
+    """
+    audit = privacy.get("audit") or {}
+    limits = audit.get("audited", {})
+    name = audit.get("shown")
+    if name not in limits:
+        return math.nan
+    return math.inf if limits[name] is None else float(limits[name])
+
+
+def verdict_of(privacy: Mapping[str, Any]) -> str | None:
+    """The verdict on a run, or why there is none; None where it had no canaries."""
+    audit = privacy.get("audit")
+    if audit is None:
+        return None
+    return str(audit.get("verdict") or audit.get("damage") or f"none: {audit.get('why_not', '')}")
 
 
 def doubt(privacy: Mapping[str, Any]) -> str | None:

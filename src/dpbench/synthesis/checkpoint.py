@@ -49,7 +49,9 @@ def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
         ConfigurationError: The number or the seed is out of range, or what was made are no images.
     """
     if not 1 <= number <= _MOST:
-        raise ConfigurationError(f"--n must lie between 1 and {_MOST:,} images, not {number} (more: with other seeds).")
+        raise ConfigurationError(
+            f"--num-samples must lie between 1 and {_MOST:,} images, not {number} (more: with other seeds)."
+        )
     if not 0 <= seed < 2**63:
         raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
     generator = torch.Generator().manual_seed(seed)

@@ -63,7 +63,7 @@ def evaluate(
             asked for, no records were held out, or the data are not those of the checkpoint.
     """
     if number < _LEAST:
-        raise ConfigurationError(f"--n must be at least {_LEAST} for an evaluation, not {number}.")
+        raise ConfigurationError(f"--num-samples must be at least {_LEAST} for an evaluation, not {number}.")
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     data, real = _real_data(run, trained, on)

@@ -285,7 +285,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
             f"{SCHEMA}: use the version that wrote it."
         )
     reason = ledger.damage or "it is empty"
-    raise LedgerError(f"{path} is no dpbench ledger: {reason}.")
+    raise LedgerError(f"{path} is not a dpbench ledger: {reason}.")
 
 
 def check_one_population(ledgers: Mapping[str, Ledger]) -> None:

@@ -1,0 +1,307 @@
+"""Commands that train: `dpbench train`, `resume`, `priors`, `reproduce` and `workflow`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from dpbench.cli import train
+from dpbench.cli.arguments import Answer, Commands, add_command, add_trust, folder, place
+from dpbench.cli.completion import add_overrides
+from dpbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dpbench.reproduce.run_table import Held, Part
+
+_RESUME = """\
+Nothing in the folder is imported or unpickled. Its config.yaml names the classes of installed packages that are
+instantiated, and where data lie: read it before you resume what somebody else gave you.
+
+examples:
+  dpbench resume runs/long                                         after Ctrl-C, a crash, a full disk
+  dpbench resume runs/long trainer.max_steps=9000                  more steps for a finished run
+"""
+
+_PRIORS = """\
+usage: dpbench priors GROUP=NAME ... [KEY=VALUE ...]
+
+Train without noise on PUBLIC data, and estimate how often gradients fall under each hypothesis of the error correction.
+Takes what `dpbench train` takes, with strategy=discretized (or strategy=dpsgd and a correction_threshold).
+
+example:
+  dpbench priors data=fashion_mnist strategy=discretized trainer.max_steps=200
+"""
+
+_REPRODUCE = """\
+Runs are kept (--runs) by the hash of their configuration and code: called again, the command runs only what is missing,
+continues what was interrupted, and tries again what failed.
+
+examples:
+  dpbench reproduce list                                      all tables
+  dpbench reproduce claims                                    every printed epsilon, recomputed (one minute)
+  dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
+  dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
+  dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds to a table that another machine began
+"""
+
+_WORKFLOW = """\
+The words are those of one private training (dpbench train), without its noise. In turn:
+
+  0 lot      that of data.expected_batch_size, the largest that your time allows; scale optimizer.lr with it
+  1 power    training without privacy on noise of the data's size and shape recalls more than 90 % of its random labels
+  2 noise    for each z the same training with privacy: epsilon, labels recalled, fresh ones, an audit by labels
+  3 chosen   the least noise at which training labels are recalled at most 10 points better than fresh ones, with
+             95 % confidence, at all more noise too
+  4 data     that z on the data themselves: constant bounds, adaptive ones, no privacy; epsilon claimed, sound, audited
+
+Passing is no guarantee; epsilon is. Noise is public: choosing on it costs no privacy. Runs are kept (--runs) by the
+hash of their configuration and code: called again, the command runs only what is missing, and continues what was
+interrupted.
+
+exit status: 0 done, 1 the power check fails, no z passes, or a run has failed.
+
+examples:
+  dpbench workflow model=mlp data=mnist data.train_size=2000 --noise-multipliers 1,2,3,4 --margin 10
+  dpbench workflow model=small_alexnet data=cifar10 launcher=joblib hydra.launcher.n_jobs=2 --status
+"""
+
+_MOST_SEEDS = 1000
+
+
+def add_parsers(commands: Commands) -> None:
+    """Add the commands."""
+    train.add_parser(commands)
+    _add_resume(commands)
+    _add_priors(commands)
+    _add_reproduce(commands)
+    _add_workflow(commands)
+
+
+def _add_resume(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "resume",
+        "Continue an interrupted run, or a finished one with more steps.",
+        _resume,
+        epilog=_RESUME,
+        usage="dpbench resume RUN [KEY=VALUE ...] [--trust]",
+    )
+    parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
+    add_overrides(parser, "such as trainer.max_steps=2000")
+    add_trust(parser)
+
+
+def _resume(options: argparse.Namespace) -> Answer:
+    from dpbench.run.jobs import resume
+
+    job = partial(train.train_and_report, trust=options.trust)
+    return Answer(status=resume(options.folder, options.words, job))
+
+
+def _add_priors(commands: Commands) -> None:
+    summary = "Estimate priors of the error correction on public data."
+    add_overrides(add_command(commands, "priors", summary, add_help=False), "as of dpbench train")
+
+
+def priors(options: argparse.Namespace) -> int:
+    """Train on public data and print the priors, or show help; Hydra reads the words."""
+    if not options.words or "-h" in options.words or "--help" in options.words:
+        print(_PRIORS)
+        return 0
+    from dpbench.run.jobs import launch
+    from dpbench.run.priors import priors_job
+
+    with TemporaryDirectory() as folder:
+        words = [*options.words, f"hydra.run.dir={folder}/run", "hydra/job_logging=none"]
+        return launch(words, job=priors_job)
+
+
+def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
+    add = parser.add_argument
+    add("--out", type=folder, default=Path("results"), metavar="FOLDER", help="for results (default: results)")
+    add("--runs", type=folder, default=runs, metavar="FOLDER", help=f"for the runs themselves (default: {runs})")
+
+
+def _refuse_idle_replacement(options: argparse.Namespace) -> None:
+    if options.status and options.replace:
+        raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
+
+
+def _add_reproduce(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "reproduce",
+        "Run a paper's table, or recompute the papers' claims.",
+        _reproduce,
+        epilog=_REPRODUCE,
+        usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] "
+        "[--status]",
+    )
+    add = parser.add_argument
+    add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
+    add(
+        "words",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher=",
+    )
+    add("--status", action="store_true", help="run nothing; show what is finished")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--replace", action="store_true", help="overwrite results that other code has made")
+    existing.add_argument(
+        "--keep",
+        action="store_true",
+        help="count runs in the results of --out as done, whatever code made them",
+    )
+    _add_output(parser, Path("runs") / "tables")
+    parser.add_argument("--json", action="store_true", help="with list: print JSON")
+
+
+def _reproduce(options: argparse.Namespace) -> Answer:
+    """List, compute or run tables; status 1 if a run failed."""
+    from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
+
+    alone = not (options.words or options.status or options.replace or options.keep)
+    if options.table == "list":
+        if not alone:
+            raise ConfigurationError("list takes no further words: dpbench reproduce list.")
+        return Answer(listing(), listed_tables())
+    if options.json:
+        raise ConfigurationError("--json goes with list: the files of a table are its data.")
+    if options.table in COMPUTED_TABLES:
+        if not alone:
+            raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
+        out = options.out / options.table.replace("/", "_")
+        out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
+        return Answer(COMPUTED_TABLES[options.table].write(out))
+    _refuse_idle_replacement(options)
+    from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
+
+    existing: Held = "stays"
+    if options.replace:
+        existing = "replace"
+    elif options.keep:
+        existing = "keep"
+    part = part_of(options.words)
+    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, existing)
+    return Answer(text, status=0 if good else 1)
+
+
+def part_of(words: Sequence[str]) -> Part:
+    """Read rows=A,B columns=A seeds=3 (or seeds=0,1,) trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE.
+
+    Raises:
+        ConfigurationError: A word is something else.
+    """
+    from dpbench.reproduce.run_table import Part
+
+    values: dict[str, Any] = {}
+    launcher = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in values:
+            remedy = "choose one" if key == "trainer" else f"write {key}=A,B"
+            raise ConfigurationError(f"{key}= is given twice: {remedy}.")
+        if word == "hydra.launcher.n_jobs=0":
+            raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
+        names = _names(value)
+        if key in ("rows", "columns") and names:
+            values[key] = names
+        elif key == "seeds" and names and all(name.isdecimal() and len(name) < 7 for name in names):
+            seeds = tuple(map(int, names))
+            values[key] = seeds if "," in value or "[" in value else seeds[0]
+        elif key == "trainer" and value:
+            values[key] = (word,)
+        elif value and (key == "launcher" or key.startswith("hydra.launcher.")):
+            launcher.append(word)
+        else:
+            raise ConfigurationError(
+                f"{word!r} is none of rows=NAME,NAME columns=NAME,NAME seeds=NUMBER (how many, or with commas which) "
+                "trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE."
+            )
+        if isinstance(values.get(key), tuple) and len(set(values[key])) < len(values[key]):
+            raise ConfigurationError(f"{key}={','.join(map(str, values[key]))} names one of them twice.")
+    number = values.get("seeds")
+    if number == 0:
+        raise ConfigurationError("seeds=0 leaves nothing to run; seeds=0, (with a comma) is seed 0 alone.")
+    if isinstance(number, int) and number > _MOST_SEEDS:
+        raise ConfigurationError(f"seeds={number} asks for more runs of each cell than {_MOST_SEEDS:,}.")
+    return Part(**values, sweep=tuple(launcher))
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.strip("[]").split(",") if name.strip())
+
+
+def _add_workflow(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "workflow",
+        "Choose σ on random-label data, then train.",
+        _workflow,
+        epilog=_WORKFLOW,
+        usage="dpbench workflow model=NAME data=NAME [KEY=VALUE ...] [launcher=NAME] [--noise-multipliers Z,Z] "
+        "[--margin POINTS] [--status]",
+    )
+    add = parser.add_argument
+    add_overrides(parser, "of a private training, and launcher=")
+    add(
+        "--noise-multipliers",
+        type=_noise_multipliers,
+        metavar="Z,Z",
+        help="to try (default: seven of equal ratio, for epsilon from 32 to 0.5)",
+    )
+    add(
+        "--margin",
+        type=float,
+        default=10.0,
+        metavar="POINTS",
+        help="by how many points training labels may be recalled better (default: 10, which an MLP meets near epsilon "
+        "2)",
+    )
+    add("--status", action="store_true", help="run nothing; show what is finished")
+    add("--replace", action="store_true", help="overwrite results of other settings or of other code")
+    _add_output(parser, Path("runs") / "workflow")
+
+
+def _noise_multipliers(word: str) -> tuple[float, ...]:
+    """Read positive numbers such as 4,1,2; in increasing order."""
+    try:
+        numbers = {float(f"{float(number):g}") for number in word.split(",") if number.strip()}
+    except ValueError:
+        numbers = set()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be positive noise multipliers, such as 1,2,4, not {word!r}")
+    return tuple(sorted(numbers))
+
+
+def _workflow(options: argparse.Namespace) -> Answer:
+    """Carry out the workflow; status 1 if it stops before its end."""
+    from dpbench.reproduce.workflow import Settings, run_workflow
+
+    names = [word.partition("=")[0] for word in options.words]
+    for name in ("model", "data"):
+        if name not in names:
+            raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
+    if not 0 < options.margin < 100:
+        raise ConfigurationError(f"--margin is a number of points between 0 and 100, not {options.margin:g}.")
+    _refuse_idle_replacement(options)
+    launcher = tuple(word for word in options.words if word.startswith(("launcher=", "hydra.launcher.")))
+    settings = Settings(
+        margin=options.margin / 100,
+        noise=options.noise_multipliers,
+        launcher=launcher,
+        out=options.out,
+        runs=options.runs,
+        only_status=options.status,
+        replace=options.replace,
+    )
+    words = [word for word in options.words if word not in launcher]
+    passed = run_workflow(words, settings, lambda text: print(text, flush=True))
+    return Answer(status=0 if passed else 1)

@@ -1,0 +1,254 @@
+"""Commands about epsilon: `dpbench account`, `dpbench calibrate` and `dpbench audit`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import TYPE_CHECKING, Any
+
+from dpbench.cli import train
+from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, add_trust, integer, place, png
+from dpbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dpbench.reports.audit import AuditReport
+
+_ACCOUNT = """\
+accountants (--accountant NAME, several with commas, or all), and the sampling that each covers:
+{accountants}
+Poisson sampling is accounted for with one record added or removed, batches of a fixed size with one replaced.
+
+examples:
+  dpbench account runs/demo --accountant all --plot epsilon.png
+  dpbench account runs/demo --delta 1e-6 --accountant pld --json
+  dpbench account runs/sweep                        each run, and all of them together
+  dpbench account runs/sweep --selection geometric --mean-trials 2
+  dpbench account runs/demo --population 1000000 --batch-size 5000     planning: nominal, no guarantee
+"""
+
+_CALIBRATE = """\
+Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
+With --continue-from or --queries-from, noise, rate and delta that are not given come from that run.
+
+examples:
+  dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
+  dpbench calibrate --noise-multiplier 1.1 --sample-rate 0.0042667 --steps 14062 --delta 1e-5
+  dpbench calibrate --continue-from runs/demo --epsilon 20      how many more steps
+  dpbench calibrate --queries-from runs/demo --epsilon 2 --steps 500    the noise of a new run with the same queries
+"""
+
+_AUDIT = """\
+The run must have been trained with canaries: made-up gradients, each included in a batch with probability 1/2. Guessing
+which ones were included gives lower bounds of epsilon, which must not exceed the sound one; their statistics show
+whether noise, sensitivity and sampling were as declared. The picture is audit.png in the folder of the run.
+
+A run on noise (data=random_noise) needs none: each record is a canary with its random label, and only the final weights
+are attacked. That is a weaker test, of what the published model reveals.
+
+"The family" is the ledger's own releases with all noise scaled by one factor.
+
+exit status: 0 consistent, 1 no audit is possible, 3 the epsilon is violated, or something is not as declared.
+Passing is not a proof of privacy; it rules out only violations that these canaries can detect.
+
+examples:
+  dpbench audit --self                     train a small network with canaries, half a minute, and audit that
+  dpbench train audit=gradient_canaries hydra.run.dir=runs/audited
+  dpbench audit runs/audited
+"""
+
+
+def add_parsers(commands: Commands) -> None:
+    """Add the commands."""
+    _add_account(commands)
+    _add_calibrate(commands)
+    _add_audit(commands)
+
+
+def _add_account(commands: Commands) -> None:
+    summary = "Recompute epsilon of runs and sweeps from their ledgers."
+    parser = add_command(commands, "account", summary, _account, epilog=_account_epilog)
+    add = parser.add_argument
+    add_runs(parser, "folder of a run or a sweep, or a ledger")
+    add("--delta", type=float, help="delta (default: the run's own)")
+    add("--accountant", default="rdp", metavar="NAME", help="see below (default: rdp)")
+    add(
+        "--nominal",
+        action="store_true",
+        help="where an accountant does not cover the sampling, compute what other sampling would cost, and say so",
+    )
+    add(
+        "--population",
+        type=integer,
+        metavar="N",
+        help="nominal: what the runs would cost with so many records (users)",
+    )
+    add(
+        "--batch-size",
+        type=float,
+        metavar="B",
+        help="with --population: expected batch size there, with noise scaled alike (default: as in the runs)",
+    )
+    add(
+        "--selection",
+        metavar="DISTRIBUTION",
+        help="only the best run is published: number of trials geometric, logarithmic, poisson, or a shape",
+    )
+    add("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
+    add(
+        "--releases",
+        type=integer,
+        metavar="N",
+        help="only the first N releases of each run, as of a model that was published before the later ones",
+    )
+    add("--plot", type=png, metavar="PNG", help="draw epsilon against steps and against the order")
+    add_json(parser)
+
+
+def _account_epilog() -> str:
+    from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+
+    width = max(map(len, ACCOUNTANTS)) + 4
+    wrapper = TextWrapper(width=100, subsequent_indent=" " * width, break_on_hyphens=False)
+    entries = []
+    for name, accountant in ACCOUNTANTS.items():
+        samplings = " or ".join(accountant.samplings).replace("_", " ")
+        entries.append(wrapper.fill(f"{'  ' + name:<{width}}{accountant.title}; {samplings}"))
+    return _ACCOUNT.format(accountants="\n".join(entries))
+
+
+def _account(options: argparse.Namespace) -> Answer:
+    """Account for ledgers; status 3 if one is damaged."""
+    from dpbench.reports.account import AccountingRequest, account, accountant_names, selection_named
+
+    request = AccountingRequest(
+        accountants=accountant_names(options.accountant),
+        delta=options.delta,
+        nominal=options.nominal,
+        selection=selection_named(options.selection, options.mean_trials),
+        population=options.population,
+        lot_size=options.batch_size,
+        releases=options.releases,
+    )
+    report = account(options.sources, request)
+    if options.plot is not None:
+        from dpbench.reports.account_plot import plot_epsilon
+
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_epsilon(options.plot, report.ledgers, report.facts["delta"], request.accountants, options.nominal)
+    if report.doubt is not None:
+        print(f"dpbench: warning: {report.doubt}", file=sys.stderr)
+    for name, damage in report.damage.items():
+        print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is no guarantee.", file=sys.stderr)
+    return Answer(report.text, report.facts, 3 if report.damage else 0)
+
+
+def _add_calibrate(commands: Commands) -> None:
+    summary = "Solve for whichever of noise, sampling rate, steps, epsilon, delta is left out."
+    parser = add_command(commands, "calibrate", summary, _calibrate, epilog=_CALIBRATE)
+    add = parser.add_argument
+    add("--noise-multiplier", type=float, metavar="Z", help="noise over the sensitivity of the sum")
+    add("--sample-rate", type=float, metavar="Q", help="probability that a record is in a batch")
+    add("--batch-size", type=float, metavar="B", help="(expected) records in a batch, of --population")
+    add("--population", type=integer, metavar="N", help="records that can be drawn")
+    add("--steps", type=integer, metavar="T", help="steps (with --continue-from: further ones)")
+    add("--epochs", type=float, metavar="E", help="the same in passes over the data")
+    add("--epsilon", type=float, help="target")
+    add("--delta", type=float, help="delta")
+    add("--sampling", choices=["poisson", "fixed", "fixed_size"], help="how batches are drawn (default: poisson)")
+    add("--microbatch-size", type=integer, metavar="M", help="examples of a microbatch: doubles the sensitivity")
+    add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--continue-from",
+        type=place,
+        metavar="RUN",
+        help="continue this run: what it spent counts",
+    )
+    source.add_argument("--queries-from", type=place, metavar="RUN", help="a new run with the queries of this one")
+    add("--groups", type=integer, default=1, metavar="G", help="vector groups that share the gradient's noise")
+    add(
+        "--statistic",
+        action="append",
+        default=[],
+        metavar="NAME=Z",
+        help="noise multiplier of a count, norm or metric released beside the gradient (may be repeated)",
+    )
+    add_json(parser)
+
+
+def _calibrate(options: argparse.Namespace) -> Answer:
+    from dpbench.reports.calibrate import TrainingValues, calibrate, calibration_text, request
+
+    values = {field.name: getattr(options, field.name) for field in fields(TrainingValues)}
+    setting, pattern = request(
+        TrainingValues(**values),
+        groups=options.groups,
+        statistics=options.statistic,
+        microbatch_size=options.microbatch_size,
+        ledger=options.continue_from,
+        like=options.queries_from,
+    )
+    facts = calibrate(setting, pattern, options.accountant)
+    return Answer(calibration_text(facts), facts)
+
+
+def _add_audit(commands: Commands) -> None:
+    summary = "Empirically audit a run's epsilon with canary gradients."
+    parser = add_command(commands, "audit", summary, _audit, epilog=_AUDIT)
+    parser.add_argument("run", type=place, nargs="?", metavar="RUN", help="folder of a run with canaries")
+    parser.add_argument("--self", action="store_true", help="train experiment=audit, and audit that run")
+    parser.add_argument(
+        "--confidence",
+        type=float,
+        default=0.95,
+        metavar="P",
+        help="of each bound by itself, and of the verdict as a whole (default: 0.95)",
+    )
+    add_json(parser)
+    add_trust(parser)
+
+
+def _audit(options: argparse.Namespace) -> Answer:
+    """Audit a run and draw the picture; status 3 if something is wrong with the run."""
+    from dpbench.auditing import Verdict
+
+    if options.self == (options.run is not None):
+        raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
+    if not 0 < options.confidence < 1:
+        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
+    run = _train_with_canaries() if options.self else options.run
+    report, picture = _audit_and_draw(run, options.confidence, options.trust)
+    text = f"{report.text}\n  {'picture':<12} {picture}"
+    return Answer(text, report.facts, 0 if report.result.verdict == Verdict.CONSISTENT else 3)
+
+
+def _train_with_canaries() -> Path:
+    """Train the experiment of audits in a folder of its own."""
+    folder = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-audit-{os.getpid()}"
+    words = ["experiment=audit", f"hydra.run.dir={folder}"]
+    if train.run(argparse.Namespace(words=words)):
+        raise ConfigurationError("the training that was to be audited has failed.")
+    return folder
+
+
+def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
+    """Audit a run by its canaries or, one on noise, by its labels."""
+    from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
+    from dpbench.reports.plots import plot_audit
+    from dpbench.run.label_scores import is_on_noise, label_scores
+    from dpbench.runs.folder import RunFolder
+
+    run = RunFolder(folder)
+    report: AuditReport[Any]
+    if run.begun and not run.audit.exists() and is_on_noise(run):
+        require_private(run)
+        report = audit_by_labels(run, label_scores(run, trust), confidence)
+    else:
+        refuse_unended(folder)
+        report = audit_run(folder, confidence)
+    return report, plot_audit(run.audit_picture, report)

@@ -1,0 +1,124 @@
+"""Commands that make something of a trained model: `dpbench export`, `dpbench sample` and `dpbench evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_trust, place
+
+_EXPORT = """\
+FOLDER gets model.safetensors, config.json (class and arguments of the network), README.md (a model card with epsilon
+and what it does not cover), privacy.json (the same as data) and the ledger. Nothing else of the checkpoint is exported.
+
+examples:
+  dpbench train strategy.secure=true hydra.run.dir=runs/secure
+  dpbench export runs/secure --out models/digits
+"""
+
+_SAMPLE = """\
+examples:
+  dpbench train experiment=digits_gan hydra.run.dir=runs/gan
+  dpbench sample runs/gan --num-samples 1000 --out runs/synthetic
+"""
+
+_EVALUATE = """\
+The last checkpoint is evaluated on real test data; nothing is chosen by it.
+
+examples:
+  dpbench train experiment=digits_gan hydra.run.dir=runs/gan
+  dpbench evaluate runs/gan --num-samples 1000
+"""
+
+
+def add_parsers(commands: Commands) -> None:
+    """Add the commands."""
+    _add_export(commands)
+    _add_sample(commands)
+    _add_evaluate(commands)
+
+
+def _add_export(commands: Commands) -> None:
+    parser = add_command(
+        commands, "export", "Export a trained model with its card, for others.", _export, epilog=_EXPORT
+    )
+    add = parser.add_argument
+    add("folder", type=place, metavar="RUN", help="folder of a run")
+    add("--out", type=place, required=True, metavar="FOLDER", help="where the model and its card go")
+    add("--insecure", action="store_true", help="even if the noise came from a seed (strategy.secure=false)")
+    add("--force", action="store_true", help="replace the exported model in FOLDER")
+    add_trust(parser)
+
+
+def _export(options: argparse.Namespace) -> Answer:
+    from dpbench.export.folder import export
+
+    return Answer(export(options.folder, options.out, options.insecure, options.force, options.trust))
+
+
+def _add_sample(commands: Commands) -> None:
+    parser = add_command(commands, "sample", "Sample a synthetic data set from a trained GAN.", _sample, epilog=_SAMPLE)
+    add = parser.add_argument
+    add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
+    add("--num-samples", type=int, required=True, metavar="N", help="number of images")
+    add("--out", type=place, required=True, metavar="FOLDER", help="where images and their card go")
+    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    add(
+        "--format",
+        choices=["npz", "folder"],
+        default="npz",
+        help="npz (default), or a folder of PNGs for each class",
+    )
+    add("--force", action="store_true", help="replace the synthetic data set in FOLDER")
+    add_trust(parser)
+
+
+def _sample(options: argparse.Namespace) -> Answer:
+    from dpbench.synthesis.sample import sample
+
+    text = sample(
+        options.folder,
+        options.num_samples,
+        options.out,
+        options.seed,
+        options.format,
+        options.force,
+        options.trust,
+    )
+    return Answer(text)
+
+
+def _add_evaluate(commands: Commands) -> None:
+    summary = "Evaluate a GAN's synthetic data (utility, fidelity, memorization)."
+    parser = add_command(commands, "evaluate", summary, _evaluate, epilog=_EVALUATE)
+    add = parser.add_argument
+    add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
+    add("--num-samples", type=int, default=60_000, metavar="N", help="images to sample (default: 60000)")
+    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    add(
+        "--features",
+        default="digits",
+        metavar="NETWORK",
+        help="of the Fréchet distance: digits (default) or inception",
+    )
+    add(
+        "--split",
+        choices=["test", "val"],
+        default="test",
+        help="real data to evaluate on: test (default), or val: records that the run held out (data.val_size)",
+    )
+    add_json(parser)
+    add_trust(parser)
+
+
+def _evaluate(options: argparse.Namespace) -> Answer:
+    from dpbench.synthesis.evaluate import evaluate, summary
+
+    figures = evaluate(
+        options.folder,
+        options.num_samples,
+        options.seed,
+        options.features,
+        options.split,
+        options.trust,
+    )
+    return Answer(summary(figures), figures)

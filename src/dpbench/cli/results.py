@@ -1,0 +1,149 @@
+"""Commands that show runs: `dpbench table`, `dpbench compare` and `dpbench report`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, html, note, png
+from dpbench.errors import ConfigurationError
+
+_TABLE = """\
+examples:
+  dpbench table runs/sweep --folder                 where each run lies
+  dpbench table runs/sweep --group-by optimizer.lr
+  dpbench table runs multirun --csv
+"""
+
+_COMPARE = """\
+examples:
+  dpbench compare runs/demo multirun --plot curves.png
+  dpbench compare runs/sweep --mean --axis epsilon  means over seeds, against the epsilon that was spent
+"""
+
+_REPORT = """\
+The page is one file that needs nothing beside itself and loads nothing from the network. Figures under nonprivate/ were
+computed on training records without noise.
+
+examples:
+  dpbench report runs/demo                          report.html
+  dpbench report runs/sweep --out sweep.html        mean and deviation over seeds
+"""
+
+
+def add_parsers(commands: Commands) -> None:
+    """Add the commands."""
+    _add_table(commands)
+    _add_compare(commands)
+    _add_report(commands)
+
+
+def _add_table(commands: Commands) -> None:
+    parser = add_command(commands, "table", "Show finished runs side by side.", _table, epilog=_TABLE)
+    add_runs(parser, "folders of runs or sweeps")
+    parser.add_argument(
+        "--group-by",
+        metavar="KEYS",
+        help="one row for each combination of these settings (optimizer.lr,strategy), with mean ± standard deviation",
+    )
+    parser.add_argument("--folder", action="store_true", help="a column with the folder of each run")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
+    add_json(form)
+
+
+def _table(options: argparse.Namespace) -> Answer:
+    from dpbench.reports.run_table import RunTable, grouped, keys_of
+
+    if options.group_by is None:
+        table = RunTable.read(options.sources)
+        text = table.to_csv(options.folder) if options.csv else table.to_markdown(options.folder)
+        records = table.to_records(options.folder)
+    elif options.folder:
+        raise ConfigurationError("--folder is of single runs, and a row of --group-by holds several: leave one out.")
+    else:
+        groups = grouped(options.sources, keys_of(options.group_by))
+        text = groups.to_csv() if options.csv else groups.to_markdown()
+        records = groups.to_records()
+        if options.csv or options.json:  # Markdown has them below the table
+            for line in groups.notes:
+                note(line)
+    _note_shared_noise(options.sources)
+    return Answer(text.rstrip("\n"), records)
+
+
+def _note_shared_noise(sources: Sequence[Path]) -> None:
+    from dpbench.runs.folder import finished_runs_below
+    from dpbench.runs.shared_noise import shared_noise
+
+    for line in shared_noise(finished_runs_below(sources)):
+        note(line)
+
+
+def _add_compare(commands: Commands) -> None:
+    summary = "Show how runs differ: settings, metrics, curves."
+    parser = add_command(commands, "compare", summary, _compare, epilog=_COMPARE)
+    what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
+    add_runs(parser, what, remote=True)
+    parser.add_argument(
+        "--plot",
+        type=png,
+        default=Path("compare.png"),
+        metavar="PNG",
+        help="default: compare.png",
+    )
+    parser.add_argument(
+        "--axis",
+        choices=["step", "epsilon"],
+        default="step",
+        help="what the curves are drawn over: step (default), or epsilon, which needs private runs",
+    )
+    parser.add_argument(
+        "--mean",
+        action="store_true",
+        help="mean ± standard deviation of runs that differ by their seed only",
+    )
+    add_json(parser)
+
+
+def _compare(options: argparse.Namespace) -> Answer:
+    from dpbench.reports.plots import draw_comparison
+    from dpbench.reports.run_table import RunTable
+
+    table = RunTable.read_sources(options.sources)
+    if options.mean:
+        table = table.over_seeds()
+    options.plot.parent.mkdir(parents=True, exist_ok=True)
+    picture = draw_comparison(table, options.plot, options.axis)
+    _note_shared_noise([Path(source) for source in options.sources if Path(source).is_dir()])
+    text = f"{table.compare()}\n\ncurves: {picture or 'none of these logged any'}"
+    return Answer(text, table.compared_records())
+
+
+def _add_report(commands: Commands) -> None:
+    summary = "Write runs on one HTML page: curves, epsilon, audit, settings, provenance."
+    parser = add_command(commands, "report", summary, _report, epilog=_REPORT)
+    add_runs(parser, "folder of a run, a sweep, or a table's results")
+    parser.add_argument(
+        "--out",
+        type=html,
+        default=Path("report.html"),
+        metavar="HTML",
+        help="default: report.html",
+    )
+    parser.add_argument(
+        "--accountant",
+        default="rdp,pld",
+        metavar="NAME",
+        help="whose epsilon over steps is drawn, several with commas, or all (default: rdp,pld)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is not a dpbench report")
+
+
+def _report(options: argparse.Namespace) -> Answer:
+    from dpbench.reports.account import accountant_names
+    from dpbench.reports.page import write_report
+
+    accountants = accountant_names(options.accountant)
+    return Answer(f"report: {write_report(options.sources, options.out, accountants, options.force)}")

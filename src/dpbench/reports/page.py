@@ -1,0 +1,569 @@
+"""`dpbench report`: runs on one page, which needs nothing beside itself.
+
+Here the facts are collected; what is said of them, and how it looks, stands in templates/report*.html.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+
+from dpbench import __version__
+from dpbench.errors import ConfigurationError, DPBenchError, brief
+from dpbench.files import write_atomically
+from dpbench.reports.account_plot import epsilon_figure
+from dpbench.reports.end_of_sweep import cost_of_choosing
+from dpbench.reports.figures import new_figure, svg
+from dpbench.reports.plots import X_LABELS, Axis, curve_names, draw_panel, has_epsilon
+from dpbench.reports.run_rows import (
+    CELLS,
+    NOT_FINISHED,
+    RunRow,
+    cells_of,
+    require_folder,
+    row_of,
+    unfinished_below,
+    with_curves,
+)
+from dpbench.reports.run_table import EPSILON, GroupTable, RunTable
+from dpbench.runs.command import words_of
+from dpbench.runs.folder import RunFolder, finished_runs_below
+from dpbench.runs.ledgers import lost_ledger, read_run_ledger
+from dpbench.runs.numbers import (
+    ABSENT,
+    epsilon_text,
+    epsilons_text,
+    noise_text,
+    range_text,
+    uncovered_text,
+)
+from dpbench.runs.readers import Record, read_csv, read_json, read_metrics, steps_logged
+from dpbench.runs.record import CONFIDENCE, privacy_of, read_result
+from dpbench.templates import render
+
+BOUND = "privacy/bound/"
+_TITLES = {BOUND: "clipping bound", EPSILON: "ε spent (RDP)"}
+_MOST_RUNS = 24  # whose settings, facts and audits are shown one by one
+_MOST_QUERIES = 40
+_MOST_PANELS = 12  # of bounds
+_MOST_POINTS = 400  # of a curve
+_SLOW_POINTS = 6  # each a second of the PLD accountant
+_PANEL = (4.4, 2.7)  # inches: a column of the page, and the width of a phone
+_MARK = '<meta name="generator" content="dpbench report'
+_HEAD = 4096  # bytes, in which it stands
+_RESTORE = "restore {path}, or make it again (dpbench reproduce)"
+_NO_PRIVACY_YET: dict[str, Any] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
+_OF_PAPERS = ("commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench")
+_TAB10 = (
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
+_HOUSE = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
+_COLORS = {
+    "#000000": "var(--ink)",
+    "#ffffff": "var(--card)",
+    "#b0b0b0": "var(--grid)",
+    "#cccccc": "var(--grid)",
+    "#808080": "var(--soft)",
+    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_TAB10)},
+    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_HOUSE)},
+}
+"""Colors of our drawings → those of the page, which are others in the dark."""
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run on the page.
+
+    Attributes:
+        folder: Its own.
+        record: As result.json holds it; of an unfinished run as much of it as is known.
+        finished: Whether it has a result.
+        lost: What is wrong where it was private and its ledger is gone.
+    """
+
+    folder: RunFolder
+    record: dict[str, Any]
+    finished: bool
+    lost: str | None
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What it guarantees."""
+        privacy: dict[str, Any] = self.record["privacy"]
+        return privacy
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its settings."""
+        config: dict[str, Any] = self.record["config"]
+        return config
+
+    @property
+    def private(self) -> bool:
+        """Whether it claims an epsilon."""
+        return self.privacy.get("delta") is not None
+
+    @property
+    def row(self) -> RunRow:
+        """As a row of a table, with its curves."""
+        row = with_curves(row_of(self.folder, self.record))
+        if self.finished:
+            return row
+        # The code is no other run's, so that it joins no mean.
+        apart = f"{NOT_FINISHED}: {self.folder}"
+        return replace(row, name=f"{row.name} ({NOT_FINISHED})", note=NOT_FINISHED, code=apart)
+
+    @property
+    def all_settings(self) -> list[tuple[str, str]]:
+        """Dotted keys and values."""
+        return [
+            (key, value if isinstance(value, str) else json.dumps(value, default=str))
+            for key, value in _flat("", self.config)
+        ]
+
+    @property
+    def users(self) -> tuple[tuple[str, str], ...]:
+        """What a run by users does with them; nothing where its unit is an example."""
+        data = self.config.get("data") or {}
+        unit = self.privacy.get("unit") or data.get("unit")
+        if unit in (None, "example"):
+            return ()
+        rows = [("unit of privacy", str(unit))]
+        if self.privacy.get("population") is not None:
+            rows.append((f"{unit}s in training", f"{self.privacy['population']:,}"))
+        size = self.privacy.get("expected_batch_size")
+        if isinstance(size, int | float):
+            rows.append((f"{unit}s in a lot, expected", f"{size:.6g}"))
+        chosen = {"data": {key: data[key] for key in ("val_users", "options") if key in data}}
+        for key, value in _flat("", {**chosen, "records": self.config.get("records")}):
+            if value is not None and value != {}:
+                rows.append((key.removesuffix("._target_"), str(value).removeprefix("dpbench.")))
+        return tuple(rows)
+
+    @property
+    def command(self) -> str:
+        """The words of the command that made it; empty where they are unknown."""
+        return shlex.join(words_of(self.folder))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A reproduced table.
+
+    Attributes:
+        folder: Of its results.
+        runs: A line for each run.
+        cells: Means over seeds.
+    """
+
+    folder: Path
+    runs: pd.DataFrame
+    cells: list[RunRow]
+
+    @property
+    def guarantee(self) -> list[str]:
+        """What its runs guarantee, each by itself."""
+        return [
+            f"{name} {values}" for name, values in self._values("unit", "delta", "neighbouring_relation", "population")
+        ]
+
+    @property
+    def provenance(self) -> list[tuple[str, str]]:
+        """Where its figures come from."""
+        return [("results", str(self.folder)), ("runs", str(len(self.runs))), *self._values(*_OF_PAPERS)]
+
+    def _values(self, *columns: str) -> list[tuple[str, str]]:
+        """Columns that have any value, with all of their values."""
+        values = []
+        for name in columns:
+            several = pd.Series(self.runs.get(name), dtype=object).dropna().astype(str).unique()
+            if len(several):
+                values.append((name.replace("_", " "), ", ".join(several)))
+        return values
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The table as its own page has it, else a comparison of its cells."""
+        page = self.folder / "table.md"
+        if not page.is_file():
+            return RunTable(tuple(self.cells)).compared_rows()
+        rows: list[list[str]] = []
+        for line in page.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("|"):
+                cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+                if not all(cell and set(cell) <= set(":- ") for cell in cells):  # the rule below the headings
+                    rows.append(cells)
+            elif rows:
+                break
+        return rows
+
+
+@dataclass(frozen=True)
+class Subject:
+    """All that a page shows.
+
+    Attributes:
+        sources: As they were named.
+        runs: Finished ones first.
+        papers: Reproduced tables.
+    """
+
+    sources: tuple[Path, ...]
+    runs: tuple[PageRun, ...]
+    papers: tuple[Paper, ...]
+
+    @cached_property
+    def each(self) -> RunTable:
+        """Every run by itself."""
+        return RunTable(tuple(run.row for run in self.runs)).told_apart()
+
+    @cached_property
+    def groups(self) -> RunTable:
+        """What is compared: means over seeds of runs, and cells of papers' tables."""
+        cells = [cell for paper in self.papers for cell in paper.cells]
+        return RunTable((*self.each.over_seeds().rows, *cells))
+
+    @property
+    def alone(self) -> PageRun | None:
+        """The run, where it is the only one."""
+        return self.runs[0] if len(self.runs) == 1 and not self.papers else None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing; `by_epsilon` is the same over another axis, where it can be drawn over that."""
+
+    title: str
+    svg: str
+    by_epsilon: str = ""
+    note: str = ""
+
+
+def write_report(sources: Sequence[Path], out: Path, accountants: Sequence[str], force: bool = False) -> Path:
+    """Write the page of runs.
+
+    Args:
+        sources: Folders of runs, of sweeps, or of the results of tables.
+        out: The file, which appears when it is complete.
+        accountants: Whose ε over the steps of a run is drawn.
+        force: Replace a file that is no such page.
+
+    Raises:
+        ConfigurationError: There is no run, a file of one is damaged, or something else is at `out`.
+    """
+    if out.exists() and not force:
+        with out.open("rb") as file:
+            head = file.read(_HEAD)
+        if _MARK.encode() not in head:
+            raise ConfigurationError(f"{out} is no report of ours: choose another name, or replace it with --force.")
+    text = render("report.html", version=__version__, **_facts(read_subject(sources), accountants))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text.encode("utf-8", "replace").decode("utf-8"))  # half of a surrogate pair is no text
+    return out
+
+
+def read_subject(sources: Sequence[Path]) -> Subject:
+    """Read all that some places hold.
+
+    Args:
+        sources: Folders of runs, of sweeps, or of the results of tables.
+
+    Raises:
+        ConfigurationError: One is not there, holds nothing of ours, or a file is damaged.
+    """
+    runs: dict[Path, PageRun] = {}
+    papers = []
+    for source in sources:
+        require_folder(source)
+        if (source / CELLS).is_file():
+            papers.append(
+                Paper(source, read_csv(source / CELLS, ["seed", "value"], _RESTORE, ("*",)), cells_of(source))
+            )
+            continue
+        finished = finished_runs_below([source])
+        unfinished = unfinished_below(source)
+        if not finished and not unfinished and RunFolder(source).begun:
+            unfinished = [RunFolder(source)]
+        if not finished and not unfinished:
+            raise ConfigurationError(
+                f"{source} holds no run of dpbench ({RunFolder.result}, {RunFolder.config}) and no table ({CELLS})."
+            )
+        for folder in finished:
+            runs[folder.path.resolve()] = PageRun(folder, read_result(folder), True, lost_ledger(folder))
+        for folder in unfinished:
+            runs[folder.path.resolve()] = PageRun(folder, _partial_record(folder), False, lost_ledger(folder))
+    finished_first = sorted(runs.values(), key=lambda run: not run.finished)
+    return Subject(tuple(sources), tuple(finished_first), tuple(papers))
+
+
+def _partial_record(folder: RunFolder) -> dict[str, Any]:
+    """Of a run under way, interrupted or failed: its partial result, or what its other files tell."""
+    if folder.partial_result.is_file():
+        record = read_json(folder.partial_result, Record, "delete {path}, it is not needed")
+    else:
+        config = _settings_of(folder)
+        logged = read_metrics(folder.metrics).dropna(axis=1, how="all")
+        metrics = {str(name): float(values.dropna().iloc[-1]) for name, values in logged.items()}
+        record = {"metrics": metrics, "config": config, "seed": config.get("seed"), "seconds": None, "steps": 0}
+    record["steps"] = max(record["steps"], steps_logged(folder.metrics))
+    record["privacy"] = privacy_of(folder.ledger) if folder.ledger.is_file() else dict(_NO_PRIVACY_YET)
+    return record
+
+
+def _settings_of(folder: RunFolder) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        if not isinstance(config["run"]["name"], str):
+            raise ValueError("run.name is no word")
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{folder.config} is damaged: {brief(error)} (restore it; a resume needs it)."
+        ) from error
+    return dict(config)
+
+
+def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
+    """What the template names.
+
+    Args:
+        subject: What was read.
+        accountants: Whose ε over the steps of a run is drawn.
+    """
+    alone = subject.alone
+    each = subject.each
+    groups = subject.groups
+    labels = groups.labels()
+    title, subtitle = _titles(subject)
+    curves = curve_names(each.rows)
+    drawn = [name for name in curve_names(groups.rows) if _has_points(groups.rows, name)]
+    bound_pictures, bound_legend, bounds_left_out = _bounds(groups.rows, labels)
+    sums = _ledger_sums(alone)
+    private = [run for run in subject.runs if run.private]
+    seeded = [run for run in private if not (run.config.get("strategy") or {}).get("secure")]
+    differing = [[key, *(str(row.settings.get(key, ABSENT)) for row in groups.rows)] for key in groups.differing(True)]
+    results = []
+    if alone is not None:
+        results = [(name, text) for name, text in each.figures() if name != EPSILON and text != ABSENT]
+    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in groups.rows], dtype=float)
+    papers = sum(len(paper.runs) for paper in subject.papers)
+    return {
+        "title": title,
+        "subtitle": subtitle,
+        "runs": subject.runs,
+        "papers": subject.papers,
+        "alone": alone,
+        "any_private": bool(private),
+        "any_seeded": bool(seeded),
+        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curves),
+        "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
+        "finished_count": sum(run.finished for run in subject.runs) + papers,
+        "compared_count": len(groups.rows),
+        "any_mean_of_runs": any(row.n > 1 for row in groups.rows),
+        "spent_range": range_text([spent.min(), spent.max()], ".3f") if spent.notna().any() else "",
+        "results_of_run": results,
+        "test_figures": [line for line in results if line[0].startswith("test/")],
+        "results_of_groups": _groups_of(subject),
+        "legend": _legend(labels),
+        "curve_pictures": [_picture(f"curve{place}", groups.rows, name) for place, name in enumerate(drawn)],
+        "cost_of_choosing": _cost_of_choosing(subject),
+        "spent_picture": _spent_picture(alone, accountants),
+        "bound_pictures": bound_pictures,
+        "bound_legend": bound_legend,
+        "bounds_left_out": bounds_left_out,
+        "ledger_sums": sums[: _MOST_QUERIES + 1],
+        "sums_left_out": len(sums) - _MOST_QUERIES - 1,
+        "audits": _audits(subject),
+        "sample_images": _sample_images(subject),
+        "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
+        "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
+        "differing_settings": [["", *labels], *differing],
+        "most_runs": _MOST_RUNS,
+        "epsilon_of": epsilon_text,
+        "epsilons_of": epsilons_text,
+        "range_of": range_text,
+        "listed": _listed,
+        "noise_of": noise_text,
+        "uncovered_of": uncovered_text,
+        "some": _some,
+    }
+
+
+def _titles(subject: Subject) -> tuple[str, str]:
+    """The name of what the page is about, and of what kind it is."""
+    run = subject.alone
+    if run is None:
+        parts = [f"{len(subject.runs)} runs"] if subject.runs else []
+        parts += [f"{len(paper.runs)} runs of a reproduced table" for paper in subject.papers]
+        return _some([source.resolve().name for source in subject.sources]), " · ".join(parts)
+    kinds = []
+    for part in ("data", "model", "strategy"):
+        options = run.config.get(part)
+        if isinstance(options, dict):
+            kinds.append(str(options.get("name") or options.get("_target_") or "").rpartition(".")[2])
+    kinds.append(f"seed {run.record['seed']}")
+    return str(run.config["run"]["name"]), " · ".join(filter(None, kinds))
+
+
+def _groups_of(subject: Subject) -> GroupTable | None:
+    """Means of finished runs by the settings that distinguish them; None of one run."""
+    finished = [row for row in subject.each.rows if row.note != NOT_FINISHED]
+    if subject.alone is not None or not finished:
+        return None
+    table = RunTable(tuple(finished))
+    keys = [key.removesuffix("._target_") for key in table.distinguishing() if key != "seed"]
+    return table.group_by([key for key in keys if table.knows(key)])
+
+
+def _cost_of_choosing(subject: Subject) -> list[str]:
+    if subject.alone is not None or not subject.runs:
+        return []
+    held_out = any(name.startswith("val/") for run in subject.runs for name in run.record["metrics"])
+    return [line for folder in subject.sources for line in cost_of_choosing(folder, held_out)]
+
+
+def _spent_picture(run: PageRun | None, accountants: Sequence[str]) -> list[Picture]:
+    if run is None or not run.private or not run.folder.ledger.is_file():
+        return []
+    ledger = read_run_ledger(run.folder.ledger)
+    try:
+        figure = epsilon_figure({"run": ledger}, run.privacy["delta"], accountants, slow_points=_SLOW_POINTS)
+    except (ConfigurationError, IndexError, ValueError):  # no release yet, or lots that none of them covers
+        return []
+    return [_drawing("ε by accountant, over steps and over orders", figure, "spent")]
+
+
+def _ledger_sums(run: PageRun | None) -> list[list[str]]:
+    """What the ledger of a run says of each of its sums, the headings first; nothing of several runs."""
+    if run is None or not run.private or not run.folder.ledger.is_file():
+        return []
+    releases = read_run_ledger(run.folder.ledger).releases
+    if not releases:
+        return []
+    last = {query.name: query for query in releases[-1][1].queries}
+    rows = [["sum", "sensitivity, first release", "last release", "noise (sd), last release"]]
+    for query in releases[0][1].queries:
+        end = last.get(query.name, query)
+        rows.append([query.name, f"{query.sensitivity:.5g}", f"{end.sensitivity:.5g}", f"{end.noise_std:.5g}"])
+    return rows
+
+
+def _audits(subject: Subject) -> list[dict[str, Any]]:
+    """What is shown of the audits of runs; of a single run all of it."""
+    runs = [run for run in subject.runs if run.privacy.get("audit") is not None]
+    if not runs:
+        return []
+    from dpbench.reports.audit import audit_run, outline  # brings a second of imports
+    from dpbench.reports.plots import audit_figure
+
+    if subject.alone is None:
+        return [{"name": run.folder.path.name, "rows": list(outline(run.privacy))} for run in runs[:_MOST_RUNS]]
+    (run,) = runs
+    facts: dict[str, Any] = {"rows": list(outline(run.privacy)), "picture": None}
+    try:
+        report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
+    except DPBenchError as error:
+        return [facts | {"text": str(error)}]
+    title = "scores of canaries, and their ROC curve under the one that the ledger allows"
+    return [facts | {"text": report.text, "picture": _drawing(title, audit_figure(report), "audit")}]
+
+
+def _sample_images(subject: Subject) -> list[tuple[str, str]]:
+    """Images of generators, with what they are."""
+    images = []
+    for run in subject.runs[:_MOST_RUNS]:
+        name = "" if subject.alone else f" ({run.folder.path.name})"
+        words = f"what the generator made in the end, a row a class{name}"
+        images.append((_data_uri(run.folder.samples), words))
+    for paper in subject.papers:
+        images.append((_data_uri(paper.folder / RunFolder.samples), "what generators made"))
+    return [image for image in images if image[0]]
+
+
+def _data_uri(path: Path) -> str:
+    """A PNG for the page itself; empty where there is none."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else ""
+
+
+# Drawings, in the colors of the page
+
+
+def _has_points(rows: Sequence[RunRow], name: str) -> bool:
+    return any(name in row.curves and row.curves[name].count() > 1 for row in rows)
+
+
+def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture], list[tuple[int, int, str]], int]:
+    """Clipping bounds: of one run all groups in a panel, of several runs a panel for each group.
+
+    Returns:
+        Drawings, their legend, and how many groups are in none of them.
+    """
+    groups = list(dict.fromkeys(str(name) for row in rows for name in row.curves if str(name).startswith(BOUND)))
+    if not groups:
+        return [], [], 0
+    if len(rows) > 1:
+        shown = groups[:_MOST_PANELS]
+        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(shown)]
+        return pictures, _legend(labels), len(groups) - len(shown)
+    curves = rows[0].curves
+    each = []
+    for name in groups:  # a row for each, so that a panel for several runs shows them
+        alone = curves.drop(columns=[group for group in groups if group != name])
+        each.append(replace(rows[0], curves=alone.rename(columns={name: BOUND})))
+    return [_picture("bounds", each, BOUND)], _legend([name.removeprefix(BOUND) for name in groups]), 0
+
+
+def _legend(labels: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Color, dashes and name of each line; nothing for a single one."""
+    return [(number % 10, number // 10 % 4, label) for number, label in enumerate(labels)] if len(labels) > 1 else []
+
+
+def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
+    return Picture(
+        title=_TITLES.get(name, name.removeprefix("privacy/")),
+        svg=_panel(f"{place}s", rows, name, "step"),
+        by_epsilon=_panel(f"{place}e", rows, name, "epsilon") if has_epsilon(rows, name) else "",
+        note="not private" if name.startswith("nonprivate/") else "",
+    )
+
+
+def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
+    figure = new_figure(*_PANEL)
+    axes = figure.subplots()
+    draw_panel(axes, rows, name, axis, [""] * len(rows), _MOST_POINTS)
+    axes.set_xlabel(X_LABELS[axis])
+    axes.spines[["top", "right"]].set_visible(False)
+    if name.startswith(BOUND):
+        axes.set_yscale("log")
+    return svg(figure, place, _COLORS)
+
+
+def _drawing(title: str, figure: Figure, place: str) -> Picture:
+    return Picture(title, svg(figure, place, _COLORS))
+
+
+# Words
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A configuration by dotted keys."""
+    if not isinstance(value, Mapping) or not value:
+        return [(name, value)]
+    return [line for key, inner in value.items() for line in _flat(f"{name}.{key}" if name else str(key), inner)]

@@ -1,1 +1,0 @@
-"""`dpbench report`: runs on one page, which needs nothing beside itself."""

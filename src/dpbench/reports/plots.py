@@ -1,0 +1,367 @@
+"""Pictures of runs: what they logged, alone or side by side, and what an audit saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.run_rows import RunRow
+from dpbench.reports.run_table import EPSILON, RunTable
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.readers import read_csv, read_metrics
+from dpbench.runs.record import MEASURED
+
+if TYPE_CHECKING:
+    from dpbench.auditing import Family
+    from dpbench.reports.audit import AuditReport
+
+Axis = Literal["step", "epsilon"]
+X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
+_COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
+_STYLES = ("-", "--", ":", "-.")
+_BOUND = "privacy/bound/"
+_LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
+_BLUE = "#3060a8"
+_RED = "#c04030"
+_GRAY = "#808080"
+_ACCURACIES = {"val/accuracy": ("validation", _BLUE), "test/accuracy": ("test", _GRAY)}
+
+
+def _draw(ax: Axes, values: pd.Series[float], few: int = 5, **style: Any) -> None:
+    """One curve; its points, too, where they are few."""
+    ax.plot(values.index, values, marker="." if len(values) < few else None, **style)
+
+
+def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
+    last = (float(values.index[-1]), float(values.iloc[-1]))
+    ax.annotate(format(last[1], form), last, xytext=(4, 0), textcoords="offset points", va="center")
+
+
+def _open(ax: Axes) -> None:
+    """No frame above and to the right."""
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(ax: Axes, **style: Any) -> None:
+    """A legend without a frame, where there is any line."""
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, **style)
+
+
+# One run
+
+
+def plot_curves(folder: RunFolder, title: str) -> Path | None:
+    """Draw a run's learning curve above its privacy budget.
+
+    Args:
+        folder: Of the run, with its metrics.
+        title: Above the figure.
+
+    Returns:
+        The picture's path, or None if nothing was logged.
+    """
+    if not folder.metrics.exists():
+        return None
+    table = read_metrics(folder.metrics)
+    private = EPSILON in table
+    bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
+    rows = 1 + private + bool(bounds)
+    figure = new_figure(7, 1.6 + 1.8 * rows)
+    axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
+    _draw_metrics(axes[0], table)
+    if private:
+        spent = table[EPSILON].dropna()
+        _draw(axes[1], spent, color=_RED)
+        _mark_last(axes[1], spent, ".3g")
+        axes[1].set_ylabel("ε spent (RDP)")
+        axes[1].set_ylim(bottom=0)
+    for column in bounds:
+        _draw(axes[-1], table[column].dropna(), label=column.removeprefix(_BOUND), linewidth=1.2)
+    if bounds:
+        axes[-1].set_yscale("log")
+        axes[-1].set_ylabel("clipping bound")
+        _legend(axes[-1], fontsize=7, ncols=3)
+    for ax in axes:
+        ax.grid(alpha=0.3)
+        ax.margins(x=0.08)
+        _open(ax)
+    axes[-1].set_xlabel("step")
+    figure.suptitle(title)
+    return write_figure(folder.curves, figure)
+
+
+def _draw_metrics(ax: Axes, table: pd.DataFrame) -> None:
+    """Losses of a GAN; else accuracies; else whatever was measured on validation and test data."""
+    names = list(map(str, table))
+    if _LOSSES.keys() & set(names):
+        for name, label in _LOSSES.items():
+            if name in names:
+                _draw(ax, table[name].dropna(), label=label, linewidth=1.2)
+        ax.set_ylabel("loss")
+        _legend(ax)
+    elif _ACCURACIES.keys() & set(names):
+        for name, (label, color) in _ACCURACIES.items():
+            if name in names:
+                accuracy = 100 * table[name].dropna()
+                _draw(ax, accuracy, few=50, label=label, color=color)
+                _mark_last(ax, accuracy, ".1f")
+        ax.set_ylabel("accuracy (%)")
+        _legend(ax, loc="lower right")
+    else:
+        for name in names:
+            if name.startswith(MEASURED):
+                values = table[name].dropna()
+                _draw(ax, values, few=50, label=name)
+                _mark_last(ax, values, ".3g")
+        _legend(ax)
+
+
+def shows_private_records(folder: RunFolder) -> bool:
+    """Whether the picture of a run has a curve that no epsilon covers."""
+    table = read_metrics(folder.metrics)
+    return any(name in table for name in _LOSSES if name.startswith("nonprivate/"))
+
+
+def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
+    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3; gradient_compression_denoising_2020, Fig. 1).
+
+    Args:
+        folder: Of the run, with its metrics and the histogram.
+        title: Above the figure.
+
+    Returns:
+        The picture's path, or None if there is nothing to draw.
+    """
+    table = read_metrics(folder.metrics)
+    panels = []
+    for prefix, label in (
+        ("nonprivate/grad_norm/", "mean l2 norm of a record's gradient"),
+        ("nonprivate/bound/", "clipping bound"),
+        ("nonprivate/clip_fraction/", "share of clipped records"),
+        ("nonprivate/noise_to_signal/", "noise / signal of the sum"),
+    ):
+        values = table[[name for name in table if str(name).startswith(prefix)]].dropna(how="all")
+        if not values.empty:
+            values.columns = values.columns.str.removeprefix(prefix)
+            panels.append((label, values))
+        elif not panels:  # without norms there was no diagnosis
+            return None
+    rows = (len(panels) + 2) // 2
+    figure = new_figure(13, 3.6 * rows)
+    axes = figure.subplots(rows, 2, squeeze=False).flatten()
+    for ax, (label, values) in zip(axes, panels, strict=False):
+        for name, series in values.items():
+            style = "--" if str(name).endswith("bias") else "-"
+            _draw(ax, series, linestyle=style, label=str(name), linewidth=1.2)
+        if "share" in label:
+            ax.set_ylim(-0.03, 1.03)
+        else:
+            ax.set_yscale("log")
+        ax.set_xlabel("step")
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+        _legend(ax, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _draw_histogram(axes[len(panels)], folder.gradient_histogram)
+    for ax in axes[len(panels) + 1 :]:
+        ax.set_visible(False)
+    figure.suptitle(f"{title}: not private")
+    return write_figure(folder.diagnostics, figure)
+
+
+def _draw_histogram(ax: Axes, source: Path) -> None:
+    ax.set_xlabel("log10 |gradient value|")
+    ax.set_ylabel("share of values")
+    if not source.exists():
+        return
+    table = read_csv(source, ["log10_from", "log10_to", "count"])
+    total = max(table["count"].sum(), 1)
+    inner = table[np.isfinite(table["log10_from"]) & np.isfinite(table["log10_to"])]
+    width = inner["log10_to"] - inner["log10_from"]
+    ax.bar(inner["log10_from"], inner["count"] / total, width=width, align="edge", color=_BLUE)
+    ax.set_title(f"{100 * table['count'].iloc[0] / total:.0f} % are zero or below 1e-9", fontsize=9)
+    ax.grid(alpha=0.3)
+
+
+# Runs side by side
+
+
+def curve_names(rows: Sequence[RunRow]) -> list[str]:
+    """What runs logged and a comparison draws: what was measured, losses, epsilon."""
+    logged = {str(name) for row in rows for name in row.curves if row.curves[name].notna().any()}
+    measured = [name for part in MEASURED for name in sorted(logged) if name.startswith(part)]
+    return [*measured, *(name for name in _COMPARED if name in logged)]
+
+
+def draw_comparison(table: RunTable, path: Path, axis: Axis = "step") -> Path | None:
+    """Draw all curves of each kind in one panel; None where no run has any.
+
+    Args:
+        table: Of the runs.
+        path: The picture.
+        axis: What is drawn to the right: steps, or the epsilon that they had spent.
+    """
+    rows = table.rows
+    names = [name for name in curve_names(rows) if axis == "step" or has_epsilon(rows, name)]
+    if not names:
+        return None
+    figure = new_figure(8, 1 + 2.4 * len(names))
+    labels = table.labels() if len(rows) > 1 else [rows[0].name]
+    panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, names, strict=True):
+        draw_panel(axes, rows, name, axis, labels)
+        axes.set_ylabel(name)
+    panels[-1].set_xlabel(X_LABELS[axis])
+    panels[0].legend(fontsize=7)
+    return write_figure(path, figure)
+
+
+def has_epsilon(rows: Sequence[RunRow], name: str) -> bool:
+    """Whether any run has a curve that can be drawn over epsilon."""
+    return name != EPSILON and any(not _curve(row, name, "epsilon")[0].empty for row in rows)
+
+
+def draw_panel(
+    axes: Axes, rows: Sequence[RunRow], name: str, axis: Axis, names: Sequence[str], most: int | None = None
+) -> None:
+    """One curve of each run that has it, with a band of one standard deviation where it is a mean.
+
+    Args:
+        axes: Where to.
+        rows: Which; the color of each is that of its place.
+        name: Of the curve.
+        axis: As in `draw`.
+        names: For the legend.
+        most: Points of a curve; of more, means of neighbors are drawn.
+    """
+    for number, row in enumerate(rows):
+        values, band = _curve(row, name, axis)
+        if most is not None and len(values) > most:
+            values = _thinned(values, most)
+            band = _thinned(band, most)
+        if values.empty:
+            continue
+        color = f"C{number % 10}"
+        style = _STYLES[number // 10 % len(_STYLES)]
+        _draw(axes, values, label=names[number], color=color, linestyle=style, linewidth=1.4)
+        if band.notna().any():
+            axes.fill_between(values.index, values - band, values + band, color=color, alpha=0.2, linewidth=0)
+    if "accuracy" in name:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(alpha=0.3)
+
+
+def _curve(row: RunRow, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Series[float]]:
+    """A run's curve and its standard deviation; over epsilon where the run knows it for these steps."""
+    empty = pd.Series(dtype=float)
+    if name not in row.curves:
+        return empty, empty
+    values = row.curves[name].dropna()
+    band = row.bands[name].reindex(values.index) if name in row.bands else pd.Series(np.nan, values.index)
+    if axis == "step":
+        return values, band
+    spent = row.curves[EPSILON].dropna() if EPSILON in row.curves else empty
+    if spent.empty:
+        return empty, empty
+    known = (values.index >= spent.index.min()) & (values.index <= spent.index.max())
+    at = pd.Index(np.interp(values.index[known], spent.index, spent), name="epsilon")
+    return values[known].set_axis(at), band[known].set_axis(at)
+
+
+def _thinned(values: pd.Series[float], most: int) -> pd.Series[float]:
+    """Means of neighbors, at most so many."""
+    size = -(-len(values) // most)
+    points = pd.DataFrame({"at": values.index, "value": values.to_numpy()})
+    return points.groupby(points.index // size).mean().set_index("at")["value"]
+
+
+# An audit
+
+
+def plot_audit(path: Path, report: AuditReport[Any]) -> Path:
+    """Write the picture of `audit_figure`."""
+    return write_figure(path, audit_figure(report))
+
+
+def audit_figure(report: AuditReport[Any]) -> Figure:
+    """Draw scores of members and others, and which pairs of error rates they give.
+
+    Args:
+        report: Of one run.
+    """
+    scores, member = report.observations
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    _draw_scores(left, scores, member)
+    if report.by_labels:
+        left.set_xlabel("score: log-odds of the label by the final weights")
+        left.set_ylabel("images of noise")
+    else:
+        left.set_xlabel("score of a canary: log-likelihood ratio of what was released")
+        left.set_ylabel("canaries")
+    _draw_roc(right, scores, member, report.family, "these records" if report.by_labels else "these canaries")
+    for ax in (left, right):
+        _legend(ax, fontsize=8)
+        _open(ax)
+    sound = _epsilon_or_none(report.result.sound)
+    figure.suptitle(
+        f"{report.result.verdict}: sound ε {sound}, audited at least {_epsilon_or_none(report.result.audited)}"
+    )
+    return figure
+
+
+def _epsilon_or_none(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_]) -> None:
+    """Histograms of the scores of members and others."""
+    low, high = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
+    bins = np.linspace(low, max(high, low + 1e-9), 60)
+    shown = np.clip(scores, bins[0], bins[-1])
+    for name, which, color in (("members", member, _BLUE), ("others", ~member, _GRAY)):
+        ax.hist(shown[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+
+
+def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """False and true positive rates of all thresholds, from the highest down."""
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(member[order])
+    alarms = np.cumsum(~member[order])
+    last = np.append(np.diff(scores[order]) != 0, True)  # equal scores are called together
+    false = alarms[last] / max(alarms[-1], 1)
+    true = hits[last] / max(hits[-1], 1)
+    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+
+
+def _draw_roc(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_], family: Family, label: str) -> None:
+    """The ROC curve of scores under the one that a ledger allows at most.
+
+    Args:
+        ax: Where to.
+        scores: (m,) higher for likelier members.
+        member: (m,) the truth.
+        family: Of the ledger's releases.
+        label: Whose scores they are.
+    """
+    least = 1 / len(scores)
+    false, true = roc(scores, member)
+    ax.plot(np.maximum(false, least), true, color=_BLUE, label=label, drawstyle="steps-post")
+    at = np.geomspace(least, 1, 300)
+    if family.uncovered is None:
+        curve = family.curve(1.0)
+        most = np.array([1 - curve(alpha) for alpha in at])
+        ax.plot(at, most, color=_RED, label="most that the ledger allows")
+    ax.plot(at, at, color=_GRAY, linewidth=0.8, linestyle=":", label="guessing")
+    ax.set_xscale("log")
+    ax.set_xlabel("others called members (share)")
+    ax.set_ylabel("members called members (share)")

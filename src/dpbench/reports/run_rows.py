@@ -1,0 +1,254 @@
+"""Rows of a table of runs: single runs of this machine or of wandb, and cells of papers' tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpbench.errors import ConfigurationError, brief
+from dpbench.runs.command import choices_of
+from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.numbers import ABSENT
+from dpbench.runs.readers import read_csv, read_metrics
+from dpbench.runs.record import accusation, audited_epsilon, doubt, verdict_of, without_accuracy
+from dpbench.runs.sweep import JOB_TYPE
+
+CELLS = "runs.csv"
+"""A table of a paper: the file of its runs in its folder of results."""
+CELL_CURVES = "curves.csv"
+AUDITED = "privacy/audited_epsilon"
+CODE = "code_hash"
+UNIT = "unit of privacy"
+NOT_FINISHED = "not finished"
+MISSING = object()
+"""What stands for the value of a key that a run does not have; None is a value."""
+
+_HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")  # cannot change a result
+_CELL = ("row", "column", "trial")
+_RESTORE = "restore {path}, or make it again (dpbench reproduce)"
+_STEPS = ("trainer/global_step", "_step")  # releases, as in metrics.csv; else lines, of runs that others logged
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run, or the mean of several.
+
+    Attributes:
+        name: What people call it, with what speaks against it.
+        settings: Its configuration by dotted keys, and its unit of privacy.
+        metrics: Final figures; None where one is missing or infinite.
+        curves: What was logged, by step; empty where nobody asked for it.
+        record: As in result.json; empty of what was no single run of this machine.
+        folder: Of the run; None where it has none here.
+        whole: Whether the settings are all there are; a cell of a paper's table states only those that made it.
+        verdict: Of its audit; None without one.
+        note: What a reader has to know of it wherever it is shown.
+        code: Hash of the code that made it, if it is known.
+        n: Number of runs of which it is the mean.
+        deviations: Standard deviations of metrics over them.
+        bands: The same of curves.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    metrics: Mapping[str, float | None]
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    folder: RunFolder | None = None
+    whole: bool = True
+    verdict: str | None = None
+    note: str | None = None
+    code: str | None = None
+    n: int = 1
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    bands: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @cached_property
+    def choices(self) -> dict[str, str]:
+        """Group of the configuration → name of the file that was chosen, such as strategy → dpsgd."""
+        return {} if self.folder is None else choices_of(self.folder)
+
+    @property
+    def without_seed(self) -> dict[str, Any]:
+        """Settings but for the seed, for what takes its value from there, and for the unit, which is no setting."""
+        seed = self.settings.get("seed")
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key != UNIT and ("seed" not in key.rpartition(".")[2] or value != seed)
+        }
+
+    def lookup(self, key: str) -> Any:
+        """The value of a dotted key, or of a group the name of its file; `MISSING` where the run has none."""
+        if key in self.choices:
+            return self.choices[key]
+        value: Any = self.record["config"]
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return MISSING
+            value = value[part]
+        if isinstance(value, dict):  # a group, of a run that Hydra did not make
+            return str(value.get("_target_", ABSENT)).rpartition(".")[2]
+        return value
+
+
+def require_folder(path: Path) -> None:
+    """Raise ConfigurationError where a path is no folder."""
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
+
+
+def unfinished_below(folder: Path) -> list[RunFolder]:
+    """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
+    return [run for run in map(RunFolder, places_of(RunFolder.lock, folder)) if run.begun and not run.finished]
+
+
+def row_of(folder: RunFolder, record: Mapping[str, Any]) -> RunRow:
+    """The row of one run, from what result.json holds of it, without its curves."""
+    privacy = record["privacy"]
+    metrics = dict(without_accuracy(record))
+    metrics |= {f"privacy/epsilon_{name}": value for name, value in privacy["epsilon"].items()}
+    if "audit" in privacy:
+        metrics[AUDITED] = audited_epsilon(privacy)
+    metrics["seconds"] = record["seconds"]
+    return RunRow(
+        name=marked(f"{record['config']['run']['name']}, seed {record['seed']}", doubt(privacy)),
+        settings=flat_settings(record["config"]) | unit_setting(privacy.get("unit")),
+        metrics=metrics,
+        record=record,
+        folder=folder,
+        verdict=verdict_of(privacy),
+        note=doubt(privacy),
+        code=record.get(CODE),
+    )
+
+
+def with_curves(row: RunRow) -> RunRow:
+    """The row with what its run logged."""
+    return row if row.folder is None else replace(row, curves=read_metrics(row.folder.metrics))
+
+
+def cells_of(folder: Path) -> list[RunRow]:
+    """Cells of a paper's table, each the mean over its seeds.
+
+    Raises:
+        ConfigurationError: A file is damaged.
+    """
+    logged = ["step", "value"]
+    figures = ["value", "seconds", "epsilon_rdp", "epsilon_pld"]
+    words = (*_CELL, "words", "metric", "unit", "*")
+    runs = read_csv(folder / CELLS, ["row", "column", "words", "metric", *figures], _RESTORE, words)
+    curves = pd.DataFrame(columns=["row", "column", *logged])
+    if (folder / CELL_CURVES).is_file():
+        curves = read_csv(folder / CELL_CURVES, ["row", "column", *logged], _RESTORE, (*_CELL, "*"))
+    by = [name for name in _CELL if name in runs]
+    rows = []
+    for cell, own in runs.groupby(by, sort=False):
+        points = curves
+        for name, value in zip(by, cell, strict=True):
+            points = points[points[name] == value] if name in points else points
+        rows.append(_cell(", ".join(map(str, cell)), own, points))
+    return rows
+
+
+def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
+    words = str(runs["words"].iloc[0]).split()
+    settings = dict(word.partition("=")[::2] for word in words if not word.startswith(("seed=", "run.", "logger")))
+    settings |= unit_setting(runs["unit"].iloc[0]) if "unit" in runs else {}
+    metric = str(runs["metric"].iloc[0])
+    figures = pd.DataFrame({metric: runs["value"], "seconds": runs["seconds"]})
+    for column in runs:
+        if "/" in str(column):
+            figures[column] = pd.to_numeric(runs[column], errors="coerce")
+    metrics = floats(figures.mean())
+    metrics |= {f"privacy/epsilon_{name}": runs[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
+    steps = curves.rename(columns={"value": metric}).groupby("step")[[metric]]
+    return RunRow(
+        name=f"{name} (n = {len(runs)})",
+        settings=settings,
+        metrics=metrics,
+        curves=pd.DataFrame() if curves.empty else steps.mean(),
+        whole=False,
+        n=len(runs),
+        deviations=floats(figures.std()) if len(runs) > 1 else {},
+        bands=pd.DataFrame() if curves.empty else steps.std(),
+    )
+
+
+def floats(values: pd.Series[float]) -> dict[str, float]:
+    """Figures by name."""
+    return {str(name): float(value) for name, value in values.items()}
+
+
+def marked(name: str, mark: str | None) -> str:
+    """A name or a figure, with what speaks against it."""
+    return name if mark is None else f"{name} ({mark})"
+
+
+def unit_setting(unit: Any) -> dict[str, str]:
+    """What epsilon is for, as a setting in which runs may differ."""
+    return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
+
+
+def flat_settings(config: Any, hidden: tuple[str, ...] = _HIDDEN, prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted keys, without those that begin with `hidden`."""
+    if isinstance(config, dict) and config:
+        flat: dict[str, Any] = {}
+        for key, value in config.items():
+            flat |= flat_settings(value, hidden, f"{prefix}{key}.")
+        return flat
+    if prefix.startswith(hidden):
+        return {}
+    of_class = isinstance(config, str) and config.startswith(("dpbench.", "torch."))
+    return {prefix.removesuffix("."): config.rpartition(".")[2] if of_class else config}
+
+
+def rows_of_wandb(place: str) -> list[RunRow]:
+    """Runs as wandb's public API gives them.
+
+    Args:
+        place: ENTITY/PROJECT or ENTITY/PROJECT:GROUP.
+
+    Raises:
+        ConfigurationError: There are none, or wandb does not answer.
+    """
+    import wandb
+
+    project, _, group = place.partition(":")
+    if not re.fullmatch(r"[^/\s]+/[^/\s]+", project):
+        raise ConfigurationError(f"wandb:{place} names no project: write wandb:ENTITY/PROJECT or ...:GROUP behind it.")
+    try:
+        runs = [
+            run
+            for run in wandb.Api().runs(project, filters={"group": group} if group else {})
+            if run.job_type != JOB_TYPE
+        ]
+    except (ValueError, OSError, wandb.Error) as error:
+        raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
+    if not runs:
+        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
+    rows = []
+    for run in runs:
+        history = run.history(pandas=True)
+        step = next((name for name in _STEPS if name in history), None)
+        metrics = {}
+        for key, value in dict(run.summary).items():
+            if isinstance(value, int | float) and not key.startswith("_"):
+                metrics[key] = value
+        verdict = run.summary.get("privacy/audited_verdict")
+        row = RunRow(
+            name=marked(run.name, accusation(verdict)),
+            settings=flat_settings(dict(run.config)),
+            metrics=metrics,
+            curves=pd.DataFrame() if step is None else history.set_index(step),
+            verdict=verdict,
+            note=accusation(verdict),
+        )
+        rows.append(row)
+    return rows

@@ -1,0 +1,109 @@
+"""Figures as people read them: one form for each kind, wherever it is printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ABSENT = "–"
+"""What stands where there is no figure."""
+
+_MEANINGLESS = 1e5  # an ε above which digits say nothing
+MOST_AUDITED = 1000.0
+"""An audited ε above which its figure says nothing."""
+
+
+def epsilon_text(epsilon: float | None, significant: int | None = None) -> str:
+    """An ε: three digits behind the point, or two in all where it is so large that it means nothing.
+
+    Args:
+        epsilon: None is infinite, as in files; not a number: there is none.
+        significant: So many digits in all instead, for figures that are compared with other accountants'.
+    """
+    if epsilon is None:
+        return "inf"
+    if math.isnan(epsilon):
+        return ABSENT
+    if significant is not None:
+        return f"{epsilon:.{significant}g}"
+    return f"{epsilon:.3f}" if epsilon < _MEANINGLESS or math.isinf(epsilon) else f"{epsilon:.2g}"
+
+
+def epsilons_text(epsilons: Mapping[str, float | None]) -> str:
+    """Each finite ε with its accountant, such as "1.924 (RDP), 1.765 (PLD)"."""
+    finite = [f"{epsilon_text(value)} ({name.upper()})" for name, value in epsilons.items() if value is not None]
+    return ", ".join(finite) or "none: no accountant gives a finite figure"
+
+
+def limit_text(epsilon: float | None) -> str:
+    """A lower limit of ε, as audits give them; None is infinite."""
+    return f"> {MOST_AUDITED:.0f}" if epsilon is None or epsilon > MOST_AUDITED else f">= {epsilon:.2f}"
+
+
+def range_text(value: float | Sequence[float], form: str = ".5g") -> str:
+    """A figure, or the least and the largest of several: "0.1 to 0.25"."""
+    ends = value if isinstance(value, Sequence) else [value]
+    return " to ".join(dict.fromkeys(format(end, form) for end in ends))
+
+
+def mean_text(mean: float | None, deviation: float | None = None, percent: bool = False, sign: str = "") -> str:
+    """A mean and its standard deviation: "85.00 ± 7.07", or "0.1234 ± 0.012" of what is no percentage.
+
+    Args:
+        mean: None or not a number: there is none.
+        deviation: None or not a number: of one run.
+        percent: Whether the mean is in percent: then two digits behind the point, else four in all.
+        sign: "+" shows the sign of positive means, too.
+    """
+    if mean is None or math.isnan(mean):
+        return ABSENT
+    text = format(mean, f"{sign}.2f" if percent else f"{sign}.4g")
+    if deviation is None or math.isnan(deviation):
+        return text
+    return f"{text} ± {deviation:{'.2f' if percent else '.2g'}}"
+
+
+def metric_text(name: str, value: float | None, deviation: float | None = None) -> str:
+    """A metric as it was logged: accuracies, which are shares, in percent."""
+    if "accuracy" not in name:
+        return mean_text(value, deviation)
+    if value is None or math.isnan(value):
+        return ABSENT
+    return f"{mean_text(100 * value, None if deviation is None else 100 * deviation, percent=True)} %"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time, in tenths of a second."""
+    return f"{seconds:.1f}"
+
+
+def noise_text(facts: Mapping[str, Any]) -> str:
+    """Noise and lots of a run in one line, for people.
+
+    Args:
+        facts: As `runs.ledgers.noise_of` gives them, with the population.
+    """
+    own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
+    lots = (
+        f"lots of {range_text(facts['expected_batch_size'])} of {facts['population']} {facts.get('unit') or 'record'}s"
+    )
+    rate = f"(rate {range_text(facts['sample_rate'])})"
+    return f"noise multiplier {range_text(own)}, {lots} {rate}"
+
+
+def uncovered_text(facts: Mapping[str, Any]) -> str | None:
+    """The δ that comes on top because noise ends somewhere, in one line for people; None where it is negligible.
+
+    Args:
+        facts: As `runs.ledgers.noise_of` gives them.
+    """
+    beyond, end = facts.get("uncovered_delta"), facts.get("noise_end")
+    if beyond is None:
+        return None
+    if end is not None:
+        return f"{beyond:.2g} at most on top, whatever epsilon: noise ends at {end:g} standard deviations"
+    return (
+        f"{beyond:.2g} or more on top, whatever epsilon, if there were no compiled kernels: without them the noise of "
+        "that version ended at 5.77 standard deviations"
+    )

@@ -1,0 +1,37 @@
+"""Pages and cards from templates: one folder of them, one way to fill them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(name: str, **facts: Any) -> str:
+    """Fill a template.
+
+    In an .html template whatever comes from outside is text: names of runs and metrics cannot become markup. In other
+    templates everything stands as it is.
+
+    Args:
+        name: Of a file in this folder.
+        **facts: What the template names; a name that is missing is an error, and not an empty string.
+    """
+    return _environment().get_template(name).render(**facts)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # late: `dpbench --help` is quick
+
+    return Environment(
+        loader=PackageLoader("dpbench", "templates"),
+        extensions=["jinja2.ext.do"],
+        autoescape=select_autoescape(["html"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
