@@ -342,7 +342,10 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
     if facts["nominal_population"]:
         lines["population"] += f"   {_NOMINAL_POPULATION}"
     lines |= {"sampling": ", ".join(facts["sampling"]), "ledger intact": "yes" if facts["complete"] else "no"}
-    lines["releases"] = "; ".join(_rounded([ledger]) or [f"{len(ledger.events)} distinct cost(s)"])
+    costs = f"{len(ledger.events)} distinct costs"
+    if len(ledger.events) == 1:
+        costs = f"all {facts['steps']} releases cost the same"
+    lines["releases"] = "; ".join(_rounded([ledger]) or [costs])
     return "\n".join(f"{name:<26} {value}" for name, value in lines.items())
 
 

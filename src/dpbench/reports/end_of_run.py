@@ -104,7 +104,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         from dpbench.reports.audit import outline
 
         rows += outline(privacy)
-        rows.append(("audit", f"dpbench audit {typed(folder.path)}; the model learned from canaries too"))
+        rows.append(("audit", f"dpbench audit {typed(folder.path)}; the model was trained with canaries too"))
     rows += [
         ("steps", str(record["steps"])),
         ("seconds", f"{record['seconds']:.1f} (with tests {record['seconds_total']:.1f})"),

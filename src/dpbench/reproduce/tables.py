@@ -328,7 +328,7 @@ def _words(data: dict[Any, Any]) -> tuple[str, ...]:
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"words must be a list such as [data=mnist, seed=1], not {words!r}")
     if audits := [word for word in words if word.lstrip("+").startswith("audit=") and word != "audit=none"]:
-        raise ValueError(f"{audits[0]}: a model that learned from canaries is in no table; audit a run of its own")
+        raise ValueError(f"{audits[0]}: a model trained with canaries is in no table; audit a run of its own")
     return tuple(words)
 
 

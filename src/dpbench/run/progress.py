@@ -47,8 +47,8 @@ def _noise(strategy: Any) -> str:
     plan, target = strategy.mechanism.plan, strategy.target_epsilon
     sampling, goal = plan.sampling, f" for epsilon {target:g}" if target is not None else ""
     size, population = sampling.expected_batch_size, sampling.population
-    rate = f"(rate {size / population:.4g})"
-    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, lots of {size:g} of {population} records {rate}"
+    batch = f"expected batch size {size:g} of {population:,} records (sampling rate {size / population:.3g})"
+    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
 
 
 class RunProgress(pl.callbacks.ProgressBar):
