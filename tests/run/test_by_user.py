@@ -43,7 +43,7 @@ def test_the_unit_is_said_wherever_epsilon_is(capsys: pytest.CaptureFixture[str]
     privacy = result["privacy"]
     assert (privacy["unit"], privacy["population"], privacy["sampling"]["unit"]) == ("user", 100, "user")
     shown = capsys.readouterr().out
-    assert "unit: user" in shown and "lots of 10 of 100 users" in shown
+    assert "unit: user" in shown and "expected batch size 10 of 100 users" in shown
     assert main(["account", "run"]) == 0
     assert "unit                       user" in (shown := capsys.readouterr().out) and "10 users" in shown
     trained("example", *PRIVATE, "records=examples", "data.unit=example")

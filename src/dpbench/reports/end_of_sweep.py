@@ -131,5 +131,7 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
         )
     lines = [text]
     if held_out:
-        lines.append("The held-out records of val/... are covered by no epsilon: what is chosen by them tells of them.")
+        lines.append(
+            "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
+        )
     return lines

@@ -60,8 +60,8 @@ _ACCURACIES = {
     "test/accuracy": "test accuracy (%)",
     "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
 }
-_CANARIES = "learned from canaries"
-_JUDGED = "images judged on"
+_CANARIES = "trained with canaries"
+_JUDGED = "evaluation split"
 _TIME = "ms per step"
 _APART = (_CANARIES, _JUDGED, "unit")  # figures of runs that differ in these have no mean
 _WORDS = (*_APART, "verdict", "ledger")

@@ -118,7 +118,8 @@ _LABELS = {
 
 def summary(found: dict[str, Any]) -> str:
     """Format an evaluation for the terminal."""
-    rows = [("judged on", "test data" if found["judged_on"] == "test" else "training records that were held out")]
+    split = "test data" if found["judged_on"] == "test" else "training records that were held out"
+    rows = [("evaluation split", split)]
     if "accuracy_cnn" not in found:
         rows.append(("accuracy of classifiers", "– (the generator knows no classes: conditional=true)"))
     for key, value in found.items():
