@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from jinja2 import UndefinedError
 
 from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import Header, Release
@@ -22,6 +23,7 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reports.page import read_subject
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import write_result
+from dpbench.templates import render
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8ffff3f0005fe02fedccc59e7"
@@ -133,6 +135,11 @@ def test_the_code_of_a_mean_is_one(tmp_path: Path) -> None:
         record = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**record, "code_hash": str(seed)}))
     assert [run.n for run in read_subject([tmp_path / "0", tmp_path / "1"]).groups.rows] == [1, 1]
+
+
+def test_a_template_names_every_fact() -> None:
+    with pytest.raises(UndefinedError, match="is undefined"):  # an empty string would be a gap that nobody sees
+        render("end_of_run.txt")
 
 
 def test_a_run_by_users(tmp_path: Path) -> None:

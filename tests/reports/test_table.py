@@ -97,3 +97,17 @@ def test_a_column_says_where_runs_lie(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"| a | {tmp_path / 'a'} |" in shown and f"| b | {tmp_path / 'b'} |" in shown
     assert main(["table", str(tmp_path), "--folder", "--group-by", "seed"]) == 1
     assert "leave one out" in capsys.readouterr().err
+
+
+def test_records_are_fit_for_json(tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0.95, 1.5, max_grad_norm=1.0, hidden=[200])
+    finished(tmp_path / "b", None, None, max_grad_norm=2.0)
+    one, two = json.loads(json.dumps(RunTable.read([tmp_path]).to_records(), allow_nan=False))
+    assert one["run"] == "a" and one["test accuracy (%)"] == 95 and one["epsilon (RDP)"] == 1.5
+    assert two["test accuracy (%)"] is None and two["epsilon (RDP)"] is None  # infinite
+    (group,) = json.loads(json.dumps(RunTable.read([tmp_path]).group_by(["seed"]).to_records(), allow_nan=False))
+    assert group["n"] == 2 and group["test accuracy (%)"] is None
+    compared = RunTable.read_sources([str(tmp_path)]).compared_records()
+    one, two = json.loads(json.dumps(compared, allow_nan=False))
+    assert one["settings"]["strategy.max_grad_norm"] == 1 and two["settings"]["strategy.max_grad_norm"] == 2
+    assert one["metrics"]["test/accuracy"] == 0.95 and two["metrics"]["test/accuracy"] is None

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.auditing import AuditResult, Bound, Check, Family, LabelAudit, Verdict, audit_labels
+from dpbench.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
 from dpbench.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
@@ -24,13 +24,10 @@ from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import MOST_AUDITED, limit_text
 from dpbench.runs.readers import read_json
 from dpbench.runs.record import audited_epsilon, read_result, verdict_of
+from dpbench.templates import render
 
 _OUTLINE = ("family", "release_game", "one_run_dp")
-_NAMED = 6  # groups
-_ASSUMES = (
-    "the training data are noise with random labels (data=random_noise): each record is a canary with its label, and",
-    "noise that nobody trained on stands for records that were left out; the code and the settings are audited",
-)
+_MOST_GROUPS = 6  # of parameters, named
 _HOW = "dpbench train ... audit=gradient_canaries"
 VERDICTS = {
     Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
@@ -76,32 +73,41 @@ class AuditReport(Generic[Result]):
         """The facts as a table for people."""
         result: AuditResult | LabelAudit = self.result
         if isinstance(result, LabelAudit):
-            head = f"audit of {self.run} by labels: {result.members:,} training records, final weights"
-            rows = [*_epsilon_rows(result), *_label_rows(result)]
+            accused_by: Sequence[str] = [bound.name for bound in result.violations]
         else:
-            head = f"audit of {self.run}: {result.canaries:,} canaries, {result.releases:,} releases"
-            rows = [*_epsilon_rows(result), *_canary_rows(result), *self._limits_of_canaries(result)]
-        lines = [f"{head}, {100 * result.confidence:g} % confidence"]
-        return "\n".join([*lines, *(f"  {name:<12} {words}" for name, words in rows)])
-
-    def _limits_of_canaries(self, result: AuditResult) -> Iterator[tuple[str, str]]:
-        """What the audit says nothing of, and what tables show where that is something else."""
-        groups = [f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()]
-        if groups:
-            more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
-            yield "left out", f"{', '.join(groups[:_NAMED])}{more}: no room for all canaries, not audited"
-        yield "not seen", "what becomes of a record before it is clipped: in the data set, the loss, and by its lot"
+            accused_by = result.accused_by
         probes = self.scores.probes if isinstance(self.scores, Scores) else None
-        if probes is None or not probes.records:
-            yield "", "how records, not canaries, are clipped and added up: nothing was measured of them"
+        text = render(
+            "audit.txt",
+            run=self.run,
+            by_labels=self.by_labels,
+            result=result,
+            sound=_sound_text(result.sound, result.sound_by),
+            bounds=sorted(
+                result.bounds, key=lambda bound: bound is not result.shown
+            ),  # first the one that stands for all
+            bound_width=max(len(bound.name) for bound in result.bounds),
+            limit_of=limit_text,
+            most_audited=MOST_AUDITED,
+            verdict=_verdict_text(result.verdict, accused_by),
+            left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
+            most_groups=_MOST_GROUPS,
+            records_measured=probes is not None and bool(probes.records),
+            stored_otherwise=self._stored_otherwise(),
+        )
+        return text.rstrip("\n")
+
+    def _stored_otherwise(self) -> str:
+        """What tables show, where that is something else: of another confidence, or found by another version."""
         stored = self.stored
+        result = self.result
         if stored is None or stored.get("verdict") is None:
-            return
-        stored_limit = _limit_or_none(audited_epsilon({"audit": stored}))
+            return ""
         limit = _limit_or_none(math.nan if result.audited is None else result.audited)
-        if (stored["confidence"], stored["verdict"], stored_limit) != (result.confidence, result.verdict, limit):
-            level = f"{100 * stored['confidence']:g} % confidence"
-            yield "in tables", f"{stored_limit}, {stored['verdict']}, at {level}: kept when the run ended"
+        stored_limit = _limit_or_none(audited_epsilon({"audit": stored}))
+        if (stored["confidence"], stored["verdict"], stored_limit) == (result.confidence, result.verdict, limit):
+            return ""
+        return f"{stored_limit}, {stored['verdict']}, at {100 * stored['confidence']:g} % confidence"
 
     @property
     def by_labels(self) -> bool:
@@ -238,35 +244,6 @@ def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
     return ledger
 
 
-def _epsilon_rows(result: AuditResult | LabelAudit) -> Iterator[tuple[str, str]]:
-    """Claimed, sound and audited ε: a label, and what belongs to it; first the limit that stands for all."""
-    yield "claimed", f"epsilon {result.claimed:.2f} (RDP) at delta={result.delta:g}"
-    yield "sound", _sound_text(result.sound, result.sound_by)
-    width = max(len(bound.name) for bound in result.bounds)
-    for number, bound in enumerate(sorted(result.bounds, key=lambda bound: bound is not result.shown)):
-        label = "" if number else "audited"
-        yield label, f"{bound.name:<{width}} {_bound_text(bound, result.sound)}   assumes {bound.assumes}"
-
-
-def _canary_rows(result: AuditResult) -> Iterator[tuple[str, str]]:
-    for number, check in enumerate(result.checks):
-        yield "" if number else "declared", _check_text(check)
-    mu = result.measured_mu
-    if mu is not None:
-        yield "per release", f"S/σ {result.declared_mu:.3f} declared, {mu.low:.3f} … {mu.high:.3f} measured"
-    if result.not_finite:
-        yield "", f"{result.not_finite} observations were no finite numbers"
-    yield "verdict", _verdict_text(result.verdict, result.accused_by)
-
-
-def _label_rows(result: LabelAudit) -> Iterator[tuple[str, str]]:
-    yield "assumes", _ASSUMES[0]
-    yield "", _ASSUMES[1]
-    shares = f"{100 * result.recalled:.1f} % of the training labels, {100 * result.guessed:.1f} % of fresh ones"
-    yield "recalled", f"{shares}; a training record scores higher with probability {result.auc:.3f}"
-    yield "verdict", _verdict_text(result.verdict, [bound.name for bound in result.violations])
-
-
 def _verdict_text(verdict: str, accused_by: Sequence[str]) -> str:
     """A verdict with what it rests on and what it means, one line."""
     grounds = f" ({'; '.join(accused_by)})" if accused_by else ""
@@ -294,22 +271,3 @@ def _sound_text(sound: float | None, accountant: str | None) -> str:
     if not sound or accountant is None:
         return "none: no accountant covers these lots"
     return f"{sound:.2f} ({accountant.upper()})"
-
-
-def _bound_text(bound: Bound, sound: float | None) -> str:
-    """A lower limit and its share of the sound ε, in columns."""
-    if bound.epsilon is None:
-        return f"     – ({bound.why_not})"
-    share = "" if not sound or bound.epsilon > MOST_AUDITED else f"{100 * bound.epsilon / sound:.0f} %"
-    return f"{limit_text(bound.epsilon):>8} {share:>6}{' !' if bound.violated else '  '}"
-
-
-def _check_text(check: Check) -> str:
-    if check.value is None:
-        return f"{check.name:<26} not tested"
-    mark = "ok" if check.passed else "NOT AS DECLARED"
-    if check.low is not None and check.high is not None:
-        return f"{check.name:<26} {check.value:<9.3f} {check.low:.3f} … {check.high:.3f}   {mark}"
-    if check.p_value is None:
-        return f"{check.name:<26} {check.value:<9.3g} {check.expected:.3g} at most   {mark}"
-    return f"{check.name:<26} {check.value:<9.3g} {check.expected:.3g} expected, p = {check.p_value:.2g}   {mark}"
