@@ -25,12 +25,11 @@ from dpbench.privacy.accounting.ledger import Ledger, check_one_population, chec
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import Sampling
-from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.nominal import at_population
 from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
-from dpbench.runs.numbers import range_text, uncovered_text
+from dpbench.runs.numbers import ABSENT, epsilon_text, range_text, uncovered_text
+from dpbench.templates import render
 
-_NOMINAL_POPULATION = "nominal: the runs had fewer or more; no guarantee of theirs"
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
@@ -126,10 +125,11 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
     check_own_randomness(ledgers)
-    if request.releases is not None:
-        ledgers = {name: _first_releases(name, one, request.releases) for name, one in ledgers.items()}
-    if request.population is not None:
-        ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
+    for name, ledger in ledgers.items():
+        if request.releases is not None:
+            ledgers[name] = _first_releases(name, ledger, request.releases)
+        if request.population is not None:
+            ledgers[name] = at_population(ledgers[name], request.population, request.lot_size)
     if not any(ledger.releases for ledger in ledgers.values()):
         if broken := next((f"{name}: {ledger.wrong}" for name, ledger in ledgers.items() if ledger.wrong), None):
             raise LedgerError(f"{broken}, and no release can be read: what was published is unknown.")
@@ -149,8 +149,7 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
         facts = _facts_of_one(ledger, request, delta)
         return AccountingReport(facts, _text_of_one(facts, ledger), damage, doubt, ledgers)
     facts = _facts_of_several(ledgers, request, delta, unprotected)
-    text = "\n".join([_text_of_several(facts), *_rounded(list(ledgers.values()))])
-    return AccountingReport(facts, text, damage, doubt, ledgers)
+    return AccountingReport(facts, _text_of_several(facts, list(ledgers.values())), damage, doubt, ledgers)
 
 
 def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
@@ -200,7 +199,7 @@ def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
 
 
 def _samplings(ledgers: Sequence[Ledger]) -> set[Sampling]:
-    return {sampling for ledger in ledgers for sampling, _ in ledger.events}
+    return {event.sampling for ledger in ledgers for event in ledger.events}
 
 
 def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
@@ -211,9 +210,13 @@ def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
     return not all(map(ACCOUNTANTS[accountant].covers, _samplings(ledgers)))
 
 
+# Facts
+
+
 def _basis(ledgers: Sequence[Ledger], accountant: str) -> dict[str, Any]:
     """Say whether an accountant's figure is a guarantee, an approximation or nominal, and for which neighbors."""
-    nominal, by = _is_nominal(ledgers, accountant), ACCOUNTANTS[accountant]
+    nominal = _is_nominal(ledgers, accountant)
+    by = ACCOUNTANTS[accountant]
     relation = by.nominal.neighboring_relation if nominal else ledgers[0].header.neighboring_relation
     return {"guarantee": by.guarantee and not nominal, "nominal": nominal, "neighbouring_relation": relation}
 
@@ -231,68 +234,69 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
         "population": header.population,
         "sampling": _kinds(ledgers),
         "nominal_population": request.population is not None,
+        "steps": sum(len(ledger.releases) for ledger in ledgers),
+        "complete": all(ledger.wrong is None for ledger in ledgers),
     }
 
 
 def _facts_of_one(ledger: Ledger, request: AccountingRequest, delta: float) -> dict[str, Any]:
     values = epsilons([ledger], request, delta)
-    first = values[request.accountants[0]]
     size = ledger.header.microbatch_size
-    facts: dict[str, Any] = {"epsilon": None if isinstance(first, str) else first}
+    facts: dict[str, Any] = {"epsilon": _number(values[request.accountants[0]])}
     if len(values) > 1:
         facts["epsilons"] = values
     if size > 1:
         covering = [name for name in request.accountants if not _is_nominal([ledger], name)]
-        whole = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
-        facts["epsilon_microbatch"] = whole if math.isfinite(whole) else None
-    facts |= _common_facts([ledger], request, delta) | {"steps": len(ledger.releases)} | noise_of(ledger)
-    if size > 1:
+        nominal = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
+        facts["epsilon_microbatch"] = nominal if math.isfinite(nominal) else None
         facts["microbatch_size"] = size
-    return facts | {"complete": ledger.wrong is None}
+    return facts | _common_facts([ledger], request, delta) | noise_of(ledger)
 
 
 def _facts_of_several(
     ledgers: dict[str, Ledger], request: AccountingRequest, delta: float, unprotected: list[str]
 ) -> dict[str, Any]:
-    runs = [
-        {
-            "run": name,
-            "steps": len(ledger.releases),
-            **(noise_of(ledger) if ledger.releases else {}),
-            "epsilons": epsilons([ledger], request, delta),
-            "complete": ledger.wrong is None,
-        }
-        for name, ledger in ledgers.items()
-    ]
-    all_ledgers = list(ledgers.values())
-    together = dict.fromkeys(request.accountants) if unprotected else epsilons(all_ledgers, request, delta)
-    first = together[request.accountants[0]]
+    runs = []
+    for name, ledger in ledgers.items():
+        run: dict[str, Any] = {"run": name, "steps": len(ledger.releases)}
+        if ledger.releases:
+            run |= noise_of(ledger)
+        runs.append(run | {"epsilons": epsilons([ledger], request, delta), "complete": ledger.wrong is None})
+    every = list(ledgers.values())
+    infinite: dict[str, float | str | None] = dict.fromkeys(request.accountants)
+    together = infinite if unprotected else epsilons(every, request, delta)
     facts: dict[str, Any] = {
-        "epsilon": None if isinstance(first, str) else first,
+        "epsilon": _number(together[request.accountants[0]]),
         "epsilons": together,
         "charged_by": "composition",
-        **_common_facts(all_ledgers, request, delta),
-        "steps": sum(run["steps"] for run in runs),
-        "complete": all(run["complete"] for run in runs),
+        **_common_facts(every, request, delta),
         "runs": runs,
         "without_privacy": unprotected,
     }
-    if request.selection is not None:
+    selection = request.selection
+    if selection is not None:
         facts["selection"] = {
-            "shape": "poisson" if math.isinf(request.selection.shape) else request.selection.shape,
-            "mean_trials": request.selection.mean_trials,
-            "epsilons": dict.fromkeys(request.accountants)
-            if unprotected
-            else epsilons(all_ledgers, request, delta, select=True),
+            "shape": "poisson" if math.isinf(selection.shape) else selection.shape,
+            "mean_trials": selection.mean_trials,
+            "epsilons": infinite if unprotected else epsilons(every, request, delta, select=True),
         }
     return facts
 
 
-def _cell(value: float | str | None) -> str:
-    return "–" if isinstance(value, str) else "inf" if value is None else f"{value:.5g}"
+def _number(value: float | str | None) -> float | None:
+    """Without the reason why there is none."""
+    return None if isinstance(value, str) else value
 
 
-def _label(basis: dict[str, Any], accountant: str) -> str:
+# Text
+
+
+def _figure(value: float | str | None) -> str:
+    """Five digits in all: figures of accountants are compared with one another."""
+    return ABSENT if isinstance(value, str) else epsilon_text(value, significant=5)
+
+
+def _note(basis: dict[str, Any], accountant: str) -> str:
     notes = [] if ACCOUNTANTS[accountant].guarantee else ["an approximation, no bound"]
     if basis["nominal"]:
         covered = ACCOUNTANTS[accountant].nominal.kind
@@ -301,104 +305,44 @@ def _label(basis: dict[str, Any], accountant: str) -> str:
     return "; ".join(notes)
 
 
-def _own_processes(ledger: Ledger) -> list[str]:
-    """Noise processes that are somebody's own classes."""
-    plans = [header.plan for header in ledger.headers if header.plan is not None]
-    processes = [own_process(plan.noise.to_dict()) for plan in plans]
-    return sorted({process for process in processes if process is not None})
-
-
-def _rounded(ledgers: Sequence[Ledger]) -> list[str]:
+def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **more: Any) -> str:
+    """Facts for people, by a template."""
     costs = len({event for ledger in ledgers for event in ledger.events})
-    return [f"{costs} distinct costs, rounded to the costly side"] if costs > MOST_COSTS else []
+    text = render(
+        template,
+        **facts,
+        **more,
+        notes={name: _note(basis, name) for name, basis in facts["bases"].items()},
+        distinct_costs=costs,
+        rounded=f"{costs} distinct costs, rounded to the costly side" if costs > MOST_COSTS else "",
+        figure=_figure,
+        range=range_text,
+    )
+    return text.rstrip("\n")
 
 
 def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
-    values = facts.get("epsilons", {facts["accountant"]: facts["epsilon"]})
-    lower = "" if facts["complete"] else " at least" if ledger.damage else " unproven"
-    lines = {}
-    for name, value in values.items():
-        label = f"epsilon ({name})" if len(values) > 1 else "epsilon"
-        note = _label(facts["bases"][name], name)
-        why = f"   {value}" if isinstance(value, str) else lower + (f"   ({note})" if note else "")
-        lines[label] = _cell(value) + why
-    if "epsilon_microbatch" in facts:
-        lines["epsilon microbatch"] = (
-            f"{_cell(facts['epsilon_microbatch'])} nominal, for a fixed microbatch as the unit"
-        )
-    lines["noise multiplier"] = range_text(facts["noise_multiplier"])
-    if "noise_std_over_max_grad_norm" in facts:
-        lines["noise / max_grad_norm"] = range_text(facts["noise_std_over_max_grad_norm"])
-    rate = f"rate {range_text(facts['sample_rate'])}"
-    for process in _own_processes(ledger):
-        lines["noise process"] = f"{process}, not dpbench's: its cost is what each line says, and nothing checks it"
-    lines["lots"] = f"{range_text(facts['expected_batch_size'])} {facts['unit']}s, {rate}"
-    for key in ("delta", "accountant", "steps", "unit", "microbatch_size", "neighbouring_relation", "population"):
-        if key in facts and not (key == "accountant" and len(values) > 1):
-            lines[key.replace("_", " ")] = str(facts[key])
-    uncovered = uncovered_text(facts)
-    if uncovered is not None:
-        lines["uncovered delta"] = uncovered
-    if facts["nominal_population"]:
-        lines["population"] += f"   {_NOMINAL_POPULATION}"
-    lines |= {"sampling": ", ".join(facts["sampling"]), "ledger intact": "yes" if facts["complete"] else "no"}
-    costs = f"{len(ledger.events)} distinct costs"
-    if len(ledger.events) == 1:
-        costs = f"all {facts['steps']} releases cost the same"
-    lines["releases"] = "; ".join(_rounded([ledger]) or [costs])
-    return "\n".join(f"{name:<26} {value}" for name, value in lines.items())
-
-
-_SELECTION_CONDITIONS = [
-    "The cost of selection holds only if the number of trials was drawn from that distribution before anything",
-    "was seen, each trial's settings were drawn independently at random, and all but the best are thrown away.",
-    "A fixed number of trials is charged by composition.",
-]
-
-
-def _text_of_several(facts: dict[str, Any]) -> str:
-    common = (
-        f"delta {facts['delta']}, {facts['neighbouring_relation']}, unit {facts['unit']}, population "
-        f"{facts['population']}" + (f" ({_NOMINAL_POPULATION})" if facts["nominal_population"] else "")
+    plans = [header.plan for header in ledger.headers if header.plan is not None]
+    processes = {own_process(plan.noise.to_dict()) for plan in plans} - {None}
+    return _text(
+        "account_run.txt",
+        facts,
+        [ledger],
+        damaged=bool(ledger.damage),
+        own_processes=sorted(map(str, processes)),
+        uncovered=uncovered_text(facts),
     )
-    labels = {name: _label(basis, name) for name, basis in facts["bases"].items()}
-    notes = ["", common + ".", *(f"{name}: {label}" for name, label in labels.items() if label)]
-    uncovered = {run["run"]: uncovered_text(run) for run in facts["runs"]}
-    notes += [f"{name}: uncovered delta {line}." for name, line in uncovered.items() if line is not None]
-    if "selection" in facts:
-        notes += _SELECTION_CONDITIONS
-    if facts["without_privacy"]:
-        notes.append("A run that trained without privacy has no epsilon, nor has anything published with it.")
-    reasons = facts["epsilons"] | {
-        name: why for name, why in facts.get("selection", {}).get("epsilons", {}).items() if isinstance(why, str)
-    }
-    notes += [f"{name}: {why}" for name, why in reasons.items() if isinstance(why, str)]
-    return "\n".join([markdown_rows(_rows_of_several(facts)), *notes])
 
 
-def _rows_of_several(facts: dict[str, Any]) -> list[list[str]]:
-    """The table: a row for each run, one for all together, and one for the best where it alone is published."""
-    names = list(facts["epsilons"])
-    rows = [["run", "steps", "noise multiplier", *(f"epsilon ({name})" for name in names)]]
-    rows += [_row_of_run(run, names) for run in facts["runs"]]
-    rows += [[run, "–", "–", *("inf" for _ in names)] for run in facts["without_privacy"]]
-    count = len(facts["runs"]) + len(facts["without_privacy"])
-    lower = "" if facts["complete"] else ", unproven"
-    everything = f"all {count} published (composition){lower}"
-    rows.append([everything, str(facts["steps"]), "–", *map(_cell, facts["epsilons"].values())])
-    if "selection" in facts:
-        chosen = facts["selection"]
-        drawn = f"{chosen['mean_trials']:g} trials on average ({_shape_name(chosen['shape'])})"
-        rows.append([f"only the best published, {drawn}{lower}", "", "–", *map(_cell, chosen["epsilons"].values())])
-    return rows
-
-
-def _row_of_run(run: dict[str, Any], accountants: Sequence[str]) -> list[str]:
-    mark = "" if run["complete"] else " (not intact)"
-    noise = range_text(run["noise_multiplier"]) if "noise_multiplier" in run else "–"
-    return [run["run"] + mark, str(run["steps"]), noise, *(_cell(run["epsilons"][name]) for name in accountants)]
-
-
-def _shape_name(shape: float | str) -> str:
+def _text_of_several(facts: dict[str, Any], ledgers: Sequence[Ledger]) -> str:
+    reasons = facts["epsilons"] | facts.get("selection", {}).get("epsilons", {})
+    shape = facts.get("selection", {}).get("shape")
     names = {value: name for name, value in _SHAPES.items()}
-    return shape if isinstance(shape, str) else names.get(shape, f"negative binomial, shape {shape:.4g}")
+    return _text(
+        "account_runs.txt",
+        facts,
+        ledgers,
+        shape=shape if isinstance(shape, str | None) else names.get(shape, f"negative binomial, shape {shape:.4g}"),
+        uncovered={run["run"]: uncovered_text(run) for run in facts["runs"]},
+        reasons={name: why for name, why in reasons.items() if isinstance(why, str)},
+    )

@@ -16,10 +16,10 @@ from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, 
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
 from dpbench.reports.nominal import sampling_at
 from dpbench.runs.ledgers import find_ledgers, read_run_ledger
+from dpbench.templates import render
 
 FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
-_SHOWN_QUERIES = 12
-_MAIN = ("epsilon", "delta", "noise_multiplier", "sample_rate", "batch_size", "steps")
+_MOST_QUERIES = 12  # shown
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class QueryPattern:
             from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 
             statistics = tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items())
-            whole = (VectorGroup("gradient", (0,), 1.0),)
-            plan = ReleasePlan(PoissonSampling(1, 1.0), whole, noise_multiplier, (1,), statistics)
+            gradient = (VectorGroup("gradient", (0,), 1.0),)
+            plan = ReleasePlan(PoissonSampling(1, 1.0), gradient, noise_multiplier, (1,), statistics)
             facts["gradient_noise_multiplier"] = plan.gradient_multiplier
             facts["groups"] = self.groups
             facts["group_noise_multiplier"] = plan.gradient_multiplier * math.sqrt(self.groups)
@@ -81,10 +81,10 @@ def read_one_ledger(path: Path) -> Ledger:
     Raises:
         LedgerError: It is damaged, empty, or there are several.
     """
-    found = find_ledgers([path])
-    if len(found) != 1:
-        raise LedgerError(f"{path} holds {len(found)} ledgers: name one run.")
-    (ledger,) = (read_run_ledger(one) for one in found.values())
+    places = list(find_ledgers([path]).values())
+    if len(places) != 1:
+        raise LedgerError(f"{path} holds {len(places)} ledgers: name one run.")
+    ledger = read_run_ledger(places[0])
     check_one_population({str(path): ledger})
     if ledger.damage is not None:
         raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
@@ -194,23 +194,26 @@ def request(
     if groups > 1 or statistics:
         raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
     _same(source, "microbatch_size", microbatch_size, run.header.microbatch_size)
-    own = sampling_at(last.sampling, given.population, given.batch_size) if elsewhere else last.sampling  # type: ignore[arg-type]
-    whole = replace(given, population=own.population, sampling=own.kind)
-    setting = whole.setting(run.events if ledger is not None else {})
-    known = {
+    sampling = last.sampling
+    if elsewhere and given.population is not None:
+        sampling = sampling_at(sampling, given.population, given.batch_size)
+    setting = replace(given, population=sampling.population, sampling=sampling.kind).setting(
+        run.events if ledger is not None else {}
+    )
+    of_run = {
         "delta": run.header.delta,
-        "sample_rate": own.rate,
+        "sample_rate": sampling.rate,
         "noise_multiplier": effective_noise_multiplier(last.queries),
     }
-    for name, value in known.items():
+    for name, value in of_run.items():
         if getattr(setting, name) is None and len(missing_in(setting)) > 1:
             setting = replace(setting, **{name: value})  # type: ignore[arg-type]
     return setting, QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries, elsewhere=elsewhere)
 
 
-def _same(source: Path, name: str, given: object, found: object) -> None:
-    if given is not None and given != found:
-        raise ConfigurationError(f"{source} has {name} {found}, not {given}: leave --{name.replace('_', '-')} out.")
+def _same(source: Path, name: str, given: object, recorded: object) -> None:
+    if given is not None and given != recorded:
+        raise ConfigurationError(f"{source} has {name} {recorded}, not {given}: leave --{name.replace('_', '-')} out.")
 
 
 def _statistics(words: Sequence[str]) -> dict[str, float]:
@@ -270,7 +273,9 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
         DPBenchError: See `solved`.
     """
     answer = solved(setting, accountant)
-    z, rate, steps = answer.noise_multiplier, answer.sample_rate, answer.steps
+    z = answer.noise_multiplier
+    rate = answer.sample_rate
+    steps = answer.steps
     assert z is not None and rate is not None and steps is not None
     sampling = answer.event.sampling
     facts: dict[str, Any] = {
@@ -298,58 +303,8 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
     return facts
 
 
-def _line(label: str, value: str, note: str = "") -> str:
-    return f"{label:<24} {value:<12} {note}".rstrip()
-
-
 def calibration_text(facts: dict[str, Any]) -> str:
     """Format the facts of a calibration for the terminal."""
-    sought = facts["solved_for"]
-    notes = {sought: "<- solved for"}
-    if sought == "sample_rate":
-        notes["batch_size"] = "<- solved for"
-    reached = facts["epsilon_reached"]
-    if sought not in ("epsilon", "delta"):
-        notes["epsilon"] = f"target; {reached:.6g} is reached"
-        if sought != "steps" and reached < 0.9 * facts["epsilon"]:
-            notes["epsilon"] += f", where {facts['accountant']} jumps: pld may find more"
-    passes = f"{facts['epochs']:.4g} passes over the data"
-    passes += f", after {facts['steps_before']} steps in the ledger" if "steps_before" in facts else ""
-    notes["steps"] = "   ".join([notes["steps"], passes] if "steps" in notes else [passes])
-    names = [name for name in _MAIN if name in facts]
-    lines = [_line(name.replace("_", " "), f"{facts[name]:.7g}", notes.get(name, "")) for name in names]
-    lines.append(f"{'sampling':<24} {facts['sampling']}, {facts['neighbouring_relation']}")
-    if facts["nominal_population"]:
-        lines.append(_line("population", str(facts["population"]), "nominal: the run that it is like had another one"))
-    lines.append(f"{'accountant':<24} {facts['accountant']}: {ACCOUNTANTS[facts['accountant']].title}")
-    return "\n".join(lines + _pattern_lines(facts) + ["", *_neighborhood_lines(facts)])
-
-
-def _pattern_lines(facts: dict[str, Any]) -> list[str]:
-    lines = []
-    if facts["noise_std_over_max_grad_norm"] != facts["noise_multiplier"]:
-        why = "strategy.noise_multiplier: between neighbors a clipped sum moves by twice the bound"
-        lines.append(_line("noise / max_grad_norm", f"{facts['noise_std_over_max_grad_norm']:.7g}", why))
-    if "group_noise_multiplier" in facts:
-        beside = ", ".join(f"{name} {z:g}" for name, z in facts["statistics"].items())
-        beside = f"beside {beside}" if beside else ""
-        lines.append(_line("of which gradient", f"{facts['gradient_noise_multiplier']:.7g}", beside))
-    if facts.get("groups", 1) > 1:
-        share = f"noise / sensitivity, {facts['groups']} groups of equal cost"
-        lines.append(_line("each of the groups", f"{facts['group_noise_multiplier']:.7g}", share))
-    queries = facts.get("queries", [])
-    lines += ["queries of the release, their noise scaled together:"] if queries else []
-    for query in queries[:_SHOWN_QUERIES]:
-        numbers = f"sensitivity {query['sensitivity']:.4g}, noise std {query['noise_std']:.4g}"
-        lines.append(f"  {query['name']:<30} {numbers}")
-    if len(queries) > _SHOWN_QUERIES:
-        lines.append(f"  ... {len(queries) - _SHOWN_QUERIES} more queries")
-    return lines
-
-
-def _neighborhood_lines(facts: dict[str, Any]) -> list[str]:
-    lines = [f"{'epsilon if this changes':<24}" + "".join(f"{f'x {factor:g}':>11}" for factor in FACTORS)]
-    for name, cells in facts["neighbourhood"].items():
-        shown = ["–" if cell["epsilon"] is None else f"{cell['epsilon']:.4g}" for cell in cells]
-        lines.append(f"{name.replace('_', ' '):<24}" + "".join(f"{value:>11}" for value in shown))
-    return lines
+    title = ACCOUNTANTS[facts["accountant"]].title
+    text = render("calibrate.txt", **facts, accountant_title=title, factors=FACTORS, most_queries=_MOST_QUERIES)
+    return text.rstrip("\n")

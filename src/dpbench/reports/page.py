@@ -30,6 +30,7 @@ from dpbench.reports.run_rows import (
     NOT_FINISHED,
     RunRow,
     cells_of,
+    flat,
     require_folder,
     row_of,
     unfinished_below,
@@ -45,7 +46,6 @@ from dpbench.runs.numbers import (
     epsilons_text,
     noise_text,
     range_text,
-    seconds_text,
     uncovered_text,
 )
 from dpbench.runs.readers import Record, read_csv, read_json, read_metrics, steps_logged
@@ -64,13 +64,6 @@ _MARK = '<meta name="generator" content="dpbench report'
 _HEAD = 4096  # bytes, in which it stands
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 _NO_PRIVACY_YET: dict[str, Any] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
-_OF_RECORDS = {
-    "seed": "seed",
-    "commit": "commit",
-    "code": "code_hash",
-    "configuration": "config_hash",
-    "steps": "steps",
-}
 _OF_PAPERS = ("commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench")
 _TAB10 = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
@@ -132,26 +125,11 @@ class PageRun:
         return replace(row, name=f"{row.name} ({NOT_FINISHED})", note=NOT_FINISHED, code=apart)
 
     @property
-    def doubts(self) -> list[str]:
-        """What a reader has to know before anything else."""
-        doubts = []
-        if not self.finished:
-            doubts.append(f"This run has not ended: {self.folder.command('resume')} goes on. Figures are those of now.")
-        if self.lost is not None:
-            doubts.append(f"{self.lost}: no ε can be told.")
-        elif "damage" in self.privacy:
-            doubts.append(f"The ledger is not intact, so that no ε here is proven: {self.privacy['damage']}.")
-        verdict = (self.privacy.get("audit") or {}).get("verdict")
-        if verdict not in (None, "CONSISTENT"):
-            doubts.append(f"The audit speaks against this run: {verdict}.")
-        return doubts
-
-    @property
     def all_settings(self) -> list[tuple[str, str]]:
         """Dotted keys and values."""
         return [
             (key, value if isinstance(value, str) else json.dumps(value, default=str))
-            for key, value in _flat("", self.config)
+            for key, value in flat(self.config).items()
         ]
 
     @property
@@ -168,60 +146,15 @@ class PageRun:
         if isinstance(size, int | float):
             rows.append((f"{unit}s in a lot, expected", f"{size:.6g}"))
         chosen = {"data": {key: data[key] for key in ("val_users", "options") if key in data}}
-        for key, value in _flat("", {**chosen, "records": self.config.get("records")}):
+        for key, value in flat({**chosen, "records": self.config.get("records")}).items():
             if value is not None and value != {}:
                 rows.append((key.removesuffix("._target_"), str(value).removeprefix("dpbench.")))
         return tuple(rows)
 
     @property
-    def provenance(self) -> list[tuple[str, str]]:
-        """Where its figures come from."""
-        rows = [("run folder", str(self.folder))]
-        if words := words_of(self.folder):
-            rows.append(("command", f"dpbench train {shlex.join(words)}"))
-        rows += [(name, str(self.record[key])) for name, key in _OF_RECORDS.items() if self.record.get(key) is not None]
-        for key in ("versions", "foreign_code", "hardware"):
-            if self.record.get(key):
-                parts = [f"{name} {value}" for name, value in self.record[key].items() if value is not None]
-                rows.append((key.replace("_", " "), ", ".join(parts)))
-        if self.record.get("seconds") is not None:
-            rows.append(("seconds", seconds_text(self.record["seconds"])))
-        if self.lost is not None:
-            rows.append(("ledger", self.lost))
-        elif self.private:
-            rows.append(("ledger", f"{self.folder.ledger.name}, {self._ledger_state}"))
-            if seal := self.privacy.get("ledger"):
-                rows.append(("sha256 of the ledger", f"{seal['sha256']} ({seal['lines']} lines)"))
-        return rows
-
-    @property
-    def _ledger_state(self) -> str:
-        if self.privacy.get("damage"):
-            return f"NOT intact: {self.privacy['damage']}"
-        if not self.folder.ledger.is_file():
-            return "not beside the result, which alone tells of it"
-        return "intact" if self.finished else "intact, as far as it goes"
-
-    @property
-    def summary(self) -> list[str]:
-        """Provenance among other runs, as cells below `_SUMMARY`."""
-        noise = self.privacy.get("noise_multiplier")
-        epsilon = epsilons_text(self.privacy["epsilon"]) if self.private else "∞" if self.finished else ""
-        damaged = self.privacy.get("damage") or self.lost
-        cells = [
-            str(self.config["run"]["name"]),
-            self.folder.path.name,
-            "finished" if self.finished else NOT_FINISHED,
-            str(self.record.get("commit") or "")[:10],
-            str(self.record.get("code_hash") or ""),
-            "" if noise is None else range_text(noise),
-            epsilon,
-            "NOT intact" if damaged else (self.privacy.get("ledger") or {}).get("sha256", "")[:12],
-        ]
-        return [cell or ABSENT for cell in cells] + [str(self.record["seed"]), str(self.record["steps"])]
-
-
-_SUMMARY = ["run", "folder", "state", "commit", "code", "noise multiplier", "ε", "ledger", "seed", "steps"]
+    def command(self) -> str:
+        """The words of the command that made it; empty where they are unknown."""
+        return shlex.join(words_of(self.folder))
 
 
 @dataclass(frozen=True)
@@ -412,7 +345,6 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
     groups = subject.groups
     labels = groups.labels()
     title, subtitle = _titles(subject)
-    doubts = [line if alone else f"{run.folder.path.name}: {line}" for run in subject.runs for line in run.doubts]
     curves = curve_names(each.rows)
     drawn = [name for name in curve_names(groups.rows) if _has_points(groups.rows, name)]
     bound_pictures, bound_legend, bounds_left_out = _bounds(groups.rows, labels)
@@ -420,12 +352,14 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
     private = [run for run in subject.runs if run.private]
     seeded = [run for run in private if not (run.config.get("strategy") or {}).get("secure")]
     differing = [[key, *(str(row.settings.get(key, ABSENT)) for row in groups.rows)] for key in groups.differing(True)]
-    result_lines = [] if alone is None else [(line[0], line[1]) for line in each.figures()]
+    results = []
+    if alone is not None:
+        results = [(name, text) for name, text in each.figures() if name != EPSILON and text != ABSENT]
+    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in groups.rows], dtype=float)
+    papers = sum(len(paper.runs) for paper in subject.papers)
     return {
         "title": title,
         "subtitle": subtitle,
-        "doubts": doubts,
-        "tiles": _tiles_of_run(alone, each) if alone is not None else _tiles_of_runs(subject),
         "runs": subject.runs,
         "papers": subject.papers,
         "alone": alone,
@@ -433,7 +367,12 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "any_seeded": bool(seeded),
         "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curves),
         "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
-        "results_of_run": [line for line in result_lines if line[0] != EPSILON and line[1] != ABSENT],
+        "finished_count": sum(run.finished for run in subject.runs) + papers,
+        "compared_count": len(groups.rows),
+        "any_mean_of_runs": any(row.n > 1 for row in groups.rows),
+        "spent_range": range_text([spent.min(), spent.max()], ".3f") if spent.notna().any() else "",
+        "results_of_run": results,
+        "test_figures": [line for line in results if line[0].startswith("test/")],
         "results_of_groups": _groups_of(subject),
         "legend": _legend(labels),
         "curve_pictures": [_picture(f"curve{place}", groups.rows, name) for place, name in enumerate(drawn)],
@@ -449,9 +388,11 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
         "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
         "differing_settings": [["", *labels], *differing],
-        "provenance_of_runs": [_SUMMARY, *(run.summary for run in subject.runs)],
         "most_runs": _MOST_RUNS,
+        "epsilon_of": epsilon_text,
         "epsilons_of": epsilons_text,
+        "range_of": range_text,
+        "listed": _listed,
         "noise_of": noise_text,
         "uncovered_of": uncovered_text,
         "some": _some,
@@ -472,32 +413,6 @@ def _titles(subject: Subject) -> tuple[str, str]:
             kinds.append(str(options.get("name") or options.get("_target_") or "").rpartition(".")[2])
     kinds.append(f"seed {run.record['seed']}")
     return str(run.config["run"]["name"]), " · ".join(filter(None, kinds))
-
-
-def _tiles_of_run(run: PageRun, table: RunTable) -> list[tuple[str, str, str]]:
-    """The figures that matter most: a name, a figure, and what belongs to it."""
-    measured = [line for line in table.figures() if line[0].startswith("test/") and line[1] != ABSENT]
-    tiles = [(name, figure, "") for name, figure in measured[:3]]
-    if run.private:
-        at = f"δ = {run.privacy['delta']:g}, unit: {run.privacy['unit']}"
-        for name, epsilon in run.privacy["epsilon"].items():
-            if epsilon is not None:
-                tiles.append((f"ε ({name.upper()})", epsilon_text(epsilon), at))
-    elif run.finished:
-        tiles.append(("ε", "∞", "trained without privacy"))
-    return [*tiles, ("steps", f"{run.record['steps']:,}", "" if run.finished else "so far")]
-
-
-def _tiles_of_runs(subject: Subject) -> list[tuple[str, str, str]]:
-    rows = subject.groups.rows
-    finished = sum(run.finished for run in subject.runs) + sum(len(paper.runs) for paper in subject.papers)
-    means = "means over seeds" if any(row.n > 1 for row in rows) else ""
-    tiles = [("runs", str(finished), "finished"), ("compared", str(len(rows)), means)]
-    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in rows], dtype=float)
-    if spent.notna().any():
-        ends = dict.fromkeys([epsilon_text(spent.min()), epsilon_text(spent.max())])
-        tiles.append(("ε (RDP) of a run", " to ".join(ends), "the more runs, the more in total"))
-    return tiles
 
 
 def _groups_of(subject: Subject) -> GroupTable | None:
@@ -597,9 +512,8 @@ def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture
     if not groups:
         return [], [], 0
     if len(rows) > 1:
-        shown = groups[:_MOST_PANELS]
-        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(shown)]
-        return pictures, _legend(labels), len(groups) - len(shown)
+        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(groups[:_MOST_PANELS])]
+        return pictures, _legend(labels), len(groups) - len(pictures)
     curves = rows[0].curves
     each = []
     for name in groups:  # a row for each, so that a panel for several runs shows them
@@ -640,12 +554,9 @@ def _drawing(title: str, figure: Figure, place: str) -> Picture:
 # Words
 
 
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    """A configuration by dotted keys."""
-    if not isinstance(value, Mapping) or not value:
-        return [(name, value)]
-    return [line for key, inner in value.items() for line in _flat(f"{name}.{key}" if name else str(key), inner)]

@@ -18,6 +18,7 @@ from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
+from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
 from dpbench.synthesis.checkpoint import Trained, load_gan, make
@@ -140,13 +141,11 @@ def guarantee(card: Mapping[str, Any]) -> str:
     if card["delta"] is None:
         return "NOT private, it was trained without privacy"
     known = {name: value for name, value in card["epsilon"].items() if value is not None}
-    epsilons = ", ".join(f"ε = {_number(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
+    epsilons = (
+        ", ".join(f"ε = {epsilon_text(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
+    )
     relation = str(card["neighbouring_relation"]).replace("_", " ")
     return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
-
-
-def _number(epsilon: float) -> str:
-    return f"{epsilon:.3f}" if epsilon < 1000 else f"{epsilon:.3g}"
 
 
 def _readme(card: dict[str, Any], form: Format) -> str:
