@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits notebooks guards rooms strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,8 +44,8 @@ notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and kee
 guards: $(VENV)/.ready-dev ## Write the table of guards in docs/guards.md from their list
 	$(BIN)/python -m tools.guards_table
 
-rooms: $(VENV)/.ready-dev ## Write the table of rooms in CONTRIBUTING.md from the contracts on imports
-	$(BIN)/python -m tools.rooms
+map: $(VENV)/.ready-dev ## Write the map of packages in CONTRIBUTING.md from the contracts on imports
+	$(BIN)/python -m tools.package_map
 
 STRATEGIES := results/strategies_mnist
 ADAPTIVE := results/adaptive_clipping_mnist
@@ -138,7 +138,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@touch $@
 
 $(VENV)/.ready-cluster: $(VENV)/.ready-dev
-	$(PIP) --editable ".[dev,ray]"
+	$(PIP) --editable ".[dev]" --editable plugins/dpbench-ray
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready

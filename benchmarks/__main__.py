@@ -10,6 +10,8 @@ python -m benchmarks users                                a round of local train
 python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
 python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
+
+What must hold on a GPU are tests: `python -m pytest -m gpu --device cuda tests/gpu`.
 """
 
 from __future__ import annotations
@@ -18,148 +20,125 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 
-from benchmarks import growth_report, quick, report, rows
-from benchmarks.busy import report_busy, run_busy
-from benchmarks.gpu import report as gpu_report
-from benchmarks.gpu.measure import GPU_WORKLOADS
-from benchmarks.gpu.measure import METHODS as GPU_METHODS
-from benchmarks.gpu.run import PARTS as GPU_PARTS
-from benchmarks.gpu.run import run as run_gpu
-from benchmarks.growth import METHODS as GROWTH_METHODS
-from benchmarks.growth import growth_workloads, skipped, workload_named
-from benchmarks.measure import measure
-from benchmarks.methods import METHODS, methods_for
-from benchmarks.networks import write_page
-from benchmarks.startup import STARTUP, measure_startup
-from benchmarks.users import measure as by_users
-from benchmarks.users import report as users_report
+from benchmarks import busy, networks, pages, rounds, rows, startup
+from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for, methods_on_gpu
+from benchmarks.rows import Row
+from benchmarks.timing import measure_steps
 from benchmarks.users.tasks import TASKS
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import FIRST_WORKLOAD, GPU_WORKLOADS, STARTUP, WORKLOADS, growth_workloads, workload_named
 
-_PARTS = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report")
-_STARTS = 3  # turns
+_ENDINGS = {"growth": "-growth.json", "busy": "-busy.json", "users": "-users.json", "networks": "-networks.json"}
+_GPU_PARTS = ("steps", "rounds")
+_TURNS = (5, 2)  # for wall and for CPU time
+_TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
+_STARTS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for."""
     options = _parser().parse_args(arguments)
-    if refusal := _refusal(options):
-        print(f"benchmarks: error: {refusal}", file=sys.stderr)
-        return 2
-    options.repeats, options.cpu_repeats = _turns(options)
-    stem = options.out / rows.hardware(options.device or "cpu", options.threads)
-    if options.what in ("steps", "growth", "startup", "users") and (refusal := _of_others(options, stem)):
-        print(f"benchmarks: error: {refusal}", file=sys.stderr)
-        return 2
+    options.device = options.device or ("cuda" if options.what == "gpu" else "cpu")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        remedy = "try all of it with --device cpu" if options.what == "gpu" else "leave --device out"
+        return _refuse(f"there is no GPU: {remedy}.")
+    name = rows.hardware(options.device, options.threads)
+    if options.what == "gpu" and options.device == "cpu":
+        name += "-gpu"  # beside the file of the processor's own times
+    path = options.out / (name + _ENDINGS.get(options.what, ".json"))
+    if options.what == "report" and options.file:
+        path = options.file
+    if refusal := _refusal(options, path):
+        return _refuse(refusal)
+    return _run(options, path)
+
+
+def _run(options: argparse.Namespace, path: Path) -> int:
+    """Measure a part, keep its rows in a file, write their page and print where it is."""
+    usual = _TURNS_OF_QUICK if options.what == "quick" else _TURNS
+    options.repeats = options.repeats or usual[0]
+    if options.cpu_repeats is None:
+        options.cpu_repeats = usual[1]
     match options.what:
-        case "busy":
-            print(run_busy(options.repeats, options.wait, stem.with_name(stem.name + "-busy.json"), _say))
-        case "gpu":
-            return _gpu(options)
-        case "networks":
-            path = stem.with_name(stem.name + "-networks.md")
-            write_page(path, options.repeats, options.wait, _say)
-            print(path)
-        case "users":
-            print(_users(options, stem.with_name(stem.name + "-users")))
         case "quick":
             _quick(options)
-        case "report":
-            return _again(options.file or stem.with_suffix(".json"))
+            return 0
+        case "networks":
+            print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
+            return 0
+        case "busy":
+            rows.write(path, busy.measure(options.repeats, options.wait, _say))
         case "growth":
-            _measure(options, path := stem.with_name(stem.name + "-growth.json"))
-            return _again(path)
-        case _:
-            _steps(options, path := stem.with_suffix(".json"))
-            return _again(path)
+            _measure(options, path, growth_workloads(), cpu_repeats=0)
+        case "users":
+            _users(options, path)
+        case "gpu":
+            _gpu(options, path)
+        case "startup":
+            _startup(options, path)
+        case "steps":
+            _measure(options, path, options.workloads or list(WORKLOADS), options.cpu_repeats)
+            if not (options.workloads or options.methods):
+                _startup(options, path)
+    print(pages.write(path))
     return 0
 
 
-def _refusal(options: argparse.Namespace) -> str | None:
+def _refuse(message: str) -> int:
+    print(f"benchmarks: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _refusal(options: argparse.Namespace, path: Path) -> str | None:
     """What is wrong with the options, in one line."""
-    on_gpu = options.what == "gpu"
-    if (options.device or "cuda" if on_gpu else options.device) == "cuda" and not torch.cuda.is_available():
-        return f"there is no GPU: {'try all of it with --device cpu' if on_gpu else 'leave --device out'}."
-    names = (TASKS, by_users.METHODS) if options.what == "users" else (WORKLOADS, METHODS)
-    names = (GPU_WORKLOADS, GPU_METHODS) if on_gpu else names
-    for kind, asked, known in (
-        ("workload", options.workloads, names[0]),
-        ("method", options.methods, names[1]),
-        ("part", options.parts, GPU_PARTS),
+    workloads: Mapping[str, Any] = WORKLOADS
+    methods: Sequence[str] = METHODS
+    if options.what == "users":
+        workloads = TASKS
+        methods = rounds.METHODS
+    elif options.what == "gpu":
+        workloads = GPU_WORKLOADS
+        methods = GPU_METHODS
+    for kind, names, known in (
+        ("workload", options.workloads, workloads),
+        ("method", options.methods, methods),
+        ("part", options.parts, _GPU_PARTS),
     ):
-        if unknown := [name for name in asked or () if name not in known]:
-            return f"there is no {kind} {unknown[0]!r}; known: {'; '.join(known)}."
+        for name in names or ():
+            if name not in known:
+                return f"there is no {kind} {name!r}; known: {'; '.join(known)}."
+    if options.what == "report" and not path.exists():
+        return f"there is no {path}: measure first, or name a file with --file."
+    if options.what in ("steps", "growth", "startup", "users"):
+        # Times of two machines do not compare, and their rows would stand in one table.
+        other = rows.of_another_processor(rows.read(path))
+        if other is not None:
+            this = rows.processor()
+            return f"{path} holds times of another machine ({other}; this is {this}): choose a folder with --out."
     return None
 
 
-def _of_others(options: argparse.Namespace, stem: Path) -> str | None:
-    """Why new rows cannot go into this machine's file."""
-    endings = {"growth": "-growth.json", "users": "-users.json"}
-    path = stem.with_name(stem.name + endings.get(options.what, ".json"))
-    if (other := rows.of_another_processor(rows.read(path))) is None:
-        return None
-    return f"{path} holds times of another machine ({other}; this is {rows.processor()}): choose a folder with --out."
-
-
-def _turns(options: argparse.Namespace) -> tuple[int, int]:
-    """For wall and for CPU time."""
-    usual = quick.REPEATS if options.what == "quick" else (5, 2)
-    asked = options.repeats, options.cpu_repeats
-    wall, cpu = (default if turns is None else turns for turns, default in zip(asked, usual, strict=True))
-    return wall, cpu
-
-
-def _again(path: Path) -> int:
-    """Write the page or the picture of a file of rows, whatever its kind."""
-    if not path.exists():
-        print(f"benchmarks: error: there is no {path}: measure first, or name a file with --file.", file=sys.stderr)
-        return 2
-    stem, kept = path.with_suffix(""), json.loads(path.read_text(encoding="utf-8"))
-    if stem.name.endswith("-growth"):
-        growth_report.report(kept, stem)
-    elif stem.name.endswith("-busy"):
-        report_busy(path)
-    elif stem.name.endswith("-users"):
-        users_report.report(kept, stem)
-    elif isinstance(kept, dict):
-        gpu_report.report(kept, stem)
-    else:
-        report.report(kept, stem)
-    print(stem.with_suffix(".png" if stem.name.endswith("-growth") else ".md"))
-    return 0
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=raw)
-
-    def names(text: str) -> list[str]:
-        return [name.strip() for name in text.split(";" if ";" in text else ",") if name.strip()]
-
-    parser.add_argument(
-        "what",
-        nargs="?",
-        choices=["steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report"],
-        default="steps",
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parts = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report")
+    parser.add_argument("what", nargs="?", choices=parts, default="steps")
     parser.add_argument(
         "--workloads",
-        type=names,
+        type=_names,
         help="names with commas (with semicolons, also behind one name, where a name has a comma)",
     )
-    parser.add_argument("--methods", type=names, help="names with commas")
-    parser.add_argument(
-        "--parts", type=names, default=list(GPU_PARTS), help=f"of gpu: {', '.join(GPU_PARTS)} (default: all)"
-    )
+    parser.add_argument("--methods", type=_names, help="names with commas")
+    parser.add_argument("--parts", type=_names, default=list(_GPU_PARTS), help="of gpu: steps, rounds (default: all)")
     parser.add_argument(
         "--repeats", type=_from_one, help="turns for wall time, and for rounds (default: 5; of quick: 9)"
     )
@@ -174,105 +153,122 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(";" if ";" in text else ",") if name.strip()]
+
+
 def _from_one(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
     return int(text)
 
 
-def _measure(options: argparse.Namespace, path: Path) -> None:
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _measure(options: argparse.Namespace, path: Path, workloads: Sequence[str], cpu_repeats: int) -> None:
     """Workload by workload; what was measured is on disk after each."""
-    origin = rows.origin()
-    for name in growth_workloads() if options.what == "growth" else options.workloads or list(WORKLOADS):
-        new = [{**row, **origin} for row in _workload(options, name, options.methods)]
-        old = [row for row in rows.read(path) if options.methods or row["workload"] != name]  # all of it, or some
-        table = rows.merged(old, new)
-        rows.write(path, rows.with_ratios(table, _batches(table)))
+    for name in workloads:
+        new = _steps_of(options, name, methods_for(name), cpu_repeats)
+        # A whole measurement takes the place of all rows of its workload, so that methods that are gone go.
+        old = [row for row in rows.read(path) if options.methods or row["workload"] != name]
+        rows.write(path, rows.with_ratios(rows.merged(old, new)))
 
 
-def _workload(options: argparse.Namespace, name: str, only: Sequence[str] | None) -> list[rows.Row]:
+def _steps_of(options: argparse.Namespace, name: str, methods: Sequence[str], cpu_repeats: int) -> list[Row]:
     """Rows of a workload; says how long they took."""
-    grows, workload = options.what == "growth", workload_named(name)
-    methods = [m for m in GROWTH_METHODS if not skipped(name, m)] if grows else methods_for(workload)
     start = time.monotonic()
-    new = measure(
+
+    def say(text: str) -> None:
+        _say(f"{name}: {text}, {time.monotonic() - start:.0f} s")
+
+    new = measure_steps(
         name,
-        [method for method in methods if not only or method in only],
-        options.device or "cpu",
+        [method for method in methods if not options.methods or method in options.methods],
+        options.device,
         options.threads,
-        (options.repeats, 0 if grows else options.cpu_repeats),
+        (options.repeats, cpu_repeats),
         options.wait,
-        lambda what: _say(f"{name}: {what}, {time.monotonic() - start:.0f} s"),
+        say,
     )
     for row in new:
         if row["error"]:
             _say(f"{name}: {row['method']} failed: {row['error']}")
-    _say(f"{name}: done in {time.monotonic() - start:.0f} s")
-    return [{**row, "records": workload.records} for row in new]
-
-
-def _batches(table: list[rows.Row]) -> dict[str, int]:
-    """Records in a lot, by workload."""
-    return {name: workload_named(name).batch for name in {row["workload"] for row in table} - {STARTUP}}
-
-
-def _steps(options: argparse.Namespace, path: Path) -> None:
-    """All of `make bench`, or what was chosen of it."""
-    if options.what == "steps":
-        _measure(options, path)
-    if options.what == "startup" or not (options.workloads or options.methods):
-        _startup(options, path)
+    say("done")
+    common = {"records": workload_named(name).records, **rows.origin()}
+    return [row | common for row in new]
 
 
 def _startup(options: argparse.Namespace, path: Path) -> None:
-    start, origin = time.monotonic(), rows.origin()
-    new = measure_startup(_STARTS, options.wait, lambda what: _say(f"{STARTUP}: {what}"))
+    origin = rows.origin()
+    new = startup.measure(_STARTS, options.wait, lambda text: _say(f"{STARTUP}: {text}"))
     steps = [row for row in rows.read(path) if row["workload"] != STARTUP]
-    table = [*steps, *({**row, **origin} for row in new)]
-    rows.write(path, rows.with_ratios(table, _batches(table)))
-    _say(f"{STARTUP}: done in {time.monotonic() - start:.0f} s")
+    rows.write(path, rows.with_ratios([*steps, *(row | origin for row in new)]))
 
 
 def _quick(options: argparse.Namespace) -> None:
     """Measure little, print it and keep nothing."""
-    measured = [
-        row
-        for name in options.workloads or quick.WORKLOADS
-        for row in _workload(options, name, options.methods or quick.METHODS)
-    ]
-    print(quick.table(rows.with_ratios(measured, _batches(measured))))
+    measured: list[Row] = []
+    for name in options.workloads or (FIRST_WORKLOAD,):
+        measured += _steps_of(options, name, options.methods or QUICK, options.cpu_repeats)
+    several = len({row["workload"] for row in measured}) > 1
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows.with_ratios(measured):
+        method = f"{row['workload']}: {row['method']}" if several else row["method"]
+        if row["error"]:
+            lines[f"{method}: {row['error']}"] = {}
+            continue
+        least, most = row["wall_ms_range"]
+        lines[method] = {
+            "÷ plain": _number(row["ratio_to_limit"]),
+            "CPU ÷ plain": _number(row["cpu_ratio_to_limit"]),
+            "wall ms": _number(row["wall_ms"]),
+            "least to most": f"{least:.2f} to {most:.2f}",
+            "CPU ms": _number(row["cpu_ms"]),
+        }
+    print(pd.DataFrame.from_dict(lines, orient="index").fillna("–").to_string())
+    if not all(row["quiet"] for row in measured):
+        print("\nThe machine was not quiet.")
 
 
-def _gpu(options: argparse.Namespace) -> int:
-    """On the GPU, unless --device says where else to try it."""
-    device = options.device or "cuda"
-    stem = options.out / rows.hardware(device, options.threads)
-    stem = stem.with_name(stem.name + "-gpu") if device == "cpu" else stem
-    few = (
-        {"users": 10, "repeats": 1, "turn": 0.0}
-        if device == "cpu"
-        else {"users": options.users, "repeats": options.repeats}
-    )
-    print(run_gpu(device, stem, _say, options.parts, options.workloads, options.methods, **few))
-    return 0
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
-def _users(options: argparse.Namespace, stem: Path) -> Path:
+def _users(options: argparse.Namespace, path: Path) -> None:
     """Task by task; what was measured is on disk after each."""
-    path, origin = stem.with_suffix(".json"), rows.origin()
-    for task in options.workloads or list(TASKS):
-        new = by_users.measure(
+    origin = rows.origin()
+    for task in options.workloads or TASKS:
+        new = rounds.measure(
             task,
             options.users,
             options.repeats,
-            options.methods or by_users.METHODS,
+            options.methods or rounds.METHODS,
             options.peers,
             options.wait,
-            lambda what, task=task: _say(f"{task}: {what}"),  # type: ignore[misc]
+            lambda text, task=task: _say(f"{task}: {text}"),  # type: ignore[misc]
         )
-        rows.write(path, rows.merged(rows.read(path), [{**row, **origin} for row in new]))
-    users_report.report(rows.read(path), stem)
-    return stem.with_suffix(".md")
+        rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
+
+
+def _gpu(options: argparse.Namespace, path: Path) -> None:
+    """Steps and rounds of users; what was measured is on disk after each workload and task."""
+    data: dict[str, Any] = {"notes": [], "steps": [], "rounds": {}}
+    if path.exists():
+        data |= json.loads(path.read_text(encoding="utf-8"))
+    origin = rows.origin()
+    tried = options.device == "cpu"
+    repeats = 1 if tried else options.repeats
+    for name in (options.workloads or GPU_WORKLOADS) if "steps" in options.parts else ():
+        methods = [method for method in methods_on_gpu(name) if not options.methods or method in options.methods]
+        new = measure_steps(name, methods, options.device, options.threads, (repeats, 0), 0.0, _say)
+        data["steps"] = rows.with_ratios(rows.merged(data["steps"], [row | origin for row in new]))
+        rows.write(path, data)
+    for name in TASKS if "rounds" in options.parts else ():
+        round_ = rounds.measure_on_gpu(name, 10 if tried else options.users, repeats, options.device, _say)
+        data["rounds"][name] = round_ | origin
+        rows.write(path, data)
 
 
 if __name__ == "__main__":

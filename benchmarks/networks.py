@@ -18,26 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from benchmarks import rows
-from benchmarks.measure import wait_until_quiet
+from benchmarks import pages, rows
+from benchmarks.processes import wait_until_quiet
+from benchmarks.timing import Say
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.files import write_atomically
 from dpbench.strategies import DPSGD
 
 RECORDS = 16
 _VOCABULARY = 8000
 _WARM = 3  # steps before the clocks run
-_HEAD = "| network | plain (ms) | ours ÷ plain | × Opacus |\n| --- | ---: | ---: | ---: |\n"
-_ABOUT = """\
-# The time of a private step of networks as people have them
-
-Made by `python -m benchmarks networks` at {commit} ({date}) on {processor}, one thread{busy}. Small models with random
-weights, lots of {records} records, medians of {turns} steps in each way, in alternation. 'Ours' is `PrivateLoop` with
-flat clipping by the engine, noise, ledger and guards; Opacus is its hooks and optimizer, without loader and accountant.
-'× Opacus': how many times as fast.
-
-"""
 Step = Callable[[nn.Module, Any], Tensor]
 
 
@@ -250,35 +240,28 @@ def measure_network(name: str, turns: int) -> dict[str, Any]:
     return outcome | {way: statistics.median(values) for way, values in seconds.items() if values}
 
 
-def write_page(path: Path, turns: int, patience: float, report: Callable[[str], None]) -> None:
+def write_page(path: Path, turns: int, patience: float, say: Say) -> Path:
     """Measure all networks on one thread and write a page, when all of them are measured.
 
     Args:
         path: Of the page.
         turns: Of each way.
         patience: Seconds to wait for a quiet machine.
-        report: Told what is being done.
+        say: Told what is being done.
     """
     torch.set_num_threads(1)
     is_quiet = wait_until_quiet(patience)
-    origin = rows.origin()
-    about = _ABOUT.format(
-        commit=origin["commit"],
-        date=origin["date"],
+    outcomes = {}
+    for name in NETWORKS:
+        say(name)
+        outcomes[name] = measure_network(name, turns)
+    return pages.render(
+        "networks",
+        path,
+        origin=rows.origin(),
         processor=rows.processor(),
-        busy="" if is_quiet else ", while the machine did other work",
+        quiet=is_quiet,
         records=RECORDS,
         turns=turns,
+        outcomes=outcomes,
     )
-    lines = []
-    for name in NETWORKS:
-        report(name)
-        lines.append(_line(name, measure_network(name, turns)))
-    write_atomically(path, about + _HEAD + "\n".join(lines) + "\n")
-
-
-def _line(name: str, outcome: dict[str, Any]) -> str:
-    plain, ours, opacus = (outcome[way] for way in ("plain", "ours", "opacus"))
-    against = f"{opacus / ours:.2f}" if isinstance(opacus, float) else f"– ({opacus})"
-    ratio = f"{ours / plain:.2f}" if isinstance(ours, float) else str(ours)
-    return f"| {name} | {1e3 * plain:.0f} | {ratio} | {against} |"

@@ -19,9 +19,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from benchmarks.measure import busy
 from benchmarks.ours import bare
+from benchmarks.pages import render
 from benchmarks.plain import MakeOptimizer, Step, plain
+from benchmarks.processes import busy_cores
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.code import versions
 from dpbench.files import write_atomically
@@ -64,24 +65,6 @@ def costs(workload: Workload, name: str, steps: int, turns: int) -> dict[str, fl
     return {**medians, "ratio": median(ratios), "ratio_least": ratios[0], "ratio_most": ratios[-1]}
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """The page."""
-    first = table.iloc[0]
-    lines = ["# What privacy costs each optimizer", "", __doc__.partition("\n\n")[2].strip().replace("\n", " "), ""]
-    lines += [
-        "| network, lots of 256 | optimizer | not private (ms) | private (ms) | ratio [least, most of the turns] |"
-    ]
-    lines += ["| --- | --- | ---: | ---: | ---: |"]
-    for row in table.to_dict("records"):
-        spread = f"{row['ratio']:.2f} [{row['ratio_least']:.2f}, {row['ratio_most']:.2f}]"
-        cells = [row["network"], row["optimizer"], f"{row['plain_ms']:.2f}", f"{row['private_ms']:.2f}", spread]
-        lines.append("| " + " | ".join(cells) + " |")
-    load = f"; other processes used {first['busy']:.1f} cores when it began" if first["busy"] > 0.2 else ""
-    lines += ["", f"The paper's ratio, of `optimizer.step()` alone on a CPU: {_PAPER:.2f}."]
-    lines += [f"{first['cpu']}, {first['threads']} threads, torch {first['torch']}, commit {first['commit']}{load}."]
-    return "\n".join([*lines, "Made by `python -m benchmarks.optimizers` in one process, medians of turns.", ""])
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write costs.csv and README.md."""
     parser = argparse.ArgumentParser("python -m benchmarks.optimizers")
@@ -91,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     keep_large_blocks()
     machine = hardware()
-    common = {"cpu": machine["cpu"], "threads": machine["threads"], "busy": busy(), "torch": versions()["torch"]}
+    common = {"cpu": machine["cpu"], "threads": machine["threads"], "busy": busy_cores(), "torch": versions()["torch"]}
     common |= {"commit": commit(), "date": date.today().isoformat()}
     rows = []
     for workload, network in NETWORKS.items():
@@ -101,8 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     options.out.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out / "costs.csv", table.to_csv(index=False))
-    write_atomically(options.out / "README.md", markdown(table))
-    print(markdown(table))
+    page = render("optimizers", options.out / "README.md", rows=rows, paper=_PAPER)
+    print(page.read_text(encoding="utf-8"))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.orders import Orders
 from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
-from benchmarks.watch import Watch
 from benchmarks.workloads import Workload
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
@@ -70,7 +71,8 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
     optimizer = make_optimizer(model.parameters())
     engine = PerRecordEngine(model)
     mechanism = mechanism_of(name, workload, engine)
-    merge, releases = _merge(workload, device), iter(range(2**62))
+    merge = _merge(workload, device)
+    releases = itertools.count()
 
     def step() -> torch.Tensor:
         loss = F.cross_entropy(model(x), y)
@@ -139,39 +141,30 @@ def loop(
     return step, model
 
 
-class _Conductor(pl.Callback):
-    """Measures the trainer's own loop: as many steps as are ordered, then the next order."""
+class Conductor(pl.Callback):
+    """Makes the trainer's loop take one step for each that is ordered.
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch, self._left = watch, 0
-        self._met_sizes = True
+    Args:
+        orders: The orders.
+        facts: Said when the first step is over and orders may come.
+    """
+
+    def __init__(self, orders: Orders, facts: dict[str, Any]) -> None:
+        self._orders = orders
+        self._facts: dict[str, Any] | None = facts
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._met_sizes:
-            self._continue()
-            return
-        self._watch.count(len(batch[1]))
-        self._left -= 1
-        if self._left > 0:
-            self._watch.step()
-            return
-        if self._left < 0:  # no order yet
-            self._watch.say(ready=True, peak_mb=None)
-        else:
-            self._watch.stop()
-        self._left = self._watch.start()  # ends the process after the last order
-        self._continue()
-
-    def _continue(self) -> None:
-        self._met_sizes = not self._watch.meets_sizes()
-        if self._met_sizes:
-            self._watch.step()
+        """Wait for the next order of a step."""
+        if self._facts is not None:
+            self._orders.say(**self._facts)
+            self._facts = None
+        self._orders.advance(len(batch[1]))
 
 
-def harness(workload: Workload, name: str, device: str, watch: Watch) -> None:
-    """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys `watch`."""
+def harness(workload: Workload, name: str, device: str, orders: Orders) -> None:
+    """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys orders."""
     from hydra import compose, initialize_config_dir
 
     from dpbench.run.build import plain
@@ -192,4 +185,4 @@ def harness(workload: Workload, name: str, device: str, watch: Watch) -> None:
     with TemporaryDirectory() as folder:
         with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
             config = plain(compose("config", words))
-        train(config, Path(folder), [_Conductor(watch)], show=True)
+        train(config, Path(folder), [Conductor(orders, {"methods": {f"harness/{name}": {}}})], show=True)

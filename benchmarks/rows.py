@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.methods import DRAWN, MALLOC
+from benchmarks.workloads import STARTUP, workload_named
 from dpbench.code import versions
 from dpbench.files import write_atomically
 from dpbench.runs import provenance
@@ -22,46 +23,54 @@ from dpbench.runs import provenance
 Row = dict[str, Any]
 
 
-def with_ratios(rows: Iterable[Row], batches: dict[str, int]) -> list[Row]:
+def with_ratios(rows: Iterable[Row]) -> list[Row]:
     """Rows with what follows from the rows of the same workload.
 
     The limit is the fastest step without privacy on lots of one size; Opacus is taken at its fastest mode with its
     defaults, that is, without our allocator setting. Times are compared after division by the reference's time in the
     same minutes.
     """
+    groups: dict[tuple[str, str], list[Row]] = {}
     rows = [dict(row) for row in rows]
     for row in rows:
-        same = [other for other in rows if (other["workload"], other["device"]) == (row["workload"], row["device"])]
-        row["batch"] = batches.get(row["workload"])
-        limits = [other for other in same if other["method"] != DRAWN]
-        defaults = [other for other in same if MALLOC in other["method"]]
-        row["records_per_s"] = _ratio(row["batch"] and 1e3 * row["batch"], row["wall_ms"])
-        row["ratio_to_limit"] = _ratio(relative(row), least(limits, ("plain/",)))
-        row["cpu_ratio_to_limit"] = _ratio(relative(row, "cpu_ms"), least(limits, ("plain/",), "cpu_ms"))
-        row["speedup_over_opacus"] = _ratio(least(defaults, ("opacus/",)), relative(row))
-        row["speedup_over_best_peer"] = _ratio(least(same, ("opacus/", "jax/")), relative(row))
+        groups.setdefault((row["workload"], row["device"]), []).append(row)
+    for (workload, _), group in groups.items():
+        batch = None if workload == STARTUP else workload_named(workload).batch
+        limits = [row for row in group if row["method"] != DRAWN]
+        limit = least(limits, ("plain/",))
+        cpu_limit = least(limits, ("plain/",), "cpu_ms")
+        opacus = least([row for row in group if MALLOC in row["method"]], ("opacus/",))
+        best_peer = least(group, ("opacus/", "jax/"))
+        for row in group:
+            row["batch"] = batch
+            row["records_per_s"] = quotient(batch and 1e3 * batch, row["wall_ms"])
+            row["ratio_to_limit"] = quotient(relative(row), limit)
+            row["cpu_ratio_to_limit"] = quotient(relative(row, "cpu_ms"), cpu_limit)
+            row["speedup_over_opacus"] = quotient(opacus, relative(row))
+            row["speedup_over_best_peer"] = quotient(best_peer, relative(row))
     return rows
 
 
 def relative(row: Row, key: str = "wall_ms") -> float | None:
     """A row's time over the reference's."""
-    return _ratio(row[key], row[f"reference_{key}"])
+    return quotient(row[key], row[f"reference_{key}"])
 
 
-def least(rows: list[Row], families: tuple[str, ...], key: str = "wall_ms") -> float | None:
+def least(rows: Iterable[Row], families: tuple[str, ...], key: str = "wall_ms") -> float | None:
     """The smallest time over the reference's in some families."""
     values = [relative(row, key) for row in rows if row["method"].startswith(families)]
     return min((value for value in values if value is not None), default=None)
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if not a or not b else a / b
+def quotient(dividend: float | None, divisor: float | None) -> float | None:
+    """Of what may not have been measured."""
+    return None if not dividend or not divisor else dividend / divisor
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
     """New rows take the place of old ones with the same workload, method and device."""
-    kept = {(row["workload"], row["method"], row["device"]): row for row in (*old, *new)}
-    return list(kept.values())
+    by_method = {(row["workload"], row["method"], row["device"]): row for row in (*old, *new)}
+    return list(by_method.values())
 
 
 def read(path: Path) -> list[Row]:
@@ -70,8 +79,8 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def write(path: Path, rows: list[Row]) -> None:
-    """Write atomically."""
+def write(path: Path, rows: Sequence[Row] | Mapping[str, Any]) -> None:
+    """Write rows, or what a GPU gave, at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(rows, indent=1) + "\n")
 
@@ -93,7 +102,10 @@ def processor() -> str | None:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
         return None
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    facts: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
     generation = ", ".join(f"{key} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts)
     features = hashlib.sha256(facts.get("flags", facts.get("Features", "")).encode()).hexdigest()[:8]
     return f"{generation}, features {features}"
@@ -101,8 +113,8 @@ def processor() -> str | None:
 
 def of_another_processor(rows: Iterable[Row]) -> str | None:
     """The processor of rows that may not stand beside new ones, since times of two machines do not compare."""
-    found = {row.get("hardware", {}).get("processor") for row in rows} - {None, processor()}
-    return min(found, default=None)
+    processors = {row.get("hardware", {}).get("processor") for row in rows}
+    return min(processors - {None, processor()}, default=None)
 
 
 def _version(name: str) -> str | None:

@@ -1,40 +1,104 @@
-"""One process that steps one method when told to: `python -m benchmarks.worker WORKLOAD METHOD DEVICE`.
-
-Reads orders as lines of JSON, {"steps": n, "warm": w, "threads": t}, and answers each with {"wall": seconds, "cpu":
-seconds, "records": number or null}: of n steps after w that do not count, because a process that slept while others
-computed has lost its caches. Where lots differ in size it says how many records were in them, and makes many steps more
-before the clocks run with another number of threads: PyTorch prepares an operator anew for each size and number.
-Says {"ready": ..., "peak_mb": ...} first: the memory that the first two steps took above what model and data hold.
-"""
+"""A process that is measured: `benchmarks.processes` starts it, as a fork or by `-m benchmarks.worker FD WORDS`."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
+import time
 from contextlib import suppress
+from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.watch import Watch
+from benchmarks.orders import Orders, one_line
+
+_SIZES = 60  # lots, after which nearly all sizes were met
+_SIZES_OF_GRAPHS = 600  # a size is recorded when it comes again
 
 
-def _reset_peak() -> None:
-    with suppress(OSError):  # then the peak is that of the whole life of the process
-        Path("/proc/self/clear_refs").write_text("5")
+def main(pipe: Connection, words: tuple[str, ...]) -> None:
+    """Serve orders until there are no more.
 
-
-def _resident(key: str) -> float:
-    """VmRSS, VmHWM or RssFile in MB."""
+    Args:
+        pipe: To whoever measures.
+        words: ("steps", workload, device, *methods) or ("users", family, kind, task, users, device, *methods).
+    """
     try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith(key))) / 1024
-    except (OSError, StopIteration):
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
+        if words[0] == "steps":
+            _steps(pipe, *words[1:3], methods=words[3:])
+        else:
+            _users(pipe, *words[1:6], methods=words[6:])
+    except Exception as error:  # whatever a peer may come up with: the others are measured all the same
+        pipe.send({"error": one_line(error)})
+
+
+def _steps(pipe: Connection, name: str, device: str, methods: tuple[str, ...]) -> None:
+    """Steps of one or several methods; says first how much memory the first two steps of each took, or what failed."""
+    import torch
+
+    from benchmarks.methods import PURE, builder, wants_our_allocator
+    from benchmarks.workloads import workload_named
+    from dpbench.privacy import native
+    from dpbench.run.allocator import keep_large_blocks
+
+    torch.set_num_threads(1)  # while others start beside it
+    native.select("off" if methods[0].endswith(PURE) else "auto")
+    if wants_our_allocator(methods[0]):
+        keep_large_blocks()
+    workload = workload_named(name)
+    if methods[0].startswith("harness/"):
+        from benchmarks.ours import harness
+
+        sizes = _SIZES_OF_GRAPHS if methods[0].endswith("graph") and device == "cuda" else _SIZES
+        harness(workload, methods[0].removeprefix("harness/"), device, Orders(pipe, device, sizes))
+        return
+    orders = Orders(pipe, device, _SIZES if methods[0].endswith("drawn") else 0)
+    facts: dict[str, dict[str, Any]] = {}
+    for method in methods:
+        try:
+            step = builder(method, workload, device)()
+            facts[method] = {"peak_mb": first_steps(step, device)}
+            orders.functions[method] = step
+        except Exception as error:
+            facts[method] = {"error": one_line(error)}
+    orders.say(methods=facts)
+    orders.advance()
+
+
+def _users(
+    pipe: Connection, family: str, kind: str, name: str, users: str, device: str, methods: tuple[str, ...]
+) -> None:
+    """Rounds of users, by dpbench or by a peer; says first what it found out about itself."""
+    import torch
+
+    from benchmarks.users.tasks import TASKS
+
+    if device == "cpu":
+        torch.set_num_threads(1)
+    task = TASKS[name]
+    # Flower trains in processes of Ray's.
+    orders = Orders(pipe, device, cpu_clock=cpu_of_tree if family == "flower" else time.process_time)
+    if family == "pfl":
+        from benchmarks.users.pfl_ import serve as serve_pfl
+
+        serve_pfl(task, int(users), orders, kind, {"peer": f"pfl {version('pfl')}"})
+    elif family == "flower":
+        from benchmarks.users.flower_ import serve as serve_flower
+
+        peer = {"peer": f"flwr {version('flwr')}, ray {version('ray')}"}
+        serve_flower(task, int(users), orders, kind, peer)
+    else:
+        from benchmarks.users.ours import serve
+        from benchmarks.users.plain import add_functions
+
+        facts = add_functions(orders.functions, task, int(users), device, methods)
+        serve(task, int(users), orders, facts, device)
 
 
 def first_steps(step: Any, device: str, steps: int = 2) -> float:
-    """Make the first steps and return the memory in MB that they took at most."""
+    """Make the first steps and return the memory in MB that they took at most, above what model and data hold."""
     if device == "cuda":
         import torch
 
@@ -44,56 +108,46 @@ def first_steps(step: Any, device: str, steps: int = 2) -> float:
             step()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    _reset_peak()
-    before, libraries = _resident("VmRSS"), _resident("RssFile")
+    with suppress(OSError):  # else the peak is that of the whole life of the process
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
+    libraries = _resident("RssFile")
     for _ in range(steps):
         step()
     mapped = _resident("RssFile") - libraries  # by the first use of an operator: no memory of a step
     return max(_resident("VmHWM") - before - mapped, 0.0)
 
 
-def main(name: str, method: str, device: str) -> None:
-    """Serve orders until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print goes elsewhere
-    watch = Watch(device, answers, records=method.endswith("graph"))
+def _resident(key: str) -> float:
+    """VmRSS, VmHWM or RssFile in MB."""
     try:
-        import torch
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
+    facts = dict(line.split(":", 1) for line in lines)
+    return float(facts[key].split()[0]) / 1024
 
-        from benchmarks.methods import PURE, builder, wants_our_allocator
-        from benchmarks.plain import DrawnSizes
-        from dpbench.privacy import native
-        from dpbench.run.allocator import keep_large_blocks
 
-        torch.set_num_threads(1)  # while others start beside it
-        native.select("off" if method.endswith(PURE) else "auto")
-        if wants_our_allocator(method):
-            keep_large_blocks()
-        from benchmarks.growth import workload_named
-
-        workload = workload_named(name)
-        if method.startswith("harness/"):
-            from benchmarks.ours import harness
-
-            harness(workload, method.removeprefix("harness/"), device, watch)
-            return
-        step = builder(method, workload, device)()
-        watch.say(ready=True, peak_mb=first_steps(step, device))
-        differs = isinstance(step, DrawnSizes)
-        while True:
-            steps = watch.start()
-            while differs and watch.meets_sizes():
-                step()
-            for _ in range(steps):
-                watch.step()
-                step()
-                watch.count(step.records if isinstance(step, DrawnSizes) else 0)
-            watch.stop()
-    except Exception as error:  # whatever a peer may come up with: the others are measured all the same
-        watch.say(
-            error=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
-        )
+def cpu_of_tree() -> float:
+    """CPU seconds of this process and of all below it, those that have ended included; from /proc, in 10 ms."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
+    total = 0
+    for process, used in ticks.items():
+        ancestor = process
+        while ancestor != os.getpid() and ancestor in parents:
+            ancestor = parents[ancestor]
+        if ancestor == os.getpid():
+            total += used
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(Connection(int(sys.argv[1])), tuple(sys.argv[2:]))

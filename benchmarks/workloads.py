@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 
 from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
 
-MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+MNIST = (1, 28, 28)
+CIFAR = (3, 32, 32)
+FIRST_WORKLOAD = "mnist_cnn b256"
+FOUR = (FIRST_WORKLOAD, "mlp b256", "small_alexnet b128", "densenet40 b64")  # which stand for all
+STARTUP = "start-up"  # stands where rows have their workload
+SEEDS = 4  # networks that the method "seeds/flat" trains at once
+_LOTS = (16, 64, 256, 1024, 4096)
+_WIDTHS = {"small_alexnet": (16, 32, 64, 128), "mlp": (250, 1000, 4000)}
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,11 @@ class Workload:
     microbatch_size: int = 1
     records: int = 0
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether a record is a sequence; else it is an image."""
+        return len(self.input_shape) == 2
+
     def data(self) -> tuple[Tensor, Tensor]:
         """Records (N, C, H, W) and labels (N,), the same in every process."""
         generator = torch.Generator().manual_seed(1)
@@ -53,7 +66,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, width: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(width, hidden, batch_first=True), nn.Linear(hidden, classes)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, classes) of sequences (N, T, width)."""
@@ -66,7 +80,8 @@ class Attentive(nn.Module):
 
     def __init__(self, width: int, heads: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = (nn.MultiheadAttention(width, heads, batch_first=True) for _ in range(2))
+        self.first = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.second = nn.MultiheadAttention(width, heads, batch_first=True)
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,13 +92,24 @@ class Attentive(nn.Module):
         return scores
 
 
-_NOISE = ("data=random_noise", "data.test_size=1000")  # needs no files
-_LIKE_MNIST = (*_NOISE, "data.like=mnist", "data.train_size=60000")  # an epoch as long as a user's
-_LIKE_CIFAR = (*_NOISE, "data.like=cifar10", "data.train_size=50000")
+_LIKE_MNIST = ("data=random_noise", "data.test_size=1000", "data.like=mnist", "data.train_size=60000")
+_LIKE_CIFAR = ("data=random_noise", "data.test_size=1000", "data.like=cifar10", "data.train_size=50000")
 _MNIST_CNN = Workload(
-    "mnist_cnn b256", partial(MNISTCNN, MNIST, 10), MNIST, 256, ("model=mnist_cnn", *_LIKE_MNIST), records=60_000
+    "mnist_cnn b256",
+    partial(MNISTCNN, MNIST, 10),
+    MNIST,
+    256,
+    ("model=mnist_cnn", *_LIKE_MNIST),
+    records=60_000,
 )
-_MLP = Workload("mlp b256", partial(MLP, MNIST, 10), MNIST, 256, ("model=mlp", *_LIKE_MNIST), records=60_000)
+_MLP = Workload(
+    "mlp b256",
+    partial(MLP, MNIST, 10),
+    MNIST,
+    256,
+    ("model=mlp", *_LIKE_MNIST),
+    records=60_000,
+)
 _ALEXNET = Workload(
     "small_alexnet b128",
     partial(SmallAlexNet, CIFAR, 10),
@@ -93,23 +119,53 @@ _ALEXNET = Workload(
     records=50_000,
 )
 _DENSENET = Workload(
-    "densenet40 b64", partial(DenseNet, CIFAR, 10), CIFAR, 64, ("model=densenet40", *_LIKE_CIFAR), records=50_000
+    "densenet40 b64",
+    partial(DenseNet, CIFAR, 10),
+    CIFAR,
+    64,
+    ("model=densenet40", *_LIKE_CIFAR),
+    records=50_000,
 )
 
-WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        _MNIST_CNN,
-        _MLP,
-        _ALEXNET,
-        replace(_ALEXNET, name="small_alexnet b1024", batch=1024),
-        _DENSENET,
-        replace(
-            _DENSENET,
-            name="densenet40 b64, microbatches of 8",
-            microbatch_size=8,
-        ),
-        Workload("lstm b128", partial(Recurrent, 64, 128, 10), (32, 64), 128, ()),
-        Workload("attention b128", partial(Attentive, 128, 4, 10), (32, 128), 128, ()),
-    )
-}
+
+def _by_name(*workloads: Workload) -> dict[str, Workload]:
+    return {workload.name: workload for workload in workloads}
+
+
+WORKLOADS = _by_name(
+    _MNIST_CNN,
+    _MLP,
+    _ALEXNET,
+    replace(_ALEXNET, name="small_alexnet b1024", batch=1024),
+    _DENSENET,
+    replace(_DENSENET, name="densenet40 b64, microbatches of 8", microbatch_size=8),
+    Workload("lstm b128", partial(Recurrent, 64, 128, 10), (32, 64), 128, ()),
+    Workload("attention b128", partial(Attentive, 128, 4, 10), (32, 128), 128, ()),
+)
+GPU_WORKLOADS = WORKLOADS | _by_name(
+    replace(_MNIST_CNN, name="mnist_cnn b2048", batch=2048),
+    replace(_DENSENET, name="densenet40 b512, microbatches of 4", batch=512, microbatch_size=4),
+)
+
+
+def growth_workloads() -> list[str]:
+    """Names of all points of the growth curves."""
+    names = [f"{model} lot {lot}" for model in ("mnist_cnn", "small_alexnet") for lot in _LOTS]
+    for model, widths in _WIDTHS.items():
+        names += [f"{model} width {width}" for width in widths]
+    return names
+
+
+def workload_named(name: str) -> Workload:
+    """A workload of the benchmark, or a point of the growth curves."""
+    if name in GPU_WORKLOADS:
+        return GPU_WORKLOADS[name]
+    match = re.fullmatch(r"(\w+) (lot|width) (\d+)", name)
+    assert match is not None, name
+    model = match[1]
+    size = int(match[3])
+    base = next(workload for workload in WORKLOADS.values() if workload.name.startswith(f"{model} "))
+    if match[2] == "lot":
+        return replace(base, name=name, batch=size)
+    build = partial(SmallAlexNet, CIFAR, 10, size) if model == "small_alexnet" else partial(MLP, MNIST, 10, (size,))
+    return replace(base, name=name, build=build)

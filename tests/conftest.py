@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from absl import logging as absl_logging
-from hypothesis import settings
+from dp_accounting.pld import privacy_loss_distribution
 
 from dpbench.privacy.releases import ReleaseEngine
 from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
@@ -30,10 +32,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # absl's handler closes the stream that it found, which here is pytest's, when Hydra sets up logging below a capsys.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
-# The same examples in each run of CI; HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("explore", max_examples=300)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+# A machine that is there for its GPU may have no hypothesis; nothing of tests/gpu needs it.
+with suppress(ModuleNotFoundError):
+    from hypothesis import settings
+
+    # The same examples in each run of CI; HYPOTHESIS_PROFILE=explore looks for new ones.
+    settings.register_profile("same", derandomize=True)
+    settings.register_profile("explore", max_examples=300)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="of the tests in tests/gpu (default: cpu)"
+    )
+
+
+# A quarter of a short run's time goes into this function of a few numbers, the same ones in hundreds of tests.
+privacy_loss_distribution.from_gaussian_mechanism = functools.lru_cache(maxsize=256)(
+    privacy_loss_distribution.from_gaussian_mechanism
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +97,12 @@ def data_folder() -> Path:
     if folder is None:
         pytest.skip("needs $DPBENCH_DATA")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of --device."""
+    name = str(request.config.getoption("--device"))
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.fail("there is no GPU here: leave --device out")
+    return name

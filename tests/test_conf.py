@@ -7,25 +7,25 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
 from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import USER_SOURCES
-from dpbench.run.checks import _KINDS
-from dpbench.run.options import options_of
-from dpbench.run.search_path import conf_dir, groups_of
+from dpbench.options import options_of
+from dpbench.run.config import TARGETS
+from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
+from tests.support.configs import GROUPS, STRATEGIES, composed
 
-GROUPS = groups_of(conf_dir())
 CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in names]
 PLUGINS = {
     "joblib": "hydra_plugins.hydra_joblib_launcher",
     "submitit": "hydra_plugins.hydra_submitit_launcher",
+    "ray": "hydra_plugins.dpbench_ray_launcher",
 }
 GIVEN = {  # what the harness passes beside the file
     "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags"},
@@ -36,13 +36,6 @@ GIVEN = {  # what the harness passes beside the file
     "schedule": {"optimizer"},
     "trainer": {"logger", "callbacks", "default_root_dir"},
 }
-
-
-def composed(*words: str) -> DictConfig:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("config", list(words), return_hydra_config=True)
-    HydraConfig.instance().set_config(cfg)
-    return cfg
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -75,17 +68,10 @@ def test_groups() -> None:
     assert GROUPS["module"] == ["classifier", "gan", "next_token", "reconstruction", "tags"]
 
 
-STRATEGIES: dict[str, type[PrivateStrategy]] = {
-    name: get_object(OmegaConf.load(conf_dir() / "strategy" / f"{name}.yaml")["_target_"])
-    for name in GROUPS["strategy"]
-    if name != "none"
-}
-
-
 def options_in(cls: type, group: str) -> dict[str, Any]:
     """Those that a user sets, with their defaults in Python."""
     options = options_of(cls)
-    return {name: option.default for name, option in options.items() if name not in _KINDS[group].ours}
+    return {name: option.default for name, option in options.items() if name not in TARGETS[group].reserved}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpbench.cli import main, parser
-from tests.run.test_cli import TINY
-from tests.test_conf import composed
+from tests.support.cli import TINY
+from tests.support.configs import composed
 
 ROOT = Path(__file__).parents[1]
 

@@ -38,9 +38,11 @@ def test_the_sweep_of_the_readme_needs_no_extra() -> None:
 
 
 def test_the_hint_works_where_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert installing("ray") == f'pip install -c "{ROOT}/constraints.txt" -e "{ROOT}[ray]"'
+    assert installing("submitit") == f'pip install -c "{ROOT}/constraints.txt" -e "{ROOT}[submitit]"'
+    assert installing("ray") == f'pip install -c "{ROOT}/constraints.txt" -e "{ROOT}/plugins/dpbench-ray"'
     monkeypatch.setattr("dpbench.run.search_path.conf_dir", lambda: tmp_path / "dpbench" / "conf")  # as in a wheel
-    assert installing("ray") == 'pip install "dpbench-lightning[ray]"'
+    assert installing("submitit") == 'pip install "dpbench-lightning[submitit]"'
+    assert installing("ray") == "pip install ./plugins/dpbench-ray (in a checkout of dpbench)"
 
 
 def test_our_version_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_conf import composed
+from tests.support.configs import composed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -68,7 +68,7 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(built: tuple[Path, 
     assert {name.removeprefix("src/") for name in _git("ls-files", "src")} <= names
     configurations = {f"dpbench/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert configurations <= names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"dpbench", "hydra_plugins", "dpbench_lightning"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"dpbench", "dpbench_lightning"}
 
 
 def _works(python: str) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tools import rooms
+from tools import package_map
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpbench"
@@ -25,15 +25,15 @@ def test_rooms_import_only_what_they_may() -> None:
 
 
 def test_contributing_shows_the_contracts() -> None:
-    """`make rooms` writes the table."""
-    text = rooms.PAGE.read_text(encoding="utf-8")
-    assert rooms.page(text) == text
-    assert text.count(rooms.BEGIN) == text.count(rooms.END) == 1
+    """`make map` writes the table."""
+    text = package_map.PAGE.read_text(encoding="utf-8")
+    assert package_map.page(text) == text
+    assert text.count(package_map.BEGIN) == text.count(package_map.END) == 1
 
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 READERS = (
-    "src/hydra_plugins",
+    "plugins",
     "conf",
     "docs",
     "benchmarks",
@@ -60,3 +60,17 @@ def test_every_public_name_has_a_user() -> None:
 
 def words_of(path: Path) -> set[str]:
     return set(WORD.findall(path.read_text(encoding="utf-8")))
+
+
+def test_a_private_module_is_imported_by_its_own_package_only() -> None:
+    """A module whose name begins with an underscore is nobody else's: packages meet at the others."""
+    strangers = []
+    for path in FILES:
+        package = path.parent
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dpbench."):
+                for place, name in enumerate(node.module.split(".")):
+                    owner = PACKAGE.parent.joinpath(*node.module.split(".")[:place])
+                    if name.startswith("_") and owner not in (package, *package.parents):
+                        strangers.append(f"{path.relative_to(PACKAGE)}: {node.module}")
+    assert not strangers

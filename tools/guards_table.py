@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpbench.guards import EVERY_TRAINING, LIGHTNING, LOOP, Guard
 from dpbench.reports.markdown import markdown_rows
-from tools.rooms import with_table
+from tools.package_map import with_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "guards.md"
 BEGIN = "<!-- guards: written by `make guards` -->"

@@ -211,7 +211,7 @@ How a layer gets its per-record gradients:
 
 * **rule**: exact formulas in `privacy/gradients/layers.py`; see [the engine](engine.md) for their cost.
 * **rule, computed from its parts**: torch computes the layer in one call; while it trains privately, we compute it from
-  linear maps and what is between them (`recurrent.py` and `attention.py` beside it).
+  linear maps and what is between them (`_recurrent.py` and `_attention.py` beside it).
 * **Opacus' sampler**: a function in Opacus' registry, also yours, if you called
   `opacus.grad_sample.register_grad_sampler` for your layer. On the first lot it is compared with `vmap` for a few
   records.

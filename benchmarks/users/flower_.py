@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.simulation import run_simulation
 from torch import Tensor, nn
 
-from benchmarks.users.clocks import Rounds
+from benchmarks.orders import Orders
 from benchmarks.users.tasks import CLIP, NOISE, TASKS, Task, loss
 
 PRIVATE = "private"  # clipped and noised by Flower's own strategy
@@ -53,13 +53,15 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def serve(task: Task, users: int, rounds: Rounds, kind: str) -> None:
+def serve(task: Task, users: int, orders: Orders, kind: str, facts: dict[str, Any]) -> None:
     """Train as long as rounds are ordered; `kind` "private" clips and noises, else Flower averages only."""
     os.environ |= {_TASK: task.name, _USERS: str(users)}
     server = ServerApp()
 
     def between(number: int, arrays: ArrayRecord) -> None:
-        (rounds.serve if number else rounds.ready)()
+        if number == 0:
+            orders.say(**facts)
+        orders.advance()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from benchmarks.users.clocks import Rounds
+from benchmarks.orders import Orders
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.users import Rows, UserDataset
@@ -38,16 +38,18 @@ class Network(pl.LightningModule):
 
 
 class _Conductor(pl.Callback):
-    """Makes a round of the trainer's loop when one is ordered."""
+    """Makes the trainer's loop make a round for each that is ordered."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
+    def __init__(self, orders: Orders, facts: dict[str, Any]) -> None:
+        self._orders = orders
+        self._facts = facts
 
     def on_train_start(self, *_: Any) -> None:
-        self._rounds.ready()
+        self._orders.say(**self._facts)
+        self._orders.advance()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self._rounds.serve()
+        self._orders.advance()
 
 
 def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1, device: str = "cpu") -> pl.Trainer:
@@ -77,6 +79,6 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
     return trainer
 
 
-def serve(task: Task, users: int, rounds: Rounds) -> None:
-    """Train as long as rounds are ordered."""
-    fit(task, users, [_Conductor(rounds)])
+def serve(task: Task, users: int, orders: Orders, facts: dict[str, Any], device: str) -> None:
+    """Train as long as rounds are ordered, once `facts` were said."""
+    fit(task, users, [_Conductor(orders, facts)], device=device)

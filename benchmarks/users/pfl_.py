@@ -23,7 +23,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
 from torch import Tensor, nn
 
-from benchmarks.users.clocks import Rounds
+from benchmarks.orders import Orders
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
 
 EVALUATED = "evaluated"  # metrics of every user before and after its training, as where pfl evaluates in a round
@@ -32,15 +32,17 @@ EVALUATED = "evaluated"  # metrics of every user before and after its training, 
 class _Conductor(TrainingProcessCallback):  # type: ignore[misc]
     """Makes a round of pfl's loop when one is ordered."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
+    def __init__(self, orders: Orders, facts: dict[str, Any]) -> None:
+        self._orders = orders
+        self._facts = facts
 
     def on_train_begin(self, *, model: Any) -> Any:
-        self._rounds.ready()
+        self._orders.say(**self._facts)
+        self._orders.advance()
         return Metrics()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
-        self._rounds.serve()
+        self._orders.advance()
         return False, Metrics()
 
 
@@ -59,7 +61,7 @@ def _of_pfl(model: nn.Module) -> nn.Module:
     return model
 
 
-def serve(task: Task, users: int, rounds: Rounds, kind: str) -> None:
+def serve(task: Task, users: int, orders: Orders, kind: str, facts: dict[str, Any]) -> None:
     """Train as long as rounds are ordered; `kind` "evaluated" takes metrics in every round, else none does."""
     inputs, targets = task.data(users)
 
@@ -87,6 +89,6 @@ def serve(task: Task, users: int, rounds: Rounds, kind: str) -> None:
             local_learning_rate=task.lr, local_num_epochs=1, local_batch_size=task.batch
         ),
         model_eval_params=None,
-        callbacks=[_Conductor(rounds)],
+        callbacks=[_Conductor(orders, facts)],
         send_metrics_to_platform=False,
     )

@@ -1,19 +1,47 @@
-"""What a round is measured against: its gradients without steps (the limit), and the loop that one writes first."""
+"""Rounds that are functions: the limit, the loop that one writes first, and several users at once."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 from benchmarks.plain import laid_out
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
+from dpbench.privacy.mechanism.clipping import clip_factors
 
 Round = Callable[[], object]
 _FEW = 10  # users by whom the fastest way is found
+
+
+def add_functions(
+    functions: dict[str, Round], task: Task, users: int, device: str, methods: Sequence[str]
+) -> dict[str, str]:
+    """Make the rounds of some methods; a method that is none of these is the round of the trainer's loop.
+
+    Args:
+        functions: The rounds are put here, by method.
+        task: What users train.
+        users: In a round.
+        device: "cpu" or "cuda".
+        methods: Names of methods.
+
+    Returns:
+        What is said of the limit.
+    """
+    facts = {}
+    for method in methods:
+        if method == "limit":
+            functions[method], facts["limit"] = limit(task, users)
+        elif method.startswith("naive"):
+            functions[method] = naive(task, users)
+        elif method.endswith(" at once"):
+            functions[method] = together(task, users, int(method.split()[0]), device)
+    return facts
 
 
 def limit(task: Task, users: int, tries: int = 2) -> tuple[Round, str]:
@@ -79,3 +107,39 @@ def _seconds(go: Round) -> float:
     start = time.process_time()
     go()
     return time.process_time() - start
+
+
+def together(task: Task, users: int, at_once: int, device: str) -> Round:
+    """Local training of `at_once` users in one call, clipped sum, noise, server SGD with momentum."""
+    server = task.model().to(device)
+    inputs, targets = (x.to(device).unflatten(1, (task.steps, task.batch)) for x in task.data(users))
+    named = dict(server.named_parameters())
+    optimizer = torch.optim.SGD(server.parameters(), lr=1.0, momentum=MOMENTUM)
+
+    def value(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(server, own, (x,)), y)
+
+    def update(own: dict[str, Tensor], xs: Tensor, ys: Tensor) -> dict[str, Tensor]:
+        start = own
+        for x, y in zip(xs.unbind(), ys.unbind(), strict=True):
+            gradient = grad(value)(own, x, y)
+            own = {name: p - task.lr * gradient[name] for name, p in own.items()}
+        return {name: start[name] - p for name, p in own.items()}
+
+    all_at_once = vmap(update, in_dims=(None, 0, 0), randomness="different")  # dropout
+
+    def go() -> None:
+        weights = {name: p.detach() for name, p in named.items()}
+        total = {name: torch.zeros_like(p) for name, p in weights.items()}
+        for first in range(0, users, at_once):
+            piece = slice(first, first + at_once)
+            rows = all_at_once(weights, inputs[piece], targets[piece])
+            squared = torch.stack([row.flatten(1).square().sum(1) for row in rows.values()]).sum(0)
+            factors = clip_factors(squared, CLIP)
+            for name, row in rows.items():
+                total[name].add_(torch.tensordot(factors, row, 1))
+        for name, p in named.items():
+            p.grad = (total[name] + NOISE * CLIP * torch.randn_like(p)) / users
+        optimizer.step()
+
+    return go

@@ -1,4 +1,4 @@
-"""One hash for what an object says: the same in every process and on every machine, and another where it differs.
+"""Hashes of objects by their contents: the same in every process and on every machine.
 
 Settings and data sets are known by it. Names are those of classes and attributes; what equals its default is left out,
 so that an option that is new changes nothing of what was there before.
@@ -61,14 +61,15 @@ class Canonical:
         if id(value) in self._open:
             return hashlib.sha256(b"circle %d" % self._open[id(value)]).digest()
         self._open[id(value)] = len(self._open)
-        whole = hashlib.sha256()
+        hasher = hashlib.sha256()
         for part in self._parts(value):
-            whole.update(part)
+            hasher.update(part)
         del self._open[id(value)]
+        digest = hasher.digest()
         if not isinstance(value, _PLAIN):
             self._alive.append(value)
-            self._digests[id(value)] = whole.digest()
-        return whole.digest()
+            self._digests[id(value)] = digest
+        return digest
 
     def _part(self, value: Any) -> bytes:
         """What a container holds: itself if it is short, else its hash."""
@@ -92,35 +93,39 @@ class Canonical:
             yield from self._callable(value)
         elif isinstance(value, dict):
             yield _words("mapping", len(value))
-            for key, one in value.items():
+            for key, entry in value.items():
                 yield self._part(key)
-                yield self._part(one)
+                yield self._part(entry)
         elif isinstance(value, list | tuple | range):
             yield _words("sequence", len(value))
-            for one in value:
-                yield self._part(one)
+            for entry in value:
+                yield self._part(entry)
         elif isinstance(value, Set):
             yield _words("set", len(value))
-            yield from sorted(self._part(one) for one in value)
+            # Sets come in another order in each process.
+            yield from sorted(self._part(entry) for entry in value)
         else:
             yield from self._object(value)
 
     def _plain(self, value: Any) -> Iterator[bytes]:
         if isinstance(value, str):
             self._note_file(value)
-        yield _words(type(value).__name__, value.hex() if isinstance(value, float) else value)
+        # Of a float all digits, in a notation that no version of Python rounds.
+        text = value.hex() if isinstance(value, float) else value
+        yield _words(type(value).__name__, text)
 
     def _note_file(self, name: str, folder: str = "") -> None:
         """Note a name of a file: what it holds is not covered."""
         path = os.path.join(folder, name)
-        if len(path) <= _LONGEST_PATH and "\n" not in path and "\0" not in path and os.path.isfile(path):
+        may_be_path = len(path) <= _LONGEST_PATH and "\n" not in path and "\0" not in path
+        if may_be_path and os.path.isfile(path):
             self.unreadable.append(f"the file {path}")
 
     def _array(self, value: np.ndarray[Any, Any]) -> Iterator[Any]:
         yield _words("array", value.dtype.str, value.shape)
         if value.dtype.hasobject:
-            for one in value.reshape(-1).tolist():
-                yield self._part(one)
+            for entry in value.reshape(-1).tolist():
+                yield self._part(entry)
         elif value.size:
             yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -151,6 +156,7 @@ class Canonical:
             if not str(value.__module__).startswith(_OURS):
                 yield from _code(value.__code__)
                 yield self.digest(_globals_of(value))
+            # Ours too may close over other values than the last time.
             cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
             yield self.digest([*cells, value.__defaults__, value.__kwdefaults__])
         elif isinstance(value, type):
@@ -159,16 +165,16 @@ class Canonical:
 
     def _class(self, cls: type) -> Iterator[bytes]:
         """What its source does not say of a class: attributes, and globals that it reads, may have been set later."""
-        for name, one in sorted(vars(cls).items()):
-            function = _function_of(one)
+        for name, attribute in sorted(vars(cls).items()):
+            function = _function_of(attribute)
             if function is not None:
                 if cls.__module__ == "__main__":  # a notebook has no source file
                     yield _words(name)
                     yield from _code(function.__code__)
                 yield self.digest(_globals_of(function))
-            elif not name.startswith("__") and is_data(one):
+            elif not name.startswith("__") and is_data(attribute):
                 yield _words(name)
-                yield self._part(one)
+                yield self._part(attribute)
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """What pickling would save of an object, without what equals its default."""
@@ -178,18 +184,20 @@ class Canonical:
             return
         self.classes.add(cls)
         if dataclasses.is_dataclass(value) and cls.__dataclass_params__.frozen:
+            # Its fields alone, not what it has cached beside them.
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            yield from self._attributes(cls, fields)  # not what it has cached
+            yield from self._attributes(cls, fields)
             return
         try:
-            function, arguments, *rest = value.__reduce_ex__(4)
+            function, arguments, *optional = value.__reduce_ex__(4)
         except Exception:  # an open file, a connection, a generator
             self.unreadable.append(f"a {name_of(cls)}")
             return
-        state, items, pairs = [*rest, None, None, None][:3]
+        # The protocol of pickle: state, entries of a list and pairs of a dictionary may be left out.
+        state, items, pairs = [*optional, None, None, None][:3]
         if getattr(function, "__name__", "") != "__newobj__":
             yield self.digest(function)
-        yield self.digest([one for one in arguments if one is not cls])
+        yield self.digest([argument for argument in arguments if argument is not cls])
         if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
             state = {**(state[0] or {}), **state[1]}
         if isinstance(state, dict):
@@ -201,17 +209,25 @@ class Canonical:
 
     def _attributes(self, cls: type, state: Mapping[str, Any]) -> Iterator[bytes]:
         defaults = defaults_of(cls)
-        folders = [str(one) for one in state.values() if isinstance(one, str | PurePath) and os.path.isdir(one)]
-        for name, one in sorted(state.items(), key=lambda item: str(item[0])):
-            if is_default(one, defaults.get(name, inspect.Parameter.empty)):
-                continue
-            yield _words(name)
-            yield self._part(one)
-            names = list(one[:_SAMPLED_NAMES]) if isinstance(one, list | tuple) else []
-            for folder in folders:
-                for inner in names:
-                    if isinstance(inner, str | PurePath):
-                        self._note_file(str(inner), folder)
+        for name, value in sorted(state.items(), key=lambda item: str(item[0])):
+            if not is_default(value, defaults.get(name, inspect.Parameter.empty)):
+                yield _words(name)
+                yield self._part(value)
+        self._note_files_in_folders(state)
+
+    def _note_files_in_folders(self, state: Mapping[str, Any]) -> None:
+        """Note files that an object names by a folder and a list of names: a data set that reads them when asked."""
+        folders = []
+        names: list[Any] = []
+        for value in state.values():
+            if isinstance(value, str | PurePath) and os.path.isdir(value):
+                folders.append(str(value))
+            elif isinstance(value, list | tuple):
+                names += value[:_SAMPLED_NAMES]
+        for folder in folders:
+            for name in names:
+                if isinstance(name, str | PurePath):
+                    self._note_file(str(name), folder)
 
 
 def digest_of(value: Any) -> str:
@@ -237,13 +253,15 @@ def defaults_of(cls: type) -> dict[str, Any]:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {one.name: one.default for one in parameters if one.default is not one.empty}
+    return {option.name: option.default for option in parameters if option.default is not option.empty}
 
 
 def is_foreign(cls: type) -> bool:
     """Whether somebody else than we, Python and the libraries below have written a class."""
     package = cls.__module__.partition(".")[0]
-    return (package not in _LIBRARIES and package not in sys.stdlib_module_names) or cls.__module__ == "__main__"
+    if package == "__main__":
+        return True
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def is_data(value: Any) -> bool:
@@ -253,37 +271,48 @@ def is_data(value: Any) -> bool:
     if isinstance(value, list | tuple | Set):
         return all(map(is_data, value))
     if isinstance(value, Mapping):
-        return all(is_data(one) for pair in value.items() for one in pair)
+        return all(map(is_data, value.keys())) and all(map(is_data, value.values()))
+    if isinstance(value, type):
+        return False
     is_record = isinstance(value, types.SimpleNamespace | argparse.Namespace) or dataclasses.is_dataclass(value)
-    return is_record and not isinstance(value, type) and is_data(vars(value))
+    return is_record and is_data(vars(value))
 
 
-def _function_of(one: Any) -> types.FunctionType | None:
+def _function_of(attribute: Any) -> types.FunctionType | None:
     """The function behind an attribute of a class: a method, a property, or one in a decorator."""
-    one = getattr(one, "fget", getattr(one, "__func__", one))
-    one = inspect.unwrap(one) if callable(one) else one
-    return one if isinstance(one, types.FunctionType) else None
+    function = getattr(attribute, "__func__", attribute)
+    function = getattr(attribute, "fget", function)
+    if callable(function):
+        function = inspect.unwrap(function)
+    return function if isinstance(function, types.FunctionType) else None
 
 
 def _globals_of(function: types.FunctionType) -> dict[str, Any]:
     """Plain values of global variables that a function names."""
-    names = sorted(_names_in(function.__code__) & function.__globals__.keys())
-    return {name: value for name in names if is_data(value := function.__globals__[name])}
+    values = {}
+    for name in sorted(_names_in(function.__code__)):
+        value = function.__globals__.get(name, types)  # no data
+        if is_data(value):
+            values[name] = value
+    return values
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
 
 
 def _words(*parts: object) -> bytes:
     return repr(parts).encode()
 
 
-def name_of(one: Any) -> str:
+def name_of(cls: Any) -> str:
     """Module and name of a class or function; of ours without the file, which may move."""
-    module = str(getattr(one, "__module__", ""))
-    name = getattr(one, "__qualname__", type(one).__qualname__)
+    module = str(getattr(cls, "__module__", ""))
+    name = getattr(cls, "__qualname__", type(cls).__qualname__)
     return f"dpbench.{name}" if module.startswith(_OURS) else f"{module}.{name}"
 
 

@@ -1,4 +1,4 @@
-"""The code that a run executes: our own, that of others, and the versions of what computes."""
+"""Provenance of the code that a run executes: hashes of sources, and versions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from dpbench.errors import ConfigurationError
 
 _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
+_SOURCES = (".py", ".so", ".pyd", ".cpp", ".cu")
 _KNOWN = {  # by code_hash() and versions()
     "builtins",
     "dpbench",
@@ -25,8 +26,8 @@ _KNOWN = {  # by code_hash() and versions()
     "torchvision",
 }
 COMPUTING = (
-    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "renamed.py", "callback", "data",
-    "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
+    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "options.py", "renamed.py",
+    "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates")
@@ -59,29 +60,38 @@ def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _holder(target: str) -> str:
     """The package of a class, or the module of one of our own classes that `code_hash` leaves out."""
-    package, room = (*target.split("."), "")[:2]
-    return target.rpartition(".")[0] if package == "dpbench" and room in READING else package
+    package, _, path = target.partition(".")
+    room = path.partition(".")[0]
+    if package == "dpbench" and room in READING:
+        return target.rpartition(".")[0]
+    return package
 
 
 def _targets(node: Any) -> Iterator[str]:
+    """All that a configuration names by `_target_`."""
     if isinstance(node, Mapping):
-        if isinstance(target := node.get("_target_"), str):
+        target = node.get("_target_")
+        if isinstance(target, str):
             yield target
-        node = list(node.values())
-    for inner in node if isinstance(node, list) else ():
-        yield from _targets(inner)
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, list):
+        for entry in node:
+            yield from _targets(entry)
 
 
 def versions() -> dict[str, str]:
     """Versions of what computes the figures."""
-    own = sys.modules["dpbench"].__version__  # distributions of this name are others'
-    known = {"python": platform.python_version(), "dpbench": own}
-    for name in _PACKAGES:
+    by_package = {
+        "python": platform.python_version(),
+        "dpbench": sys.modules["dpbench"].__version__,  # the distribution of this name is another project's
+    }
+    for package in _PACKAGES:
         try:
-            known[name] = version(name)
+            by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return known
+    return by_package
 
 
 def sources_of(objects: Iterable[type | Callable[..., Any]]) -> dict[str, str]:
@@ -90,9 +100,12 @@ def sources_of(objects: Iterable[type | Callable[..., Any]]) -> dict[str, str]:
     What was typed into an interpreter or a notebook has no source file; its functions are known by their bytecode
     (`canonical`).
     """
-    packages = {str(getattr(one, "__module__", None) or "builtins").partition(".")[0] for one in objects} - _KNOWN
+    packages = set()
+    for each in objects:
+        module = getattr(each, "__module__", None) or "builtins"
+        packages.add(str(module).partition(".")[0])
     hashes = {}
-    for package in sorted(packages):
+    for package in sorted(packages - _KNOWN):
         try:
             hashes[package] = _source_hash(package)
         except ConfigurationError:
@@ -119,11 +132,14 @@ def _files_of(package: str) -> list[tuple[str, Path]]:
         spec = find_spec(package)
     except (ImportError, ValueError):
         spec = None
-    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    kinds = (".py", ".so", ".pyd", ".cpp", ".cu")
-    found = [(str(path.relative_to(folder)), path) for folder in folders for path in sorted(folder.rglob("*"))]
-    files = [(name, path) for name, path in found if path.suffix in kinds]
-    if not folders and spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+    files = []
+    if spec is not None and spec.submodule_search_locations:
+        for location in spec.submodule_search_locations:
+            folder = Path(location)
+            for path in sorted(folder.rglob("*")):
+                if path.suffix in _SOURCES:
+                    files.append((str(path.relative_to(folder)), path))
+    elif spec is not None and spec.origin is not None and Path(spec.origin).is_file():
         files = [(package, Path(spec.origin))]
     if not files:
         raise ConfigurationError(

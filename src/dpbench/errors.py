@@ -1,4 +1,4 @@
-"""User-correctable errors: one line that says what was wrong and what to do."""
+"""User-correctable errors: one line each, with cause and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Atomic writing of files: whole or not at all."""
 
 from __future__ import annotations
 

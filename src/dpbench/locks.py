@@ -1,4 +1,4 @@
-"""Exclusive locks on files, which the kernel releases when their process ends, however it ends."""
+"""Exclusive locks on files, which the kernel releases when their process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old public names, which work for one more release with a warning."""
+"""Deprecated names, which work for one more release with a warning."""
 
 from __future__ import annotations
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from benchmarks import busy, growth_report, measure, optimizers, quick, report, rows, startup, watch
+from benchmarks import busy, optimizers, pages, rows, startup, timing
 from benchmarks.__main__ import main
-from benchmarks.goals import goals, older_goals
-from benchmarks.growth import growth_workloads, workload_named
-from benchmarks.methods import METHODS, methods_for
+from benchmarks.methods import METHODS, QUICK, methods_for
 from benchmarks.opacus_ import opacus
+from benchmarks.orders import Orders
 from benchmarks.ours import bare
 from benchmarks.plain import DrawnSizes, plain
-from benchmarks.workloads import WORKLOADS
+from benchmarks.timing import Timed
+from benchmarks.workloads import FIRST_WORKLOAD, WORKLOADS, growth_workloads, workload_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,9 +50,7 @@ MEASURED = [
 
 
 def test_ratios_are_of_the_same_workload_and_to_opacus_as_it_comes() -> None:
-    table = {
-        (r["workload"], r["method"]): r for r in rows.with_ratios(MEASURED, {"mnist_cnn b256": 256, "mlp b256": 256})
-    }
+    table = {(r["workload"], r["method"]): r for r in rows.with_ratios(MEASURED)}
     flat = table["mnist_cnn b256", "ours/flat"]
     assert flat["ratio_to_limit"] == pytest.approx(1.1)
     assert flat["cpu_ratio_to_limit"] == pytest.approx(1.2)
@@ -61,14 +60,26 @@ def test_ratios_are_of_the_same_workload_and_to_opacus_as_it_comes() -> None:
     assert table["mnist_cnn b256", "jax/vmap"]["ratio_to_limit"] is None
 
 
+def page_of(table: list[rows.Row], folder: Path) -> str:
+    path = folder / "here.json"
+    rows.write(path, table)
+    return pages.write(path).read_text(encoding="utf-8")
+
+
+def lines_of(section: str, table: list[rows.Row]) -> list[str]:
+    """Lines of a table of goals."""
+    with TemporaryDirectory() as folder:
+        return page_of(table, Path(folder)).split(f"# {section}\n")[1].split("\n#")[0].splitlines()
+
+
 def test_goals_are_judged_by_the_worst_and_missing_ones_are_named() -> None:
     more = [row("ours/per_layer", 13.0), row("ours/flat pure", 18.0)]
-    table = rows.with_ratios([*MEASURED, *more], {})
-    lines = goals(table)
+    table = rows.with_ratios([*MEASURED, *more])
+    lines = lines_of("Goals", table)
     assert "| mnist_cnn b256: the engine ÷ limit | 1.18 | 1.10 | 1.20 | met |" in lines  # by wall time
     assert "| mnist_cnn b256: the whole harness ÷ limit | 1.36 | 1.21 | 1.33 | met |" in lines
     assert sum("not measured" in x for x in lines) > 5
-    lines = older_goals(table)
+    lines = lines_of("Older goals", table)
     assert any("slowest of per-layer" in x and "| 1.15 | 1.30 | – | **not met** |" in x for x in lines)
     assert any("without a compiler" in x and "| 1.7 | 1.80 | – | **not met** |" in x for x in lines)
     assert any("times as fast as Opacus" in x and "| 3.5 | 4.00 | 3.33 | met |" in x for x in lines)
@@ -81,34 +92,33 @@ def test_new_rows_replace_old_ones_and_keep_the_rest() -> None:
 
 
 def test_reports_are_written(tmp_path: Path) -> None:
-    table = rows.with_ratios(MEASURED, {"mnist_cnn b256": 256, "mlp b256": 256})
+    table = rows.with_ratios(MEASURED)
     table[0]["quiet"] = False
-    report.report([{**r, **rows.origin()} for r in table], tmp_path / "here")
-    text = (tmp_path / "here.md").read_text()
+    text = page_of([{**r, **rows.origin()} for r in table], tmp_path)
     assert "not quiet when these began: mnist_cnn b256" in text
     assert "ImportError: no jax" in text
     assert rows.instructions() in text
     assert "| mnist_cnn b256 | 1 | 1.1 | 1.21 | 4.4 | – | 2.3 min | 2.8 min | 10 min |" in text  # 14,062.5 steps
     assert (tmp_path / "here.png").stat().st_size > 10_000
     growth = [row("ours/flat", 5.0 * n, workload=f"mnist_cnn lot {n}") for n in (16, 64)]
-    growth_report.report(growth, tmp_path / "growth")
-    assert (tmp_path / "growth.png").stat().st_size > 10_000
+    rows.write(tmp_path / "here-growth.json", growth)
+    assert pages.write(tmp_path / "here-growth.json").stat().st_size > 10_000
 
 
-def test_minutes_are_told_where_all_three_are_known() -> None:
+def test_minutes_are_told_where_all_three_are_known(tmp_path: Path) -> None:
     methods = {"plain/channels_last": 72.0, "harness/flat": 75.6, "opacus/ghost default malloc": 334.0}
     measured = [row(m, ms, workload="small_alexnet b128", reference_wall_ms=72.0) for m, ms in methods.items()]
-    text = report.markdown(rows.with_ratios(measured, {}), "here")
+    text = page_of(rows.with_ratios(measured), tmp_path)
     assert "60 epochs of small_alexnet b128 take 28 minutes without privacy, 30 with dpbench and 130 with Op" in text
-    assert "minutes without privacy" not in report.markdown(rows.with_ratios(measured[:2], {}), "here")
+    assert "minutes without privacy" not in page_of(rows.with_ratios(measured[:2]), tmp_path)
 
 
-@pytest.mark.parametrize("ending", ["", "-growth", "-busy", "-users"])
+@pytest.mark.parametrize("names", ["cpu-*-threads", "cpu-*-growth", "cpu-*-busy", "cpu-*-users", "nvidia-*"])
 def test_committed_pages_are_those_of_their_rows(
-    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`python -m benchmarks report --file` writes each again, as it lies in the repository."""
-    for kept in (ROOT / "results" / "benchmark").glob(f"cpu-*-threads{ending}.json"):
+    for kept in (ROOT / "results" / "benchmark").glob(f"{names}.json"):
         copy = tmp_path / kept.name
         copy.write_bytes(kept.read_bytes())
         assert main(["report", "--file", str(copy)]) == 0
@@ -144,23 +154,31 @@ def test_times_of_two_machines_do_not_share_a_file(tmp_path: Path, capsys: pytes
         assert "holds times of another machine (other; this is" in capsys.readouterr().err
 
 
-def test_lots_that_differ_in_size_are_timed_by_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = measure.Process("harness/flat", None, batch=64, guess=0.1)  # type: ignore[arg-type]
-    monkeypatch.setattr(process, "ask", lambda **order: {"wall": 3.0, "cpu": 6.0, "records": 96})
-    process.turn(2, cpu=False)
-    process.turn(1, cpu=True)
-    assert (process.walls, process.cpus) == ([2.0], [4.0])
+class Answers:
+    """Stands for a worker."""
+
+    error = None
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        return {"wall": 3.0, "cpu": 6.0, "records": 96}
+
+
+def test_lots_that_differ_in_size_are_timed_by_their_records() -> None:
+    one = Timed("harness/flat", Answers(), batch=64)  # type: ignore[arg-type]
+    assert one.turn(threads=2) == (2.0, 4.0)
 
 
 def test_sizes_are_met_again_with_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = watch.Watch("cpu", io.StringIO())
-    monkeypatch.setattr(clocks, "_use", lambda threads: setattr(clocks, "_threads", threads))
-    met = []
+    here, there = multiprocessing.Pipe()
+    orders = Orders(there, sizes=60)
+    monkeypatch.setattr(orders, "_use", lambda threads: setattr(orders, "_threads", threads))
+    made = []
+    orders.functions["step"] = lambda: made.append(1)
     for threads in (2, 2, 1):
-        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"steps": 5, "warm": 1, "threads": threads}) + "\n"))
-        assert clocks.start() == 6
-        met.append(sum(iter(clocks.meets_sizes, False)))
-    assert met == [60, 0, 60]
+        here.send({"method": "step", "steps": 5, "warm": 1, "threads": threads})
+    here.send({"method": "loop", "steps": 1, "warm": 0, "threads": None})
+    orders.advance()
+    assert len(made) == 66 + 6 + 66
 
 
 def test_drawn_sizes_are_those_of_poisson_sampling() -> None:
@@ -172,7 +190,7 @@ def test_drawn_sizes_are_those_of_poisson_sampling() -> None:
 
 
 def measured_as(milliseconds: float) -> Any:
-    """Stands for `measure`: every method as fast, but for those of Opacus."""
+    """Stands for `measure_steps`: every method as fast, but for those of Opacus."""
 
     def measure(workload: str, methods: list[str], *_: Any) -> list[rows.Row]:
         ranges = {"wall_ms_range": [milliseconds, milliseconds]}
@@ -185,18 +203,18 @@ def measured_as(milliseconds: float) -> Any:
 def test_quick_prints_ratios_and_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.__main__.measure", measured_as(10.0))
+    monkeypatch.setattr("benchmarks.__main__.measure_steps", measured_as(10.0))
     assert main(["quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(quick.METHODS) and not list(tmp_path.iterdir())
-    assert printed[-1].split() == [*quick.METHODS[-1].split(), "4.00", "4.00", "40.00", "10.00", "to", "10.00", "40.00"]
+    assert len(printed) == 1 + len(QUICK) and not list(tmp_path.iterdir())
+    assert printed[-1].split() == [*QUICK[-1].split(), "4.00", "4.00", "40.00", "10.00", "to", "10.00", "40.00"]
     assert len({len(line) for line in printed}) == 1  # aligned
-    assert set(quick.METHODS) <= set(methods_for(WORKLOADS[quick.WORKLOADS[0]]))
+    assert set(QUICK) <= set(methods_for(FIRST_WORKLOAD))
 
 
 def test_a_whole_measurement_forgets_methods_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.__main__.measure", measured_as(10.0))
-    monkeypatch.setattr("benchmarks.__main__.measure_startup", lambda *_: [row(startup.FIRST, 3e3, 4e3, "start-up")])
+    monkeypatch.setattr("benchmarks.__main__.measure_steps", measured_as(10.0))
+    monkeypatch.setattr("benchmarks.__main__.startup.measure", lambda *_: [row(startup.FIRST, 3e3, 4e3, "start-up")])
     path = tmp_path / f"{rows.hardware('cpu', 2)}.json"
     rows.write(path, [row("plain/gone", 5.0), row("plain/kept", 5.0, workload="lstm b128")])
     some = ["--workloads", "mnist_cnn b256", "--out", str(tmp_path)]
@@ -211,27 +229,27 @@ def test_a_whole_measurement_forgets_methods_that_are_gone(tmp_path: Path, monke
 
 
 def test_start_up_tells_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(words: tuple[str, ...], folder: Path, until: Path | None) -> tuple[float, float]:
+    def time(words: tuple[str, ...], folder: Path, ledger: Path | None) -> tuple[float, float] | int:
         if words[0] == "account":
-            raise subprocess.CalledProcessError(1, "dpbench")
-        return (2.0, 1.0) if until is None else (3.0, 4.0)
+            return 1
+        return (2.0, 1.0) if ledger is None else (3.0, 4.0)
 
-    monkeypatch.setattr(startup, "_timed", timed)
-    found = {r["method"]: r for r in startup.measure_startup(3, 0.0, lambda what: None)}
+    monkeypatch.setattr(startup, "_time", time)
+    found = {r["method"]: r for r in startup.measure(3, 0.0, lambda text: None)}
     assert found["dpbench account RUN"]["error"] == "dpbench account runs/made: exit status 1"
     assert (
         found["dpbench account RUN"]["cpu_ms"] is None
         and found["dpbench table RUNS"]["cpu_ms"] == 1000
         and found[startup.FIRST]["wall_ms"] == 3000
     )
-    lines = goals(rows.with_ratios(list(found.values()), {}))
+    lines = lines_of("Goals", rows.with_ratios(found.values()))
     assert "| `dpbench table RUNS`, CPU seconds | 1.5 | 1.00 | 1.00 | met |" in lines
     assert "| `dpbench account RUN`, CPU seconds | 1.5 | – | – | not measured |" in lines
 
 
 @pytest.mark.slow
 def test_start_up_is_measured() -> None:
-    for one in startup.measure_startup(1, 0.0, lambda what: None):
+    for one in startup.measure(1, 0.0, lambda text: None):
         assert one["error"] is None and one["wall_ms"] > 100 and one["cpu_ms"] > 100
 
 
@@ -250,7 +268,7 @@ def test_unknown_names_are_refused_in_one_line(words: list[str], says: str, caps
 
 def test_every_workload_has_a_limit_and_every_point_a_model() -> None:
     for workload in WORKLOADS.values():
-        methods = methods_for(workload)
+        methods = methods_for(workload.name)
         assert set(methods) <= set(METHODS)
         assert "plain/channels_last" in methods and "ours/flat" in methods
     for name in growth_workloads():
@@ -308,41 +326,47 @@ def test_a_real_measurement(tmp_path: Path) -> None:
 def test_a_worker_that_dies_ends_its_method_only() -> None:
     """In a process of its own, which takes the process that forks with it."""
     program = """
-from benchmarks import measure
-from benchmarks.nursery import Forked
+from benchmarks.processes import Worker
 if __name__ == "__main__":
-    pipe = Forked("mlp b256", "there is none", "cpu")
-    process = measure.Process("there is none", pipe)
-    process.ask()  # says why, and has ended
-    pipe.kill()
-    pipe._process.join()
-    process.ask(steps=1, threads=1)
-    pipe.wait()
-    print(process.error)
+    worker = Worker(("steps", "there is none", "cpu", "ours/flat"))
+    print(worker.facts["error"])
+    worker.ask(method="ours/flat", steps=1, warm=0, threads=1)
+    print(worker.error)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "the process ended" in done.stdout, done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("AssertionError: there is none"), done.stderr
+    assert "the process ended" in done.stdout
+
+
+class Quiet:
+    """Stands for a worker that has nothing to do."""
+
+    error = None
+
+    def close(self) -> None:
+        pass
 
 
 def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same reference, which is there each time."""
     groups: list[list[str]] = []
 
-    def start(workload: str, method: str, device: str) -> measure.Process:
+    def start(workload: str, methods: list[str], device: str) -> list[Timed]:
         free.append(free[-1] - 5000)
-        return measure.Process(method, None, peak_mb=4000.0)  # type: ignore[arg-type]
+        return [Timed(method, Quiet(), peak_mb=4000.0) for method in methods]  # type: ignore[arg-type]
 
-    def alternate(workload: str, processes: list[measure.Process], *_: object) -> list[rows.Row]:
-        groups.append([process.method for process in processes])
+    def alternate(timed: list[Timed], *_: object) -> None:
+        groups.append([one.method for one in timed])
         free.append(30_000)
-        return [row(name, 7.0) for name in groups[-1]]
+        for one in timed:
+            one.walls.append(0.007)
 
     free = [30_000]
-    monkeypatch.setattr(measure, "start", start)
-    monkeypatch.setattr(measure, "_free_mb", lambda: free[-1])
-    monkeypatch.setattr(measure, "_alternate", alternate)
+    monkeypatch.setattr(timing, "_start", start)
+    monkeypatch.setattr(timing, "free_mb", lambda: free[-1])
+    monkeypatch.setattr(timing, "_alternate", alternate)
     names = ["plain/contiguous", "plain/channels_last", *(f"ours/{name}" for name in "abcd"), "opacus/hooks"]
-    found = measure.measure("mlp b256", names, "cpu", 2, (1, 1), 0.0, lambda _: None)
+    found = timing.measure_steps("mlp b256", names, "cpu", 2, (1, 1), 0.0, lambda _: None)
     assert [one["method"] for one in found] == ["plain/channels_last", "plain/contiguous", *names[2:]]
     assert groups[0] == ["plain/channels_last", "plain/contiguous", "ours/a", "ours/b"]
     assert groups[1:] == [["plain/channels_last", "ours/c", "ours/d"], ["plain/channels_last", "opacus/hooks"]]
@@ -365,19 +389,25 @@ def test_the_table_of_a_busy_machine_compares_with_the_default_alone(
     class Stopwatch:
         """A worker whose steps take longer where its threads spin beside other work."""
 
-        def __init__(self, workload: str, method: str, device: str, env: dict[str, str]) -> None:
-            self.spins, self.pipe = env["GOMP_SPINCOUNT"], subprocess.Popen(["true"])
+        error = None
 
-        def ask(self, steps: int, warm: int, threads: int) -> dict[str, float]:
+        def __init__(self, words: tuple[str, ...], environment: dict[str, str]) -> None:
+            self.spins = environment["GOMP_SPINCOUNT"]
+
+        def ask(self, method: str, steps: int, warm: int, threads: int) -> dict[str, float | None]:
             slow = 4 if self.spins == "300000" and kinds and kinds[-1] != "nothing" else 1
-            return {"wall": 0.010 * steps * slow / threads}
+            return {"wall": 0.010 * steps * slow / threads, "cpu": 0.0, "records": None}
+
+        def close(self) -> None:
+            pass
 
     kinds: list[str] = []
-    work = busy._work
-    monkeypatch.setattr(busy, "_work", lambda kind, *more: kinds.append(kind) or work(kind, *more))
-    monkeypatch.setattr(busy, "start", Stopwatch)
-    path = busy.run_busy(2, 0.0, tmp_path / "cpu-busy.json", lambda what: None)
-    lines = path.read_text().splitlines()
+    work = busy._other_work
+    monkeypatch.setattr(busy, "_other_work", lambda kind, *more: kinds.append(kind) or work(kind, *more))
+    monkeypatch.setattr(busy, "Worker", Stopwatch)
+    path = tmp_path / "cpu-busy.json"
+    rows.write(path, busy.measure(2, 0.0, lambda text: None))
+    lines = pages.write(path).read_text().splitlines()
     assert "| spinning (PyTorch's default) | 5.0 (1.00) | 20.0 (4.00) | 20.0 (4.00) |" in lines
     assert "| one thread | 10.0 (2.00) | 10.0 (2.00) | 10.0 (2.00) |" in lines
-    assert len(rows.read(tmp_path / "cpu-busy.json")) == len(busy.WAITING) * len(busy.BESIDE)
+    assert len(rows.read(path)) == 12

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,10 +16,13 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from benchmarks import pages, rounds
 from benchmarks.__main__ import main
-from benchmarks.users import measure, plain, report, tasks
-from benchmarks.users.clocks import Rounds, cpu_of_tree
+from benchmarks.orders import Orders
+from benchmarks.timing import Timed
+from benchmarks.users import plain, tasks
 from benchmarks.users.ours import fit
+from benchmarks.worker import cpu_of_tree
 
 ROOT = Path(__file__).parents[2]
 CNN, LSTM, _ = tasks.TASKS
@@ -89,20 +92,28 @@ def _all_at_once(users: int) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(tasks.loss(model(x), y), list(model.parameters()))
 
 
-def test_a_round_is_timed_by_the_clock_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, ticks = io.StringIO(), iter(range(100))
-    rounds = Rounds(answers, lambda: float(next(ticks)))
+def test_a_round_is_timed_by_the_clock_it_was_given() -> None:
+    ticks = iter(range(100))
+    here, there = multiprocessing.Pipe()
+    orders = Orders(there, cpu_clock=lambda: float(next(ticks)))
     made: list[str] = []
-    rounds.own["naive"] = lambda: made.append("naive")
-    orders = [json.dumps({"method": name}) + "\n" for name in ("naive default malloc", "ours")]
-    monkeypatch.setattr(sys, "stdin", iter(orders))
-    rounds.ready()  # returns when the loop's own round is ordered
-    assert made == ["naive"]
-    monkeypatch.setattr(sys, "stdin", iter(orders[1:]))
-    rounds.serve()
-    said = [json.loads(line) for line in answers.getvalue().splitlines()]
-    assert said[0] == {"ready": True}
-    assert [one["cpu"] for one in said[1:]] == [1.0, 1.0]
+    orders.functions["naive default malloc"] = lambda: made.append("naive")
+    for method in ("naive default malloc", "ours", "ours"):
+        here.send({"method": method, "steps": 1, "warm": 0, "threads": None})
+    orders.advance()  # returns when the loop's own round is ordered
+    assert made == ["naive"] and here.recv()["cpu"] == 1.0
+    orders.advance()
+    assert here.recv()["cpu"] == 1.0
+
+
+def test_a_step_that_fails_leaves_the_others() -> None:
+    here, there = multiprocessing.Pipe()
+    orders = Orders(there)
+    orders.functions["bad"] = lambda: 1 / 0
+    for method in ("bad", "loop"):
+        here.send({"method": method, "steps": 1, "warm": 0, "threads": None})
+    orders.advance()
+    assert here.recv() == {"error": "ZeroDivisionError: division by zero"}
 
 
 def test_the_time_of_processes_below_counts() -> None:
@@ -123,21 +134,35 @@ def test_the_time_of_processes_below_counts() -> None:
     assert cpu_of_tree() - before == pytest.approx(ended, abs=0.05)
 
 
+class Silent:
+    """Stands for a worker."""
+
+    error = None
+
+    def __init__(self, **facts: str) -> None:
+        self.facts = facts
+
+
+def timed(method: str, cpus: list[float], **facts: str) -> Timed:
+    return Timed(method, Silent(**facts), walls=[1.0] * 3, cpus=cpus)  # type: ignore[arg-type]
+
+
 def test_ratios_are_of_the_same_turn_and_failures_say_why(tmp_path: Path) -> None:
     results = {
-        measure.LIMIT: measure.Measured([1.0, 2.0, 1.0], [1.0] * 3, None, {"limit": "batches of 20, contiguous"}),
-        measure.OURS: measure.Measured([1.2, 2.6, 1.1], [1.0] * 3),
-        measure.PFL: measure.Measured([3.6, 5.2, 2.0], [1.0] * 3, None, {"peer": "pfl 0.6.0"}),
-        measure.FLOWER: measure.Measured(error="not installed: `make bench-users` installs it into here"),
+        rounds.LIMIT: timed(rounds.LIMIT, [1.0, 2.0, 1.0], limit="batches of 20, contiguous"),
+        rounds.OURS: timed(rounds.OURS, [1.2, 2.6, 1.1]),
+        rounds.PFL: timed(rounds.PFL, [3.6, 5.2, 2.0], peer="pfl 0.6.0"),
     }
-    made = [measure._row(CNN, 100, method, results, True) for method in results]
-    by = {row["method"]: row for row in made}
-    assert by[measure.OURS]["ratio_to_limit"] == pytest.approx(1.2)
-    assert by[measure.PFL]["ratio_to_ours"] == pytest.approx(2.0)
-    assert by[measure.FLOWER]["cpu_s"] is None
+    missing = "not installed: `make bench-users` installs it into here"
+    by_method = {method: rounds.row_of(CNN, 100, method, results, None, True) for method in results}
+    by_method[rounds.FLOWER] = rounds.row_of(CNN, 100, rounds.FLOWER, results, missing, True)
+    assert by_method[rounds.OURS]["ratio_to_limit"] == pytest.approx(1.2)
+    assert by_method[rounds.PFL]["ratio_to_ours"] == pytest.approx(2.0)
+    assert by_method[rounds.FLOWER]["cpu_s"] is None
     origin = {"commit": "abc", "date": "2026-01-01", "hardware": {"cpu": "a processor", "cores": 2}}
-    report.report([{**row, **origin} for row in made], tmp_path / "here")
-    text = (tmp_path / "here.md").read_text(encoding="utf-8")
+    path = tmp_path / "here-users.json"
+    path.write_text(json.dumps([row | origin for row in by_method.values()]), encoding="utf-8")
+    text = pages.write(path).read_text(encoding="utf-8")
     assert f"| {CNN}: ours ÷ limit | 1.25 | 1.20 | met |" in text
     assert f"| {CNN}: times faster than pfl | 2 | 2.00 | met |" in text
     assert f"| {CNN}: times faster than flower | 2 | – | not measured |" in text
@@ -154,15 +179,15 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_real_measurement_goes_on_where_a_peer_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "users", "--workloads", LSTM, "--users", "2", "--repeats", "1"]
     options = ["--wait", "0", "--peers", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
-    chosen = ["--methods", f"naive,{measure.PFL}"]
+    chosen = ["--methods", f"naive,{rounds.PFL}"]
     done = subprocess.run([*command, *options, *chosen], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*-users.json")
     table = {row["method"]: row for row in json.loads(file.read_text(encoding="utf-8"))}
-    assert list(table) == ["limit", "naive", "ours", measure.PFL]
+    assert list(table) == ["limit", "naive", "ours", rounds.PFL]
     assert all(table[name]["cpu_s"] > 0 and table[name]["error"] is None for name in ("limit", "naive", "ours"))
     assert table["ours"]["ratio_to_limit"] > 0.5 and table["limit"]["limit"].startswith("batches of ")
-    assert table[measure.PFL]["error"].startswith("not installed: `make bench-users`")
+    assert table[rounds.PFL]["error"].startswith("not installed: `make bench-users`")
     assert file.with_suffix(".md").read_text(encoding="utf-8").count("\n| ") > 8
 
 
@@ -172,8 +197,8 @@ PEERS = ROOT / ".venv-peers"
 @pytest.mark.slow
 @pytest.mark.skipif(not (PEERS / "bin" / "python").exists(), reason="no environment of peers (make bench-users)")
 def test_peers_make_rounds(tmp_path: Path) -> None:
-    methods = [measure.PFL, measure.EVALUATED, measure.FLOWER, measure.PRIVATE]
-    rows = measure.measure(LSTM, 2, 1, methods, PEERS, 0.0, lambda what: None)
+    methods = [rounds.PFL, rounds.EVALUATED, rounds.FLOWER, rounds.PRIVATE]
+    rows = rounds.measure(LSTM, 2, 1, methods, PEERS, 0.0, lambda what: None)
     table = {row["method"]: row for row in rows}
     assert [table[name]["error"] for name in methods] == [None] * 4
     assert all(table[name]["cpu_s"] > 0 for name in methods)

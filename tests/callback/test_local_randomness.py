@@ -95,7 +95,7 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "guards/row_draws.py",  # probes
         "data/images.py",  # noise images for first bounds
         "data/scattering.py",  # a test image of the transform
-        "guards/coupling.py",  # probes
+        "guards/_coupling.py",  # probes
         "records/record_gradients.py",  # first bounds, on noise
         "guards/step_state.py",  # probes
         "records/users.py",  # first bounds, on noise

@@ -22,7 +22,7 @@ from dpbench.models import MLP
 from dpbench.modules import ImageClassifier
 from dpbench.privacy.accounting.ledger import Header, read_ledger
 from dpbench.run.train import train
-from tests.run.test_processes import config_of
+from tests.support.processes import config_of
 
 
 def records(label: int = 0) -> TensorDataset:

@@ -20,7 +20,7 @@ from tests.reproduce.digits_table import TABLE
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of a cluster of two nodes with a core each."""
-    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e plugins/dpbench-ray")
     from ray.cluster_utils import Cluster
 
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -96,7 +96,7 @@ def test_attribution_is_said(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None
         ({"expected_batch_size": float("nan")}, "between 1 and the 100 training users, not nan"),
         ({"expected_batch_size": 0.1}, "Is it a rate\\? That is expected_batch_size=10"),
         ({"expected_batch_size": 2.5, "sampling": "fixed_size"}, "need a whole expected_batch_size"),
-        ({"options": {"user": 3}}, "has no option 'user'; it has users, alpha, seed, image_size"),
+        ({"options": {"user": 3}}, "there is no key data.options.user. Did you mean data.options.users"),
         ({"options": {"users": 0}}, "data.options.users must be a whole number of users from 1 on, not 0"),
         ({"options": {"users": 2.5}}, "data.options.users must be a whole number of users from 1 on, not 2.5"),
         ({"options": {"users": "many"}}, "data.options.users must be a whole number .*, not 'many'"),

@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpbench.reproduce.choices import RUNS
 from dpbench.reproduce.outputs import summary
+from dpbench.reproduce.results import RUNS
 from dpbench.reproduce.tables import read_table
-from dpbench.run.search_path import conf_dir
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -29,7 +28,7 @@ def readme() -> str:
 
 
 def _cell(name: str, row: str, column: str, what: str = "mean", digits: str = "1") -> str:
-    table = read_table(name, conf_dir())
+    table = read_table(name)
     runs = pd.read_csv(RESULTS / table.folder / RUNS)
     lines = summary(table, runs).set_index(["row", "column"])
     value = float(lines.loc[(row, column), what])
@@ -142,12 +141,12 @@ def test_every_results_folder_is_named() -> None:
 def test_verdicts_do_not_go_beyond_the_figures() -> None:
     """Where the order of two figures is told, the table has it."""
     for name in ("gradient_compression/table1", "gradient_compression/tutorial"):
-        table = read_table(name, conf_dir())
+        table = read_table(name)
         lines = summary(table, pd.read_csv(RESULTS / table.folder / RUNS)).set_index(["row", "column"])["mean"]
         assert all(lines[row.name, "discretized"] < lines[row.name, "dpsgd"] for row in table.rows)
-    readings = read_table("gradient_compression/table1_readings", conf_dir())
+    readings = read_table("gradient_compression/table1_readings")
     assert len([row for row in readings.rows if row.name != "none"]) == 6
-    small = read_table("three_tools/figure4", conf_dir())
+    small = read_table("three_tools/figure4")
     lines = summary(small, pd.read_csv(RESULTS / small.folder / RUNS)).set_index(["row", "column"])["mean"]
     assert all(lines["adaptive", column.name] < lines["constant", column.name] for column in small.columns)
 

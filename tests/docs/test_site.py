@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpbench.run.search_path import conf_dir
-from tools import rooms
+from tools import package_map
 from tools.site import api, commands, papers, settings
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_every_command_has_its_help() -> None:
 
 
 def test_rooms_have_a_page_each_in_the_order_of_contributing() -> None:
-    table = re.findall(r"^\| [\d.]+ \| `([\w/.]+?)/?(?:\.py)?` ", rooms.table(), re.M)
+    table = re.findall(r"^\| [\d.]+ \| `([\w/.]+?)/?(?:\.py)?` ", package_map.table(), re.M)
     named = [room.removeprefix("dpbench.").replace(".", "/") for room in api.rooms()]
     assert named == [name for name in table if name != "privacy"]
     modules = [module for room in api.rooms() for module in api.modules_of(room)]

@@ -21,7 +21,7 @@ from dpbench.export.network import load_network
 from dpbench.models import MLP, ConvGAN
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.folder import RunFolder
-from tests.run.test_cli import TINY, dpbench
+from tests.support.cli import TINY, dpbench
 
 FILES = {"model.safetensors", "config.json", "privacy.json", "ledger.jsonl", "README.md"}
 SMALL = [*TINY, "trainer.max_steps=6", "strategy.noise_multiplier=2"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbench.guards.coupling import CouplingProbe
+from dpbench.guards._coupling import CouplingProbe
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import Lot
 from dpbench.strategies import DPSGD

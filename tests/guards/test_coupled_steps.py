@@ -554,6 +554,36 @@ def hidden_state_of_the_last_lot(module: Steps, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module.net[2](torch.tanh(hidden)), y)
 
 
+def remembered(module: Steps, features: Tensor, entries: int = 2000) -> Tensor:
+    """Write features into a large memory, one after the other; the memory as it was before."""
+    if "memory" not in module.__dict__:
+        module.memory = torch.ones(entries, features.shape[1])
+        module.place = 0
+    before = module.memory.clone()
+    places = (module.place + torch.arange(len(features))) % entries
+    module.memory[places] = features.detach().nan_to_num()
+    module.place = int(places[-1]) + 1
+    return before
+
+
+@coupled(EARLIER)
+def few_entries_of_a_large_memory(module: Steps, x: Tensor, y: Tensor) -> Tensor:
+    out = module.net(x)
+    memory = remembered(module, out)
+    negatives = memory[torch.randint(len(memory), (len(x), 2))]
+    return F.cross_entropy(out, y) + (out[:, None] * negatives).sum(2).logsumexp(1).mean()
+
+
+@coupled(EARLIER)
+def replay_buffer(module: Steps, x: Tensor, y: Tensor) -> Tensor:
+    buffer = module.__dict__.setdefault("buffer", deque([(torch.zeros(6), torch.tensor(0))] * 3000, maxlen=3000))
+    chosen = [buffer[place] for place in torch.randint(len(buffer), (len(x),))]
+    old_x, old_y = (torch.stack(column) for column in zip(*chosen, strict=True))
+    losses = each(module, x, y) + each(module, x + old_x, old_y)
+    buffer.extend(zip(x, y, strict=True))
+    return losses.mean()
+
+
 def outcome(name: str, seed: int, lots: int = 6) -> str:
     """What the refusal says; nothing where there was none."""
     torch.manual_seed(seed)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpbench.guards.repeatable_step import without_assertions
+from dpbench.guards._repeatable_step import without_assertions
 from tests.guards.coupling_worlds import (
     Batch,
     Step,
@@ -449,6 +449,43 @@ def gradient_penalty_of_each_record(module: Steps, batch: Batch) -> Tensor:
     x = batch[0].detach().requires_grad_()
     losses = each(module, (x, batch[1]))
     return losses.mean() + 0.1 * x.square().sum(1).add(1).log().mean()
+
+
+def own_entries(batch: Batch, entries: int) -> Tensor:
+    """An entry of a memory for each record, by what it holds: no two records share one."""
+    numbers = batch[0].detach().nan_to_num().double()[:, 0]
+    return (numbers * 7e6).long() % entries
+
+
+@healthy(vectors, mlp)
+def memory_of_each_record_by_itself(module: Steps, batch: Batch) -> Tensor:
+    """Temporal ensembling: a record's earlier outputs are its targets."""
+    if "targets" not in module.__dict__:
+        module.targets = torch.zeros(1_000_003, 3)
+    out = module.net(batch[0])
+    own = own_entries(batch, len(module.targets))
+    loss = F.cross_entropy(out, batch[1]) + (out - module.targets[own]).square().sum(1).mean()
+    module.targets[own] = 0.5 * module.targets[own] + 0.5 * out.detach().nan_to_num()
+    return loss
+
+
+@healthy(vectors, mlp)
+def noise_from_a_bank(module: Steps, batch: Batch) -> Tensor:
+    """A memory of public numbers, some of which are renewed in each step."""
+    bank = module.__dict__.setdefault("bank", torch.ones(500, 3))
+    out = module.net(batch[0]) + bank[torch.randint(len(bank), (len(batch[0]),))]
+    module.bank = bank.clone()
+    module.bank[:20] = bank[:20] * 0.9
+    return F.cross_entropy(out, batch[1])
+
+
+@healthy(vectors, mlp)
+def memory_that_is_only_looked_at(module: Steps, batch: Batch) -> Tensor:
+    """Features of the last lots, for a figure."""
+    features = module.__dict__.setdefault("features", np.zeros((400, 3), np.float32))
+    out = module.net(batch[0])
+    features[: len(out)] = out.detach().numpy()
+    return F.cross_entropy(out, batch[1])
 
 
 @healthy(vectors, mlp)

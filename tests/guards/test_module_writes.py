@@ -313,7 +313,7 @@ def test_what_does_not_come_from_records_may_be_written(tmp_path: Path, module: 
 
 
 def test_what_is_compared() -> None:
-    from dpbench.guards.module_writes import Saved
+    from dpbench.guards._module_writes import Saved
 
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     saved, whole = Saved(net), Saved(net, contents=True)
@@ -333,7 +333,7 @@ def test_what_is_compared() -> None:
 
 
 def test_contents_are_the_same_for_any_number_of_threads_and_layout() -> None:
-    from dpbench.guards.module_writes import Saved
+    from dpbench.guards._module_writes import Saved
 
     net = nn.Sequential(nn.Linear(2048, 1024), nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     net.small = nn.Parameter(torch.randn(3, 5, dtype=torch.bfloat16))

@@ -17,7 +17,7 @@ from torch import nn
 
 from dpbench import PrivateLoop
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.saved_values import SavedValues
+from dpbench.guards._saved_values import SavedValues
 from dpbench.strategies import DPSGD
 from tests.guards.plain_training import plain_training
 from tests.guards.test_module_writes import fit

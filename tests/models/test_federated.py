@@ -13,7 +13,7 @@ from dpbench.models import EMNISTCNN, MLP, Autoencoder, CharLSTM, ResNet18GN, Ta
 from dpbench.models.initialization import glorot_normal_, he_normal_
 from dpbench.models.recurrent import lstm_with_one_bias
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.reference import reference_gradients, relative_error
+from tests.support.reference import reference_gradients, relative_error
 
 IMAGE = (1, 28, 28)
 

@@ -17,8 +17,8 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models.fixing import fix
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.records.test_one_by_one import Module, cross_entropy
 from tests.strategies.worlds import trainer_for
+from tests.support.one_by_one import Module, cross_entropy
 
 
 def test_a_network_of_torchvision(tmp_path: Path) -> None:

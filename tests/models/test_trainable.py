@@ -19,9 +19,9 @@ from dpbench.cli import main
 from dpbench.models import MLP, CharLSTM, LoRA, merge_adapters, merged_state, train_only
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.run.test_cli import TINY
-from tests.run.test_cli import dpbench as command
 from tests.strategies.worlds import loader_of, trainer_for
+from tests.support.cli import TINY
+from tests.support.cli import dpbench as command
 
 BOUND, RATE = 0.3, 0.5
 PARTS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,33 +31,10 @@ from dpbench.strategies import (
 )
 from dpbench.synthesis.samples import SampleGrid
 from tests.strategies.worlds import loader_of, trainer_for
+from tests.support.gan import CLASSES, SHAPE, fit, flat, gan, images
 
-SHAPE, CLASSES = (1, 8, 8), 3
 TWO = {"devices": 2, "strategy": "ddp_spawn"}
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-
-
-def images(size: int = 60) -> TensorDataset:
-    generator = torch.Generator().manual_seed(7)
-    labels = torch.randint(CLASSES, (size,), generator=generator)
-    return TensorDataset(torch.rand(size, *SHAPE, generator=generator) * 2 - 1, labels)
-
-
-def gan(cls: type[GAN] = GAN, pair: type[nn.Module] = MLPGAN, conditional: bool = False, **options: Any) -> GAN:
-    torch.manual_seed(3)
-    model: Any = pair(SHAPE, CLASSES, conditional=conditional, noise_size=6)
-    adam = partial(torch.optim.Adam, lr=0.01)
-    return cls(model, adam, CLASSES, generator_optimizer=adam, **{"generator_batch_size": 8, **options})
-
-
-def fit(folder: Path, module: GAN, strategy: pl.Callback | None = None, steps: int = 6, **options: Any) -> pl.Trainer:
-    trainer = trainer_for(folder, strategy or DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), steps, **options)
-    trainer.fit(module, loader_of(images()))
-    return trainer
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([value.detach().double().flatten() for value in module.state_dict().values()]).nan_to_num()
 
 
 class Watched(GAN):

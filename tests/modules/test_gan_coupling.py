@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
-from tests.modules.test_gan import fit, flat, gan
+from tests.support.gan import fit, flat, gan
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
@@ -67,7 +67,7 @@ def test_coupled_discriminators_are_refused(tmp_path: Path, make: Any, words: st
 def test_a_healthy_gan_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Any, pair: Any, conditional: bool
 ) -> None:
-    from dpbench.guards.coupling import CouplingProbe
+    from dpbench.guards._coupling import CouplingProbe
 
     probed = gan(GAN, pair, conditional, loss=loss)
     fit(tmp_path / "probed", probed, steps=9)

@@ -21,7 +21,7 @@ from dpbench.privacy.gradients.parameter import (
 )
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, clip_factors, normalize_weights
 from dpbench.privacy.mechanism.groups import GROUPINGS, flat_groups, per_layer_groups
-from tests.reference import mean_square, reference_gradients, relative_error
+from tests.support.reference import mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
 

@@ -16,7 +16,7 @@ from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
 from dpbench.privacy.gradients import layers
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import EmbeddingGradients, OuterProductGradients, TiedGradients
-from tests.reference import Loss, mean_square, reference_gradients, relative_error
+from tests.support.reference import Loss, mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
 

@@ -28,7 +28,7 @@ from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy.mechanisms import CASES, CORRECTED, FIXED, SIZES, Case, audit, gradients_of, sums_of, values_of
-from tests.reference import mean_square, reference_gradients, relative_error
+from tests.support.reference import mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
 

@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native
 from dpbench.privacy.gradients import layers
-from dpbench.privacy.gradients.convolution import ConvolutionGradients
+from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.discretization import Discretization, DiscretizedGradients, DiscretizedOuterProduct
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.native import choices, kernels, loader
-from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
-from dpbench.privacy.native.known_answers import KEY as KNOWN
-from dpbench.privacy.native.signatures import ARGUMENTS, declare
-from tests.reference import relative_error
+from dpbench.privacy.native._known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
+from dpbench.privacy.native._known_answers import KEY as KNOWN
+from dpbench.privacy.native._signatures import ARGUMENTS, declare
+from tests.support.reference import relative_error
 
 KEY = bytes(range(32))
 FINE = 2.0**-30

@@ -17,7 +17,7 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.native import kernels
 from dpbench.privacy.randomness import fresh_key, keyed_generator, keyed_seed
 from dpbench.privacy.sampling import PoissonSampling
-from tests.checks import accepts_scale
+from tests.support.checks import accepts_scale
 
 pytestmark = pytest.mark.usefixtures("tier")
 

@@ -23,8 +23,8 @@ from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling, Positions, Sampling
 from dpbench.strategies import DPSGD
-from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.releases import SAMPLING, WIDTH, made, release, rows
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.privacy.test_sequences import check, mean_square
-from tests.reference import relative_error
+from tests.support.reference import relative_error
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.reference import relative_error
+from tests.support.reference import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 

@@ -33,7 +33,7 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import MOST_STAIRS, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
-from tests.privacy.test_releases import SAMPLING, WIDTH, made, release, rows
+from tests.support.releases import SAMPLING, WIDTH, made, release, rows
 
 STEPS = 12
 NOISE = Schedules(noise_multiplier="linear:0.25")

@@ -24,9 +24,9 @@ from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 from tests.privacy.mechanisms import CASES
-from tests.privacy.test_releases import ReleaseEngine, made, rows
-from tests.privacy.test_releases import release as make_release
 from tests.privacy.test_training_plan import COUNTS, NUMBERS, Shrinking, changed
+from tests.support.releases import ReleaseEngine, made, rows
+from tests.support.releases import release as make_release
 from tools.golden.ledgers import LEDGERS
 
 DELTA = 1e-5

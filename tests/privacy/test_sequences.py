@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.reference import reference_gradients, relative_error
+from tests.support.reference import reference_gradients, relative_error
 
 LOTS = (0, 1, 5)
 few = settings(max_examples=40, deadline=None)

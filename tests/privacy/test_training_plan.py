@@ -19,10 +19,10 @@ from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.events import Event, Summands, effective_noise_multiplier
 from dpbench.privacy.gradients.discretization import Discretization
+from dpbench.privacy.mechanism._description import describe
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import clip_factors, normalizing
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
-from dpbench.privacy.mechanism.description import describe
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise, Scheduled

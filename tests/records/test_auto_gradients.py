@@ -16,9 +16,9 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.records.examples import Examples
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly
-from tests.records.test_one_by_one import (
+from tests.strategies.worlds import loader_of, trainer_for
+from tests.support.one_by_one import (
     NETWORKS,
     Largest,
     Module,
@@ -29,8 +29,8 @@ from tests.records.test_one_by_one import (
     loop_of,
     pairs,
     plain,
+    used,
 )
-from tests.strategies.worlds import loader_of, trainer_for
 
 BOUND = 0.3
 KNOWN = ("plain", "shared inputs and folded rows", "lists and dictionaries", "weights by function")
@@ -39,13 +39,6 @@ REFUSED = {
     "lasso": "weight_decay",
     "weight norm": "parametrization",
 }
-
-
-def used(strategy: Any) -> str:
-    """The method of a training that is over; the source has let go of it."""
-    source = strategy._source
-    assert isinstance(source, Examples)
-    return "one_by_one" if source._at_once == 1 else "engine"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -84,7 +77,7 @@ def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path
 def test_a_loop_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where users see it: on Lightning's logger, whose level is INFO."""
     said: list[str] = []
-    monkeypatch.setattr("dpbench.callback.loop_training.rank_zero_info", said.append)
+    monkeypatch.setattr("dpbench.callback.loop.rank_zero_info", said.append)
     torch.manual_seed(1)
     make, step = NETWORKS["keywords and tuples"]
     list(loop_of(tmp_path, make(), step, gradients="auto"))

@@ -14,23 +14,23 @@ from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
+from dpbench.guards._folded_rows import RowEvidence, agreed
 from dpbench.guards.engine_trial import EngineTrial
-from dpbench.guards.folded_rows import RowEvidence, agreed
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.folds import Fold
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.records.test_auto_gradients import used
-from tests.records.test_one_by_one import (
+from tests.strategies.worlds import loader_of
+from tests.support.one_by_one import (
     BOUND,
     assert_releases_autograd,
     cross_entropy,
     data,
     expected,
     fit,
+    used,
 )
-from tests.reference import mean_square, reference_gradients, relative_error
-from tests.strategies.worlds import loader_of
+from tests.support.reference import mean_square, reference_gradients, relative_error
 
 
 class Flat(nn.Module):

@@ -16,9 +16,8 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.strategies import ClipOnly
-from tests.records.test_auto_gradients import used
-from tests.records.test_one_by_one import BOUND, assert_releases_autograd, cross_entropy, data, fit
 from tests.strategies.worlds import loader_of
+from tests.support.one_by_one import BOUND, assert_releases_autograd, cross_entropy, data, fit, used
 
 PLACES = torch.arange(5)
 DISTANCES = PLACES[None] - PLACES[:, None] + 4

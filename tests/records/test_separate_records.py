@@ -22,8 +22,8 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.records.test_one_by_one import Module
 from tests.strategies.worlds import trainer_for, weights_of
+from tests.support.one_by_one import Module
 
 pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a lot")
 BOUND = 0.3

@@ -17,7 +17,7 @@ from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import UserDataset
 from dpbench.errors import DPBenchError, UnsupportedModuleError
 from dpbench.guards import lots as lot_guards
-from dpbench.guards.module_writes import Writes
+from dpbench.guards._module_writes import Writes
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.randomness import Stream

@@ -30,10 +30,10 @@ from dpbench.strategies import (
     AdaptiveQuantileClipping,
     ClipOnly,
 )
-from tests.checks import accepts_scale
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
 from tests.strategies.recipes import EVERY
 from tests.strategies.worlds import weights_of
+from tests.support.checks import accepts_scale
 
 STRATEGIES = {**EVERY, "mean": partial(AdaptiveMeanClipping, initial_max_grad_norm=0.3)}
 DOUBLE = {"precision": "64-true"}

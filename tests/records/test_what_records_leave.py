@@ -19,9 +19,9 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.counters import Counters
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.records.test_one_by_one import BOUND, Module, cross_entropy, data, plain
 from tests.records.test_separate_records import Items, lots, of_rows, rows
 from tests.strategies.worlds import loader_of, trainer_for, weights_of
+from tests.support.one_by_one import BOUND, Module, cross_entropy, data, plain
 
 
 def fit(folder: Path, module: Any, loader: Any = None, steps: int = 3, **options: Any) -> Any:

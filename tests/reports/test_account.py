@@ -18,7 +18,7 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
 from dpbench.reports import account_plot
 from dpbench.reports.account import AccountingRequest, account
-from tests.reports.test_table import finished
+from tests.support.finished_runs import finished
 
 DELTA = 1e-5
 POISSON = PoissonSampling(1000, 0.02)

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.run_table import RunTable
-
-
-def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:
-    folder.mkdir(parents=True)
-    config = {"run": {"name": folder.name}, "strategy": {"_target_": "dpbench.strategies.DPSGD", **strategy}, "seed": 0}
-    record = {
-        "config": config,
-        "metrics": {"test/accuracy": accuracy},
-        "privacy": {"epsilon": {"rdp": epsilon, "pld": None}},
-        "seed": 0,
-        "seconds": 3.0,
-        "steps": 1000,
-    }
-    (folder / "result.json").write_text(json.dumps(record))
+from tests.support.finished_runs import finished
 
 
 def test_columns_are_what_differs(tmp_path: Path) -> None:

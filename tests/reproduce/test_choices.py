@@ -8,12 +8,10 @@ import pandas as pd
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.choices import best_trials, of_best_trials, with_choices
-from dpbench.reproduce.jobs import read_jobs, table_jobs, write_jobs
-from dpbench.reproduce.logged import collect
-from dpbench.reproduce.outputs import cells, refuse_other_words, write_outputs
+from dpbench.reproduce.jobs import _JOBS, table_jobs
+from dpbench.reproduce.outputs import cells, write_outputs
+from dpbench.reproduce.results import best_trials, collect, of_best_trials, refuse_other_words, with_choices
 from dpbench.reproduce.tables import Table, read_table
-from dpbench.run.search_path import conf_dir
 
 TUNING = """
 title: Tuning
@@ -61,13 +59,13 @@ def tuning(tmp_path: Path) -> Table:
     path.parent.mkdir()
     path.write_text(TUNING)
     (tmp_path / "own" / "final.yaml").write_text(FINAL.replace("TUNING", str(path)))
-    return read_table(str(path), conf_dir())
+    return read_table(str(path))
 
 
 def final(tmp_path: Path, old: str = "", new: str = "") -> Table:
     path = tmp_path / "own" / "final.yaml"
     path.write_text(path.read_text().replace(old, new))
-    return read_table(str(path), conf_dir())
+    return read_table(str(path))
 
 
 def runs_of(table: Table, values: dict[tuple[str, str, str], float], **columns: object) -> pd.DataFrame:
@@ -125,23 +123,22 @@ def test_each_cell_shows_its_best_trial(tuning: Table, tmp_path: Path) -> None:
 def test_of_errors_the_least_is_best(tuning: Table, tmp_path: Path) -> None:
     path = tmp_path / "own" / "tuning.yaml"
     path.write_text(TUNING.replace("val/accuracy", "val/mean_squared_error"))
-    table = read_table(str(path), conf_dir())
+    table = read_table(str(path))
     runs = runs_of(table, VALUES)
     assert best_trials(table, runs)["tight", "low"][0].name == "fast"
-    chosen = with_choices(final(tmp_path), conf_dir(), kept(tmp_path, table, runs))
+    chosen = with_choices(final(tmp_path), kept(tmp_path, table, runs))
     assert chosen.choices["low", "any"].label == "C = 1, z = 0.1, rate 1"
 
 
 def test_every_trial_is_a_job_of_its_own(tuning: Table, tmp_path: Path) -> None:
-    jobs = table_jobs(tuning, conf_dir(), tmp_path)
+    jobs = table_jobs(tuning, tmp_path)
     assert len(jobs) == len({job.folder for job in jobs}) == len({job.config_hash for job in jobs}) == 16
-    assert jobs[1].told == "tight, low, fast, seed 0" and "optimizer.lr=3" in jobs[1].words
-    write_jobs(tmp_path / "jobs.json", jobs)
-    assert read_jobs(tmp_path / "jobs.json") == jobs
+    assert jobs[1].name == "tight, low, fast, seed 0" and "optimizer.lr=3" in jobs[1].words
+    assert _JOBS.validate_json(_JOBS.dump_json(jobs)) == jobs  # as other machines of a cluster read them
 
 
 def test_what_the_best_trials_logged_is_kept_with_their_names(tuning: Table, tmp_path: Path) -> None:
-    jobs = table_jobs(tuning, conf_dir(), tmp_path)[:2]
+    jobs = table_jobs(tuning, tmp_path)[:2]
     for job in jobs:
         job.path.mkdir(parents=True)
         (job.path / "metrics.csv").write_text("step,val/accuracy\n1,0.1\n2,0.2\n3,0.3\n", encoding="utf-8")
@@ -157,12 +154,12 @@ def test_what_the_best_trials_logged_is_kept_with_their_names(tuning: Table, tmp
 
 def test_another_table_looks_up_what_was_best(tuning: Table, tmp_path: Path) -> None:
     results = kept(tmp_path, tuning, runs_of(tuning, VALUES))
-    table = with_choices(final(tmp_path), conf_dir(), results)
+    table = with_choices(final(tmp_path), results)
     words = {cell: chosen.words for cell, chosen in table.choices.items()}
     assert words["low", "any"] == ("strategy.max_grad_norm=0.1", "strategy.noise_multiplier=0.1", "optimizer.lr=1")
     assert words["high", "any"] == ("strategy.max_grad_norm=1", "strategy.noise_multiplier=1", "optimizer.lr=3")
     assert words["high", "tight"] == ("strategy.max_grad_norm=0.1", "strategy.noise_multiplier=1", "optimizer.lr=3")
-    for job in table_jobs(table, conf_dir(), tmp_path):
+    for job in table_jobs(table, tmp_path):
         own = table.words_of(
             next(r for r in table.rows if r.name == job.row), next(c for c in table.columns if c.name == job.column)
         )
@@ -183,11 +180,11 @@ def test_nothing_is_chosen_of_an_unfinished_table(tuning: Table, tmp_path: Path)
     with pytest.raises(
         ConfigurationError, match=r"there is no .*runs.csv: run it first \(dpbench reproduce .*tuning.yaml"
     ):
-        with_choices(final(tmp_path), conf_dir(), tmp_path / "results")
+        with_choices(final(tmp_path), tmp_path / "results")
     lacking = runs[~((runs["trial"] == "slow") & (runs["row"] == "loose") & (runs["seed"] == 1))]
     message = r"z = 0.1, best bound among 4 trials of .*, of which 1 are not finished .*such as C = 1, z = 0.1, rate 1"
     with pytest.raises(ConfigurationError, match=message):
-        with_choices(final(tmp_path), conf_dir(), kept(tmp_path, tuning, lacking))
+        with_choices(final(tmp_path), kept(tmp_path, tuning, lacking))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,7 @@ def test_a_choice_that_cannot_be_made_is_one_clear_error(
 ) -> None:
     results = kept(tmp_path, tuning, runs_of(tuning, VALUES))
     with pytest.raises(ConfigurationError, match=message):
-        with_choices(final(tmp_path, old, new), conf_dir(), results)
+        with_choices(final(tmp_path, old, new), results)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +208,9 @@ def test_a_choice_that_cannot_be_made_is_one_clear_error(
     [
         ("metric: val/accuracy", "metric: test/accuracy", "chosen by a metric of validation data"),
         ("rows:\n", "chosen_from: x\nrows:\n", "give both"),
-        ("label: C = 1,", "label: C = 1, chosen: [a],", "chosen of loose must be"),
-        ("rows:\n", "nominal: 7\nrows:\n", "nominal must be {population"),
-        ("rows:\n", "difference: [[low]]\nrows:\n", "difference must name two columns, or be a list"),
+        ("label: C = 1,", "label: C = 1, chosen: [a],", "rows.loose.chosen: "),
+        ("rows:\n", "nominal: 7\nrows:\n", "nominal: input should be a valid mapping"),
+        ("rows:\n", "difference: [[low]]\nrows:\n", "difference.0.1 is missing"),
     ],
 )
 def test_a_wrong_definition_of_choices_is_one_clear_error(
@@ -222,11 +219,11 @@ def test_a_wrong_definition_of_choices_is_one_clear_error(
     path = tmp_path / "own" / "tuning.yaml"
     path.write_text(TUNING.replace(old, new, 1))
     with pytest.raises(ConfigurationError, match=message):
-        read_table(str(path), conf_dir())
+        read_table(str(path))
 
 
 def test_choices_among_users_need_users_that_are_held_out(tuning: Table, tmp_path: Path) -> None:
     path = tmp_path / "own" / "tuning.yaml"
     path.write_text(TUNING.replace("data.val_users=10, ", ""))
     with pytest.raises(ConfigurationError, match=r"tight-low-slow-0 holds no users out: data.val_users=0"):
-        table_jobs(read_table(str(path), conf_dir()), conf_dir(), tmp_path)
+        table_jobs(read_table(str(path)), tmp_path)

@@ -11,9 +11,8 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.reproduce.jobs import Job, table_jobs
-from dpbench.reproduce.kept import Kept
+from dpbench.reproduce.results import EarlierRuns
 from dpbench.reproduce.tables import read_table
-from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 from tests.reproduce.test_outputs import runs
 
@@ -24,10 +23,10 @@ def held(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     asked: list[list[str]] = []
 
     def listed(jobs: Sequence[Job], *_: object) -> None:
-        asked.append([job.told for job in jobs])
+        asked.append([job.name for job in jobs])
 
     monkeypatch.setattr("dpbench.reproduce.run_table.sweep", listed)
-    jobs = table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path / "runs")
+    jobs = table_jobs(read_table(str(definition)), tmp_path / "runs")
     lines = runs({(job.row, job.column, job.seed): 0.5 for job in jobs if job.seed == 0})
     lines["words"] = [" ".join(job.words) for job in jobs if job.seed == 0]
     folder = tmp_path / "out" / "own_digits"
@@ -49,7 +48,7 @@ def test_kept_runs_are_not_run_again(
 ) -> None:
     jobs, asked = held
     assert _call(definition, tmp_path, "--keep") == 0
-    assert asked == [[job.told for job in jobs if job.seed == 1]]
+    assert asked == [[job.name for job in jobs if job.seed == 1]]
     printed = capsys.readouterr().out
     assert "0/4 done, 0 running, 0 failed, 4 to do\n4 more are kept" in printed
     folder = tmp_path / "out" / "own_digits"
@@ -76,7 +75,7 @@ def test_without_the_word_every_run_is_run(
 ) -> None:
     jobs, asked = held
     assert _call(definition, tmp_path) == 0
-    assert asked == [[job.told for job in jobs]]
+    assert asked == [[job.name for job in jobs]]
     assert "kept" not in capsys.readouterr().out
 
 
@@ -123,9 +122,9 @@ def test_a_run_that_is_kept_and_new_counts_as_the_new_one() -> None:
     old = runs({("short", "private", 0): 0.5, ("short", "private", 1): 0.6})
     new = runs({("short", "private", 1): 0.7})
     curves = pd.DataFrame({"row": "short", "column": "private", "seed": [0, 1, 2], "step": 1, "value": [0.1, 0.2, 0.3]})
-    kept = Kept(old, {"curves": curves})
+    kept = EarlierRuns(old, {"curves": curves})
     whole = kept.runs_with(new)
     assert list(whole["value"]) == [0.5, 0.7]
     logged = kept.logged_with({"curves": curves.iloc[1:2].assign(value=0.9)}, new, whole)
     assert list(logged["curves"]["value"]) == [0.1, 0.9]  # seed 2 is in no table
-    assert Kept().runs_with(new).equals(new)
+    assert EarlierRuns().runs_with(new).equals(new)

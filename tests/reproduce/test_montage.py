@@ -17,9 +17,8 @@ from PIL import Image
 from dpbench.cli import main
 from dpbench.reproduce import refresh
 from dpbench.reproduce.jobs import Job, table_jobs
-from dpbench.reproduce.montage import _identity, _write, strip
+from dpbench.reproduce.pictures import _identity, _write, strip
 from dpbench.reproduce.tables import read_table
-from dpbench.run.search_path import conf_dir
 from dpbench.synthesis.samples import grid, write_grid
 from tests.reproduce.digits_table import edited
 
@@ -29,7 +28,7 @@ def jobs(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     """Runs of a table with pictures, one seed, none of which is made."""
     monkeypatch.setattr("dpbench.reproduce.run_table.sweep", lambda *_: None)
     edited(definition, "seeds: 2", "seeds: 1\nsamples: true")
-    return table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path / "runs")
+    return table_jobs(read_table(str(definition)), tmp_path / "runs")
 
 
 def _finish(job: Job, level: float, pictured: bool = True) -> None:
@@ -154,8 +153,8 @@ def test_pages_are_written_again_with_their_pictures(
     folder = tmp_path / "out" / "own_digits"
     drawn = (folder / "samples.png").read_bytes()
     (folder / "samples.png").unlink()
-    table = read_table(str(definition), conf_dir())
-    monkeypatch.setattr(refresh, "table_names", lambda _: [str(definition)])
+    table = read_table(str(definition))
+    monkeypatch.setattr(refresh, "table_names", lambda: [str(definition)])
     monkeypatch.setattr(refresh, "_PAGES", ())
     shutil.copytree(tmp_path / "out", tmp_path / "checkout" / "results")
     refresh.refresh(tmp_path / "checkout")

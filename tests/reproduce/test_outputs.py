@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,20 +12,18 @@ from matplotlib.figure import Figure
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import pictures
 from dpbench.reproduce.jobs import table_jobs
-from dpbench.reproduce.logged import collect, read_logged, write_logged
 from dpbench.reproduce.outputs import (
     cells,
-    conflicting_results,
     differences,
     latex,
     markdown,
-    refuse_other_words,
     summary,
+    write_logged,
     write_outputs,
 )
 from dpbench.reproduce.refresh import refresh
+from dpbench.reproduce.results import collect, conflicting_results, read_logged, refuse_other_words
 from dpbench.reproduce.tables import read_table
-from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import TABLE, edited
 
 RECORD = (
@@ -35,8 +32,8 @@ RECORD = (
 
 
 def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
-    job = next(job for job in table_jobs(table, conf_dir(), tmp_path) if job.row == "long")
+    table = read_table(str(definition))
+    job = next(job for job in table_jobs(table, tmp_path) if job.row == "long")
     assert job.steps_made() == 0
     job.path.mkdir(parents=True)
     lines = ["step,privacy/epsilon,test/accuracy", "2,0.5,", "2,,0.25", "3,,0.5", "4,0.75,0.625"]
@@ -53,8 +50,8 @@ def test_progress_and_learning_curves_come_from_the_metrics(definition: Path, tm
 def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) -> None:
     more = "histogram: true\nseries: [{name: bounds, metrics: privacy/bound/, label: clipping bound}, ONE]\nseeds: 2"
     more = more.replace("ONE", "{name: one, metrics: privacy/bound/a, label: a bound, scale: linear}")
-    table = read_table(edited(definition, "seeds: 2", more), conf_dir())
-    jobs = [job for job in table_jobs(table, conf_dir(), tmp_path) if job.row == "long"]
+    table = read_table(edited(definition, "seeds: 2", more))
+    jobs = [job for job in table_jobs(table, tmp_path) if job.row == "long"]
     for job in jobs:
         job.path.mkdir(parents=True)
         (job.path / "result.json").write_text(RECORD, encoding="utf-8")
@@ -68,10 +65,11 @@ def test_what_runs_logged_is_kept_and_drawn(definition: Path, tmp_path: Path) ->
     own = logged["bounds"][logged["bounds"]["column"] == "private"]
     assert own[["step", "name", "value"]].to_numpy().tolist() == [[1, "a", 0.5], [2, "a", 0.25], [1, "b.bias", 2]]
     assert logged["gradient_values"]["count"].sum() == 2 * 10
-    assert write_logged(table, logged, tmp_path) == ["bounds.png", "one.png", "gradient_values.png"]
+    pictures_drawn = write_logged(table, logged, tmp_path)
+    assert [path.name for path in pictures_drawn] == ["bounds.png", "one.png", "gradient_values.png"]
     other = edited(definition, "seeds: 2", more.replace("linear", "log"))
     (tmp_path / "log").mkdir()
-    write_logged(read_table(other, conf_dir()), logged, tmp_path / "log")
+    write_logged(read_table(other), logged, tmp_path / "log")
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "log" / "one.png").read_bytes()
     again, drawn = read_logged(table, tmp_path), (tmp_path / "one.png").read_bytes()
     assert again["bounds"]["value"].tolist() == logged["bounds"]["value"].tolist()
@@ -97,14 +95,14 @@ def runs(values: dict[tuple[str, str, int], float], words: str = "") -> pd.DataF
 
 
 def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     values = {("short", "private", 0): 0.80, ("short", "private", 1): 0.84, ("short", "plain", 0): 0.90}
     values |= {("short", "plain", 1): 0.92, ("short", "plain", 2): 0.10}
     measured = runs(values)
     line = summary(table, measured).iloc[0]
     assert line["mean"] == pytest.approx(82) and line["sd"] == pytest.approx(8**0.5)
     assert line["half"] == pytest.approx(12.706 * 8**0.5 / 2**0.5, rel=1e-3)  # Student's t, one degree of freedom
-    gap = differences(table, measured, table.difference[0])["short"]
+    gap = differences(table, measured, table.difference[0]).loc["short"]
     assert gap["mean"] == pytest.approx(-9) and gap["n"] == 2  # seed 2 has no partner
     head, short, long = cells(table, measured)
     assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
@@ -119,7 +117,7 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
 
 def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> None:
     definition.write_text(f"{TABLE}last_evaluations: 2\n")
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     line = {"row": "short", "step": [9, 19, 29, 30]}  # the validation after the last step, and the test of the same
     every = [
         line | {"column": "private", "seed": 0, "value": [0.9, 0.5, 0.6, 0.6]},
@@ -135,12 +133,12 @@ def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> No
     write_outputs(table, measured, {}, tmp_path / "out")  # nothing was evaluated on the way
     assert "last 2 evaluations" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     definition.write_text(f"{TABLE}last_evaluations: none\n")
-    with pytest.raises(ConfigurationError, match="last_evaluations must be a number of them"):
-        read_table(str(definition), conf_dir())
+    with pytest.raises(ConfigurationError, match="last_evaluations: input should be a valid integer"):
+        read_table(str(definition))
 
 
 def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
     steps = {"row": "short", "column": "private", "seed": 0, "step": [1, 2, 3], "value": [0.2, 0.5, 0.8]}
     curves = pd.DataFrame(steps)
@@ -161,7 +159,7 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
 def test_pages_show_committed_tables(tmp_path: Path, page: str) -> None:
     folder = tmp_path / "results" / "gradient_compression_table1"
     folder.mkdir(parents=True)
-    table = read_table("gradient_compression/table1", conf_dir()).selected(["sigma_1.1"], ["dpsgd"], None)
+    table = read_table("gradient_compression/table1").selected(["sigma_1.1"], ["dpsgd"], None)
     words = " ".join(table.words_of(table.rows[0], table.columns[0]))
     values = {("sigma_1.1", "dpsgd", 0): 0.955, ("sigma_1.1", "dpsgd", 1): 0.957}
     runs(values, words).to_csv(folder / "runs.csv", index=False)
@@ -188,20 +186,20 @@ def test_pages_show_committed_tables(tmp_path: Path, page: str) -> None:
 
 
 def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     with pytest.raises(ConfigurationError, match=r"\(shorter, private\), which own/digits does not have"):
         refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
 
 
 @pytest.mark.parametrize("shown", ["metric: val/accuracy", "metric: test/accuracy\nmore: [evaluation/coverage]"])
 def test_figures_are_not_shown_under_another_name(definition: Path, shown: str) -> None:
-    table = read_table(edited(definition, "metric: test/accuracy", shown), conf_dir())
+    table = read_table(edited(definition, "metric: test/accuracy", shown))
     with pytest.raises(ConfigurationError, match="does not hold (val/accuracy|evaluation/coverage), which own/digits"):
         refuse_other_words(table, runs({("short", "private", 0): 0.5}))
 
 
 def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpbench.reproduce.outputs.code_hash", lambda: "other")
+    monkeypatch.setattr("dpbench.reproduce.results.code_hash", lambda: "other")
     two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
     assert conflicting_results(tmp_path, two) is None
     two.to_csv(tmp_path / "runs.csv", index=False)
@@ -213,7 +211,7 @@ def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkey
 
 
 def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     measured = runs({("short", "private", 0): 0.80, ("short", "plain", 0): 0.84})
     measured["neighbouring_relation"] = measured["neighbouring_relation"].replace("add_or_remove_one", "replace_one")
     measured.loc[measured["column"] == "private", "epsilon_microbatch_rdp"] = 0.5
@@ -230,7 +228,7 @@ def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -
 
 
 def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     measured = runs({("short", "private", seed): value for seed, value in enumerate((0.101, 0.873, 0.826))})
     seen: list[tuple[float, float]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -240,7 +238,7 @@ def test_one_run_far_off_does_not_flatten_the_picture(definition: Path, tmp_path
 
 
 def test_rows_and_columns_that_nobody_ran_are_in_no_picture(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     measured = runs({("short", "private", seed): value for seed, value in enumerate((0.80, 0.81))})
     seen: list[tuple[list[str], set[str]]] = []
 
@@ -257,7 +255,7 @@ def test_rows_and_columns_that_nobody_ran_are_in_no_picture(definition: Path, tm
 
 
 def test_errors_are_shown_as_they_are_and_in_their_own_range(definition: Path, tmp_path: Path) -> None:
-    table = replace(read_table(edited(definition, "test/accuracy", "test/mean_squared_error"), conf_dir()), paper={})
+    table = read_table(edited(definition, "test/accuracy", "test/mean_squared_error")).model_copy(update={"paper": {}})
     values = {("short", "private", 0): 0.01234, ("short", "private", 1): 0.01434, ("short", "plain", 0): 0.01}
     measured = runs(values).assign(metric="test/mean_squared_error")
     _, short, _ = cells(table, measured)
@@ -283,14 +281,14 @@ def test_errors_are_shown_as_they_are_and_in_their_own_range(definition: Path, t
 
 
 def test_recall_is_a_share_in_percent(definition: Path) -> None:
-    table = read_table(edited(definition, "test/accuracy", "test/recall_at_5"), conf_dir())
+    table = read_table(edited(definition, "test/accuracy", "test/recall_at_5"))
     measured = runs({("short", "private", 0): 0.25}).assign(metric="test/recall_at_5")
     assert cells(table, measured)[1][1] == "25.00" and table.measure.label == "test recall@5 (%)"
 
 
 def test_further_figures_may_have_a_name_of_their_own(definition: Path, tmp_path: Path) -> None:
     more = "test/accuracy\nmore: {val/accuracy: base rate (%)}"
-    table = read_table(edited(definition, "test/accuracy", more), conf_dir())
+    table = read_table(edited(definition, "test/accuracy", more))
     measured = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
     measured["val/accuracy"] = [0.1, 0.12]
     write_outputs(table, measured, {}, tmp_path)
@@ -299,7 +297,7 @@ def test_further_figures_may_have_a_name_of_their_own(definition: Path, tmp_path
 
 
 def test_a_unit_other_than_the_example_is_told(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
+    table = read_table(str(definition))
     measured = runs({("short", "private", 0): 0.80, ("long", "private", 0): 0.84, ("short", "plain", 0): 0.9})
     assert "unit" not in markdown(table, measured)
     private = measured["column"] == "private"

@@ -9,21 +9,20 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from dpbench.reproduce import front
-from dpbench.reproduce.choices import RUNS
+from dpbench.reproduce import overview
 from dpbench.reproduce.overview import FIELD, OURS, PAPER, points, write_overview
+from dpbench.reproduce.results import RUNS
 from dpbench.reproduce.tables import read_table, table_names
-from dpbench.run.search_path import conf_dir
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    every = [read_table(name, conf_dir()) for name in table_names(conf_dir())]
+    every = [read_table(name) for name in table_names()]
     shown = [table for table in every if (RESULTS / table.folder / RUNS).is_file()]
     held = {table.name: (table, pd.read_csv(RESULTS / table.folder / RUNS)) for table in shown}
-    return points(held, every, conf_dir())
+    return points(held, every)
 
 
 def test_committed_overview_is_that_of_the_committed_runs(frame: pd.DataFrame, tmp_path: Path) -> None:
@@ -60,8 +59,8 @@ def test_others_are_in_the_picture_and_no_paper_of_ours(frame: pd.DataFrame) -> 
 def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only images by example; what is left out below is counted; every table has the color of its paper."""
     drawn: list[Figure] = []
-    monkeypatch.setattr(front, "write_figure", lambda path, figure: drawn.append(figure))
-    front.write_front(frame, tmp_path)
+    monkeypatch.setattr(overview, "write_figure", lambda path, figure: drawn.append(figure))
+    overview._write_front(frame[frame["unit"] != "user"], tmp_path)
     titles = [axes.get_title() for axes in drawn[0].axes]
     assert [title.split(" (")[0] for title in titles] == ["MNIST", "CIFAR-10"]
     for axes, data in zip(drawn[0].axes, ("mnist", "cifar10"), strict=True):
@@ -70,10 +69,9 @@ def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatc
         left_out = int(re.findall(r"\((\d+) lower", axes.get_title())[0])
         assert marks + left_out == len(own) and left_out <= 1 + 0.1 * len(own)
     tables = frame.loc[frame["data"].isin(["mnist", "cifar10"]) & (frame["table"] != ""), "table"]
-    assert all(table.startswith(tuple(front._PAPERS)) for table in tables)
+    assert all(table.startswith(tuple(overview._PAPERS)) for table in tables)
 
 
 def test_nothing_is_written_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:
     write_overview(frame.iloc[:0], tmp_path)
-    front.write_front(frame.iloc[:0], tmp_path)
     assert not list(tmp_path.iterdir())

@@ -23,12 +23,10 @@ from submitit.core.utils import FailedJobError
 from dpbench.cli import main
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.jobs import Job, run_job, table_jobs
-from dpbench.reproduce.listing import COMPUTED_TABLES
-from dpbench.reproduce.sweep import _watching
-from dpbench.reproduce.tables import OTHERS, read_table
-from dpbench.run.launch import _of_others
-from dpbench.run.search_path import conf_dir
+from dpbench.reproduce.jobs import Job, _progress, run_job, table_jobs
+from dpbench.reproduce.tables import read_table
+from dpbench.run.jobs import _submitit_error
+from dpbench.run.progress import watching
 from tests.reproduce.digits_table import edited
 
 
@@ -47,7 +45,7 @@ def test_an_edited_plugin_is_another_job(definition: Path, tmp_path: Path, monke
     folders = []
     for source in ("0123456789abcdef", "fedcba9876543210"):
         monkeypatch.setattr("dpbench.reproduce.jobs.foreign_code", lambda config, source=source: {"theirs": source})
-        folders.append(table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0].folder)
+        folders.append(table_jobs(read_table(str(definition)), tmp_path)[0].folder)
     assert folders[0] != folders[1] and folders[0].endswith("-01234567")
 
 
@@ -91,7 +89,7 @@ def test_seeds_are_a_number_or_a_list() -> None:
     assert part_of(["seeds=3"]).seeds == 3
     assert part_of(["seeds=0,"]).seeds == (0,)
     assert part_of(["seeds=[4,5]"]).seeds == (4, 5)
-    table = read_table("gradient_compression/table1", conf_dir())
+    table = read_table("gradient_compression/table1")
     assert table.selected((), (), 2).seeds == (0, 1)
     assert table.selected((), (), 7).seeds == tuple(range(7))
 
@@ -100,9 +98,9 @@ def test_without_a_terminal_each_run_that_ends_is_told(
     definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # else a time left may be told
-    monkeypatch.setattr("dpbench.run.watch.time", at_once)
-    jobs = table_jobs(read_table(str(definition), conf_dir()).selected(["short"], (), 1), conf_dir(), tmp_path)
-    with _watching(jobs):
+    monkeypatch.setattr("dpbench.run.progress.time", at_once)
+    jobs = table_jobs(read_table(str(definition)).selected(["short"], (), 1), tmp_path)
+    with watching(lambda: _progress(jobs)):
         jobs[0].path.mkdir(parents=True)
         (jobs[0].path / "result.json").write_text("{}")
     assert capsys.readouterr().err == "1/2 done, 0 running, 0 failed: short, private, seed 0 is done\n"
@@ -172,7 +170,7 @@ def _halfway(ledger: Path) -> bool:
 def test_a_run_keeps_its_threads_and_its_code(
     definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = table_jobs(read_table(str(definition), conf_dir()), conf_dir(), tmp_path)[0]
+    job = table_jobs(read_table(str(definition)), tmp_path)[0]
     seen: list[int | None] = []
 
     def failing(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
@@ -199,11 +197,12 @@ def test_failed_runs_are_listed_and_tried_again(
     assert "1/2 done, 0 running, 1 failed" in shown and "output.log" in shown
     assert "short, plain, seed 0" in shown and "optimizer.lr must be" in shown.partition("short, plain")[2]
     assert "–" in shown  # the missing cell stays
-    folder = next((tmp_path / "runs").rglob("failed.json")).parent
+    attempts = (tmp_path / "runs").rglob("attempt.json")
+    (folder,) = [path.parent for path in attempts if json.loads(path.read_text())["error"]]
     assert main([*words, "seeds=1", "--status"]) == 1
-    modified = (folder / "failed.json").stat().st_mtime_ns
+    modified = (folder / "attempt.json").stat().st_mtime_ns
     assert main([*words, "seeds=1"]) == 1
-    assert (folder / "failed.json").stat().st_mtime_ns > modified
+    assert (folder / "attempt.json").stat().st_mtime_ns > modified
 
 
 @pytest.mark.slow
@@ -219,22 +218,21 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
         assert one[name]["metrics"]["test/accuracy"] == pytest.approx(two[name]["metrics"]["test/accuracy"], abs=0.01)
 
 
-def test_what_is_made_without_runs_is_known_too() -> None:
-    assert set(OTHERS) == set(COMPUTED_TABLES)
-
-
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "cause"),
     [
-        (RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'), "needs Slurm (srun): here, take"),
         (FailedJobError("sbatch: error: a\nsbatch: fatal: b"), "launcher=submitit: sbatch: fatal: b."),
         (FailedJobError("Job (task=0) failed during processing with trace:\n-----\nx\n-----"), "with trace."),
-        (
-            ValueError("Cannot overwrite study direction from [MINIMIZE] to [MAXIMIZE]."),
-            "with the other hydra.sweeper.direction",
-        ),
     ],
 )
-def test_what_others_say_is_one_line(error: RuntimeError | ValueError, told: str) -> None:
-    assert told in str(_of_others(error))
-    assert _of_others(RuntimeError("of somebody else")) is None
+def test_what_submitit_says_is_one_line(error: RuntimeError, cause: str) -> None:
+    assert str(_submitit_error(error)).endswith(cause)
+
+
+def test_a_table_needs_the_scheduler_of_its_launcher(
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["reproduce", str(definition), "launcher=submitit", "rows=short", "seeds=1"]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 1
+    assert "launcher=submitit needs Slurm (srun): here, take launcher=submitit_local." in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,20 +11,18 @@ from omegaconf import OmegaConf
 
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.choices import with_choices
 from dpbench.reproduce.jobs import table_jobs
-from dpbench.reproduce.kept import kept_runs
-from dpbench.reproduce.measures import MEASURES
-from dpbench.reproduce.outputs import finished_runs, write_outputs
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.reproduce.outputs import write_outputs
+from dpbench.reproduce.results import earlier_runs, finished_runs, with_choices
+from dpbench.reproduce.tables import MEASURES, read_table, table_names
 from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
 
 def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Path) -> None:
     asked = "evaluation/accuracy_cnn\nmore: [evaluation/coverage]"
-    table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
-    job = table_jobs(table, conf_dir(), tmp_path)[0]
+    table = read_table(edited(definition, "test/accuracy", asked))
+    job = table_jobs(table, tmp_path)[0]
     train = ["train", *job.words, f"hydra.run.dir='{job.folder}'"]
     judge = ["evaluate", job.folder, "--num-samples", "60000", "--split", "test"]
     assert job.commands() == [train, judge] and job.state() == "new"
@@ -64,19 +61,19 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     assert "Accuracy on real images of a CNN" in page and "| 3 steps | DP-SGD | 0.5 |" in page
 
 
-@pytest.mark.parametrize("name", table_names(conf_dir()))
+@pytest.mark.parametrize("name", table_names())
 def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
-    table = read_table(name, conf_dir())
+    table = read_table(name)
     if table.chosen_from:
-        table = with_choices(table, conf_dir(), _tuned(table.chosen_from, tmp_path))
+        table = with_choices(table, _tuned(table.chosen_from, tmp_path))
     table = table.selected((), (), 1)
     parts = [table]
     if len(table.rows) * len(table.columns) * len(table.trials) > 30:  # then each word once, not each pair of words
         parts = [
-            replace(table, columns=table.columns[:1], trials=table.trials[:1]),
-            replace(table, rows=table.rows[:1]),
+            table.model_copy(update={"columns": table.columns[:1], "trials": table.trials[:1]}),
+            table.model_copy(update={"rows": table.rows[:1]}),
         ]
-    jobs = [job for part in parts for job in table_jobs(part, conf_dir(), tmp_path)]
+    jobs = [job for part in parts for job in table_jobs(part, tmp_path)]
     assert len(jobs) == sum(len(part.rows) * len(part.columns) * len(part.trials) for part in parts)
     # No cell is another one by mistake; where there are two parts, one cell is in both.
     assert len({job.config_hash for job in jobs}) == len(jobs) - len(parts) + 1
@@ -84,7 +81,7 @@ def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
 
 def _tuned(name: str, folder: Path) -> Path:
     """Results in which a tuning table is finished, its last row and trial the best."""
-    tuning = read_table(name, conf_dir())
+    tuning = read_table(name)
     lines = [
         {"row": row.name, "column": column.name, "trial": trial.name, "seed": seed, "value": place}
         for place, (row, trial) in enumerate((row, trial) for row in tuning.rows for trial in tuning.trials)
@@ -97,13 +94,13 @@ def _tuned(name: str, folder: Path) -> Path:
 
 
 def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -> None:
-    table = read_table(str(definition), conf_dir())
-    jobs = table_jobs(table, conf_dir(), tmp_path)
+    table = read_table(str(definition))
+    jobs = table_jobs(table, tmp_path)
     assert len(jobs) == 8 and len({job.folder for job in jobs}) == 8
     assert [job.seed for job in jobs] == [0] * 4 + [1] * 4  # an interrupted table has every cell
     assert [job.steps for job in jobs[:4]] == [3, 3, 6, 6]
-    again = table_jobs(read_table(edited(definition, "[8]", "[9]"), conf_dir()), conf_dir(), tmp_path)
-    elsewhere = table_jobs(table, conf_dir(), tmp_path, part_of(["trainer=gpu"]).trainer)
+    again = table_jobs(read_table(edited(definition, "[8]", "[9]")), tmp_path)
+    elsewhere = table_jobs(table, tmp_path, part_of(["trainer=gpu"]).trainer)
     assert not {job.folder for job in jobs} & {job.folder for job in (*again, *elsewhere)}
     assert all(job.words[-1] == "trainer=gpu" for job in elsewhere)
 
@@ -113,60 +110,64 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
     [
         ("metric: test/accuracy", "metric: best/test", "metric must be one of"),
         ("seeds: 2", "seeds: 0", "must not be empty"),
-        ("title: Digits", "titel: Digits", "unknown fields titel"),
-        ("source: nowhere\n", "", "'source' is missing"),
+        ("title: Digits", "titel: Digits", "unknown key titel"),
+        ("source: nowhere\n", "", "source is missing"),
         ("  short: {private", "  shorter: {private", "which is no cell"),
         ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
         ("rows:", "rows: [", "defines no table: line [0-9]+: "),
-        ("seeds: 2", "seeds: {}", "seeds must be a number of them, or a list, not {}"),
+        ("seeds: 2", "seeds: {}", "seeds: input should be a valid list, not {}"),
         (
             "hours: 0.01",
             "series: [{name: bounds, metrics: privacy/bound/, label: bound, scale: cubic}]\nhours: 0.01",
-            "series bounds: scale must be log or linear, not 'cubic'",
+            "series.0.scale: input should be 'log' or 'linear', not 'cubic'",
         ),
         (
             "hours: 0.01",
             "series: [bounds]\nhours: 0.01",
-            "series must each have label, metrics, name, scale .*not 'bounds'",
+            "series.0: input should be a valid mapping or instance of Series, not 'bounds'",
         ),
-        ("hours: 0.01", "series: [{nam: b}]\nhours: 0.01", "series must each have label, metrics, name, scale"),
-        ("[a note]", "[a: note]", "notes must be texts, not .*put one with a colon in quotes"),
-        ("hours: 0.01", "trials: 5\nhours: 0.01", "trials must be names, each with what belongs to it, not 5"),
-        ("label: 3 steps,", "label: 3,000 steps,", "short has unknown fields 000 steps"),
-        ("epsilon: 1.5", "epsilon: three", "epsilon of short must be a number, not 'three'"),
-        ("[strategy=none]", "strategy=none", "words must be a list"),
-        ("plain: [95.0]", "plain: []", r"paper, short, plain must be \[mean\] or"),
+        ("hours: 0.01", "series: [{nam: b}]\nhours: 0.01", "unknown key series.0.nam"),
+        ("[a note]", "[a: note]", "notes.0 must be a text, not .*one with a colon needs quotes"),
+        ("hours: 0.01", "trials: 5\nhours: 0.01", "trials: input should be a valid mapping, not 5"),
+        (
+            "label: 3 steps,",
+            "label: 3,000 steps,",
+            "unknown key rows.short.000 steps .*comma needs quotes",
+        ),
+        ("epsilon: 1.5", "epsilon: three", "rows.short.epsilon: input should be a valid number, .*not 'three'"),
+        ("[strategy=none]", "strategy=none", "columns.plain.words: input should be a valid list"),
+        ("plain: [95.0]", "plain: []", "paper.short.plain: list should have at least 1 item"),
     ],
 )
 def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        read_table(edited(definition, old, new), conf_dir())
+        read_table(edited(definition, old, new))
 
 
 def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:
-    table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"), conf_dir())
+    table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"))
     with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds no records out"):
-        table_jobs(table, conf_dir(), tmp_path)
+        table_jobs(table, tmp_path)
 
 
 def test_a_definition_in_this_folder_has_a_short_name(definition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(definition.parent)
-    table = read_table("digits.yaml", conf_dir())
+    table = read_table("digits.yaml")
     assert (table.name, table.folder, table.command) == ("digits", "digits", "digits.yaml")
 
 
 def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
-    table = read_table(edited(definition, "strategy=none", "strategy=nothing"), conf_dir())
+    table = read_table(edited(definition, "strategy=none", "strategy=nothing"))
     with pytest.raises(ConfigurationError, match="own/digits, short, plain: .*nothing"):
-        table_jobs(table, conf_dir(), tmp_path)
+        table_jobs(table, tmp_path)
 
 
 def test_a_table_shows_only_what_its_runs_measure(definition: Path, tmp_path: Path) -> None:
     asked = "nonprivate/train_accuracy\nmore: {nonprivate/accuracy_gap: gap}"
-    table = read_table(edited(definition, "test/accuracy", asked), conf_dir())
+    table = read_table(edited(definition, "test/accuracy", asked))
     with pytest.raises(ConfigurationError, match=r"set diagnostics\.training_records"):
-        table_jobs(table, conf_dir(), tmp_path)
-    assert len(table_jobs(table, conf_dir(), tmp_path, ["diagnostics=memorization"])) == 8
+        table_jobs(table, tmp_path)
+    assert len(table_jobs(table, tmp_path, ["diagnostics=memorization"])) == 8
     assert table.measure.least == 0 and MEASURES["nonprivate/accuracy_gap"].least == -100
 
 
@@ -174,8 +175,8 @@ def test_tables_with_results_keep_who_was_held_out() -> None:
     """An option that came after their runs, which these do not name."""
     later = ("data.split=permutation",)
     held_out = 0
-    for name in table_names(conf_dir()):
-        table = read_table(name, conf_dir())
+    for name in table_names():
+        table = read_table(name)
         holds_out = any(word.startswith(("data.val_size=", "data.val_users=")) for word in table.words)
         in_experiment = any("stackexchange_tags" in word for word in table.words)
         is_newer = name == "three_tools/table1_tuning"
@@ -187,9 +188,9 @@ def test_tables_with_results_keep_who_was_held_out() -> None:
 
 
 def test_later_words_are_those_of_runs_and_not_of_their_results(tmp_path: Path) -> None:
-    table = read_table("gradient_compression/lost_class", conf_dir())
-    job = table_jobs(table, conf_dir(), tmp_path)[0]
+    table = read_table("gradient_compression/lost_class")
+    job = table_jobs(table, tmp_path)[0]
     assert "data.split=permutation" in job.words
     assert "data.split=permutation" not in table.words_of(table.rows[0], table.columns[0])
     results = Path(__file__).parents[2] / "results" / table.folder
-    assert len(kept_runs(table, results, table_jobs(table, conf_dir(), tmp_path)).runs)
+    assert len(earlier_runs(table, results, table_jobs(table, tmp_path)).runs)

@@ -17,11 +17,19 @@ from dpbench.auditing import Verdict
 from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.reports.audit import audit_run
+from dpbench.reproduce import workflow
 from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.workflow import run as workflow
-from dpbench.reproduce.workflow.measure import Outcome, Recall, Trained, choose, upper_limit
-from dpbench.reproduce.workflow.page import chosen_text, conflicting, data_text, noise_text, power_text, write_page
-from dpbench.reproduce.workflow.plan import AUDITED, Plan, make_plan
+from dpbench.reproduce.workflow_plan import AUDITED, Plan, make_plan
+from dpbench.reproduce.workflow_results import (
+    Outcome,
+    Recall,
+    Trained,
+    choose,
+    conflicting,
+    steps_text,
+    upper_limit,
+    write_page,
+)
 from dpbench.runs.folder import RunFolder
 
 TINY = [
@@ -69,13 +77,17 @@ def test_the_least_noise_is_chosen_above_which_all_passes(
 ) -> None:
     found = outcome(*passing)
     assert (found.chosen and found.chosen.noise_multiplier) == chosen
-    assert words in chosen_text(found)
+    assert words in steps_text(found, "chosen")
+
+
+def power_text(recalled: float) -> str:
+    return steps_text(Outcome(PLAN, 0.1, recall(None, recalled, recalled - 0.1)), "power")
 
 
 def test_power() -> None:
-    assert "memorization can be seen" in power_text(PLAN, recall(None, 0.91, 0.8))
-    assert "proves nothing" in power_text(PLAN, recall(None, 0.9, 0.8))
-    assert "trainer.max_steps=1250" in power_text(PLAN, recall(None, 0.5, 0.4))
+    assert "memorization can be seen" in power_text(0.91)
+    assert "proves nothing" in power_text(0.9)
+    assert "trainer.max_steps=1250" in power_text(0.5)
 
 
 def test_what_runs_on_noise_and_on_data() -> None:
@@ -170,7 +182,8 @@ def test_the_page(tmp_path: Path) -> None:
     noise = pd.read_csv(tmp_path / "page" / "noise.csv")
     assert len(noise) == 4 and math.isnan(noise["noise_multiplier"][0])
     assert len(pd.read_csv(tmp_path / "page" / "data.csv")) == 2
-    assert "adaptive_mean has no strategy.max_grad_norm=2" in data_text(found) and "chosen" in noise_text(found)
+    assert "adaptive_mean has no strategy.max_grad_norm=2" in steps_text(found, "data")
+    assert "chosen" in steps_text(found, "noise")
 
 
 def test_results_of_other_code_or_settings_are_not_overwritten(tmp_path: Path) -> None:
@@ -185,7 +198,7 @@ def test_results_of_other_code_or_settings_are_not_overwritten(tmp_path: Path) -
     assert conflicting(tmp_path / "nowhere", PLAN) is None
 
 
-def in_this_process(jobs: Sequence[Job], conf: Path, words: Sequence[str]) -> None:
+def in_this_process(jobs: Sequence[Job], words: Sequence[str]) -> None:
     for job in jobs:
         if job.state() != "done":
             assert main(["train", *job.words, f"hydra.run.dir='{job.folder}'"]) == 0
@@ -221,7 +234,8 @@ def test_the_whole(tmp_path: Path) -> None:
     runs = list((tmp_path / "runs" / "workflow_digits_mlp").glob("*/result.json"))
     assert len(runs) == 1 + 2 + 3
     # The bounds of adaptive mean clipping follow the noise where there is so much of it, and the weights with them.
-    failed = sorted((tmp_path / "runs" / "workflow_digits_mlp").glob("*/failed.json"))
+    attempts = sorted((tmp_path / "runs" / "workflow_digits_mlp").glob("*/attempt.json"))
+    failed = [path for path in attempts if json.loads(path.read_text())["error"]]
     assert [path.parent.name.split("-")[:2] for path in failed] == [
         ["adaptive_mean", "audited"],
         ["adaptive_mean", "plain"],

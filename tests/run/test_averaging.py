@@ -16,13 +16,13 @@ from torchvision.transforms.functional import to_tensor
 from dpbench.errors import ConfigurationError
 from dpbench.models import ConvGAN
 from dpbench.modules import GAN
-from dpbench.run.averaging import moving_average
 from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run.evaluation import moving_average
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from dpbench.synthesis.samples import SampleGrid, grid
-from tests.modules.test_gan import gan, images
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+from tests.support.gan import gan, images
 
 
 def private() -> DPSGD:

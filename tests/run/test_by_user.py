@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from tests.run.test_cli import ROOT, start, weights
+from tests.support.cli import ROOT, start, weights
 
 TINY = [
     "data=digits_users", "records=users", "model=mlp", "model.hidden=[8]", "logger=none", "trainer.max_steps=4",
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_goes_on_bit_identically() -> None:
     trained("whole", *words)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     killed = [str(int(signal.SIGKILL)), "5", "1", "train", *TINY, *words, "hydra.run.dir=part"]
-    start(Path(), *killed, module="tests.run.signalled", PYTHONPATH=path).communicate(timeout=600)
+    start(Path(), *killed, module="tests.support.signalled", PYTHONPATH=path).communicate(timeout=600)
     assert not Path("part/result.json").exists() and main(["resume", "part"]) == 0
     assert torch.equal(weights(Path("whole")), weights(Path("part")))
     assert Path("part/ledger.jsonl").read_bytes() == Path("whole/ledger.jsonl").read_bytes()
@@ -90,8 +90,8 @@ def test_users_that_diverge_are_counted_where_metrics_are_logged() -> None:
     [
         (["records=examples"], "the items of the data set are users"),
         (["data.unit=example"], "with data.unit=user); or leave out records= (records=examples)"),
-        (["records.local.batch_size=0"], "batch_size of the local training must be a whole number from 1 on, not 0"),
-        (["records.local.lr=0"], "lr of the local training must be a positive number"),
+        (["records.local.batch_size=0"], "records.local.batch_size must be a whole number from 1 on or null, not 0"),
+        (["records.local.lr=0"], "records.local.lr must be a positive number, not 0"),
         (["records.local.lrr=1"], "there is no key records.local.lrr. Did you mean records.local.lr"),
         (["data.expected_batch_size=101"], "between 1 and the 100 training users, not 101"),
         (["data.sampling=shuffled"], "no accountant covers"),

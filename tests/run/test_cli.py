@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,65 +12,13 @@ import pandas as pd
 import pytest
 import torch
 
+from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run.saved_config import SCHEMA, write_config
 from dpbench.run.train import _prepare
 from dpbench.runs.folder import Run, RunFolder
-
-# A small image keeps a step at a few milliseconds.
-TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
-PRIVATE = ["strategy.delta=1e-4", "strategy.noise_multiplier=1.0"]
-
-
-ROOT = Path(__file__).parents[2]
-HANGS = 1200  # seconds; no test waits for a time
-
-
-def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> subprocess.Popen[str]:
-    # A run in the process of an earlier test leaves the address of wandb's service there, which has ended.
-    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=folder,
-        env={**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def dpbench(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str, str]:
-    process = start(folder, *words, **env)
-    out, err = process.communicate(timeout=HANGS)
-    assert process.returncode == status, f"{words}\n{out}\n{err}"
-    return out, err
-
-
-def signalled(folder: Path, number: signal.Signals, step: int, *words: str, times: int = 1) -> tuple[int, str]:
-    """Exit status and standard error of a training that gets a signal right after a step."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    flags = [word for word in words if word.startswith("-")]
-    command = [
-        *map(str, (int(number), step, times)),
-        "train",
-        *flags,
-        *TINY,
-        *(word for word in words if word not in flags),
-    ]
-    process = start(folder, *command, module="tests.run.signalled", PYTHONPATH=path)
-    _, err = process.communicate(timeout=HANGS)
-    return process.returncode, err
-
-
-def train(folder: Path, run: str, *words: str, status: int = 0, **env: str) -> Path:
-    dpbench(folder, "train", *TINY, f"hydra.run.dir={run}", *words, status=status, **env)
-    return folder / run
-
-
-def weights(run: Path) -> torch.Tensor:
-    state = torch.load(run / "checkpoints/last.ckpt", weights_only=False)["state_dict"]
-    return torch.cat([value.flatten().float() for value in state.values()])
+from tests.support.cli import PRIVATE, TINY, dpbench, dpbench_in_a_process, signalled, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +63,20 @@ def test_metrics(finished: Path) -> None:
     assert table["test/accuracy"].notna().sum() >= 3
 
 
-def test_account(finished: Path) -> None:
+def test_account(finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def account(*words: str) -> str:
+        assert main(["account", *words]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.chdir(finished)
     result = json.loads((finished / "result.json").read_text())["privacy"]
     for accountant in ("rdp", "pld"):
-        out, _ = dpbench(finished, "account", ".", "--accountant", accountant, "--json")
-        facts = json.loads(out)
+        facts = json.loads(account(".", "--accountant", accountant, "--json"))
         assert facts["epsilon"] == pytest.approx(result["epsilon"][accountant])
         assert (facts["steps"], facts["delta"], facts["accountant"]) == (60, 1e-4, accountant)
         assert (facts["unit"], facts["neighbouring_relation"]) == ("example", "add_or_remove_one")
-    smaller, _ = dpbench(finished, "account", "ledger.jsonl", "--delta", "1e-6", "--json")
-    assert json.loads(smaller)["epsilon"] > result["epsilon"]["rdp"]
-    text, _ = dpbench(finished, "account", ".")
-    assert "epsilon" in text
+    assert json.loads(account("ledger.jsonl", "--delta", "1e-6", "--json"))["epsilon"] > result["epsilon"]["rdp"]
+    assert "epsilon" in account(".")
 
 
 @pytest.mark.slow
@@ -233,13 +182,15 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterru
     assert "holds a finished run" in err
 
 
-def test_commands_about_a_folder_with_a_blank_can_be_pasted(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_commands_about_a_folder_with_a_blank_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("train", *TINY, *PRIVATE, "trainer.max_steps=2", "+trainer.enable_progress_bar=false")
-    out, _ = dpbench(tmp_path, *words, "hydra.run.dir=my run", "logger=wandb")
+    assert main([*words, "hydra.run.dir=my run", "logger=wandb"]) == 0
+    out = capsys.readouterr().out
     assert "dpbench report 'my run'" in out and "wandb sync 'my run/wandb/offline-run-" in out
-    (tmp_path / "my run/result.json").unlink()
-    _, err = dpbench(tmp_path, *words, "hydra.run.dir=my run", status=1)
-    assert "continue it with `dpbench resume '" in err
+    Path("my run/result.json").unlink()
+    assert main([*words, "hydra.run.dir=my run"]) == 1
+    assert "continue it with `dpbench resume '" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -275,7 +226,8 @@ def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
         "trainer.max_steps=60",
     ]
     one = train(tmp_path, "one", *words)
-    two = train(tmp_path, "two", *words, "trainer=ddp_cpu", "trainer.max_steps=60")
+    dpbench_in_a_process(tmp_path, "train", *TINY, "hydra.run.dir=two", *words, "trainer=ddp_cpu")
+    two = tmp_path / "two"
     torch.testing.assert_close(weights(two), weights(one), rtol=1e-3, atol=1e-4)
     results = [json.loads((run / "result.json").read_text()) for run in (one, two)]
     assert 3.99 < results[0]["privacy"]["epsilon"]["rdp"] <= 4
@@ -329,7 +281,7 @@ def test_secure_runs_differ(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sweep(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=10", "hydra.sweep.dir=sweep", "launcher=joblib", "seed=0,1"]
-    dpbench(tmp_path, "train", "-m", *words)
+    dpbench_in_a_process(tmp_path, "train", "-m", *words)
     results = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/result.json"))]
     assert sorted(result["seed"] for result in results) == [0, 1]
     assert results[0]["config_hash"] != results[1]["config_hash"]
@@ -392,66 +344,40 @@ REFUSED: list[tuple[list[str], str]] = [
     (["schedule=cosine", "trainer.max_steps=-1", "trainer.max_epochs=1"], "T_max must be at least 1"),
 ]
 
-_ALL_REFUSED = """
-import contextlib, io, json, sys
-from dpbench.cli import main
-answers = []
-for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-        status = main(["train", *words])
-    answers.append([status, err.getvalue()])
-print()
-print(json.dumps(answers))
-"""
-
-
-@pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
-    """Status and standard error of every refused command, in one process for speed."""
-    commands = []
-    for words, _ in REFUSED:
-        small = [word for word in TINY if not word.startswith("model") or "model" not in words[0]]
-        commands.append([*small, *PRIVATE, *words])
-    folder = tmp_path_factory.mktemp("refused")
-    done = subprocess.run(
-        [sys.executable, "-c", _ALL_REFUSED, json.dumps(commands)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not list(folder.glob("outputs/*/*"))  # nothing is left behind
-    return [(status, err) for status, err in json.loads(done.stdout.splitlines()[-1])]
-
 
 @pytest.mark.parametrize("case", range(len(REFUSED)), ids=lambda i: REFUSED[i][0][0])
-def test_bad_input_is_one_clear_line(case: int, refusals: list[tuple[int, str]]) -> None:
-    status, err = refusals[case]
+def test_bad_input_is_one_clear_line(
+    case: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, message = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    small = [word for word in TINY if not word.startswith("model") or "model" not in words[0]]
+    assert main(["train", *small, *PRIVATE, *words]) == 1
+    err = capsys.readouterr().err
     lines = [line for line in err.splitlines() if line.strip()]
-    assert status == 1
     assert len(lines) == 1, err
     assert lines[0].startswith("dpbench: error: ")
-    assert REFUSED[case][1] in lines[0]
+    assert message in lines[0]
+    assert not list(tmp_path.glob("outputs/*/*"))  # nothing is left behind
 
 
 @pytest.mark.slow
 def test_refused_in_a_process_of_its_own(tmp_path: Path) -> None:
-    _, err = dpbench(tmp_path, "train", *TINY, "strategy.noise_multiplier=0", status=1)
+    _, err = dpbench_in_a_process(tmp_path, "train", *TINY, "strategy.noise_multiplier=0", status=1)
     assert err.count("\n") == 1
     assert err.startswith("dpbench: error: noise_multiplier must be a positive number")
 
 
 @pytest.mark.slow
 def test_wrong_usage(tmp_path: Path) -> None:
-    _, err = dpbench(tmp_path, "trian", status=2)
+    _, err = dpbench_in_a_process(tmp_path, "trian", status=2)
     assert err == "dpbench: error: there is no command trian. Did you mean train? See dpbench --help.\n"
     _, err = dpbench(tmp_path, "resume", "nowhere", status=1)
     assert "nowhere holds no run of dpbench" in err
 
 
 def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
-    out, _ = dpbench(tmp_path, "--help")
+    out, _ = dpbench_in_a_process(tmp_path, "--help")
     assert "dpbench train data=mnist" in out
     code = (
         "import sys, dpbench.cli as c; c.parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"

@@ -13,12 +13,12 @@ import pytorch_lightning as pl
 from dpbench.cli import main
 from dpbench.errors import OUT_OF_TIME, ConfigurationError, Interrupted
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run import deadline
-from dpbench.run.deadline import Deadline, deadline_of, seconds_of
+from dpbench.run import checkpoint
+from dpbench.run.checkpoint import Deadline, deadline_of, seconds_of
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.test_input import FEW
-from tests.run.test_processes import TWO, config_of
+from tests.support.cli import FEW
+from tests.support.processes import TWO, config_of, content_of
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,14 @@ class Clock:
     def time(self) -> float:
         return self.now
 
+    def perf_counter(self) -> float:
+        return time.perf_counter()
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(deadline, "time", clock)
+    monkeypatch.setattr(checkpoint, "time", clock)
     return clock
 
 
@@ -116,11 +119,6 @@ class Hour(pl.Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._clock.now += 3600
-
-
-def content_of(run: Path) -> tuple[bytes, Any]:
-    metrics = json.loads((run / "result.json").read_text())["metrics"]
-    return (run / "ledger.jsonl").read_bytes(), metrics
 
 
 @pytest.mark.parametrize("words", [[], pytest.param(TWO, marks=pytest.mark.slow)], ids=["one", "two"])

@@ -18,11 +18,11 @@ from dpbench.errors import ConfigurationError
 from dpbench.models import CharLSTM
 from dpbench.modules import NextToken
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.exposure import exposure_by_chance, exposures
+from dpbench.run.evaluation import exposure_by_chance, exposures
 from dpbench.runs.folder import RunFolder
 from tests.modules.test_supervised import SGD, TOKENS, sequences, stepping
-from tests.run.test_processes import TWO
 from tests.run.test_training_records import ended, state
+from tests.support.processes import TWO
 
 ASKED = ["data.inserted.records=6", "data.inserted.copies=3", "data.inserted.references=100"]
 MEAN, MOST = "nonprivate/exposure_mean", "nonprivate/exposure_max"

@@ -17,9 +17,8 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
-from tests.run.signalled import Signals
-from tests.run.test_deadline import content_of
-from tests.run.test_processes import TWO, config_of
+from tests.support.processes import TWO, config_of, content_of
+from tests.support.signalled import Signals
 
 EPOCHS = ["trainer.max_steps=-1", "data.expected_batch_size=480"]  # three lots each
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.types import RunMode
 
 from dpbench.errors import ConfigurationError
-from dpbench.run.flags import asks, in_order, sweeps
+from dpbench.run.command_line import CommandLine
 
 PROGRAM = """\
 import sys
@@ -28,15 +29,16 @@ def test_a_question_is_answered_without_pytorch(question: list[str], tmp_path: P
 
 
 def test_what_asks_and_what_runs() -> None:
-    assert asks(["--cfg", "job"]) and asks(["optimizer.lr=1", "--info"])
-    assert not asks(["-m", "seed=1,2"])
+    for words in (["--cfg", "job"], ["optimizer.lr=1", "--info"]):
+        assert CommandLine.parse(words).is_question
+    assert not CommandLine.parse(["-m", "seed=1,2"]).is_question
     with pytest.raises(ConfigurationError, match="only one of --multirun and --cfg"):
-        asks(["-m", "--cfg", "job"])
-    assert in_order(["seed=1", "-m", "optimizer.lr=1"]) == ["-m", "seed=1", "optimizer.lr=1"]
+        CommandLine.parse(["-m", "--cfg", "job"])
+    assert CommandLine.parse(["seed=1", "-m", "optimizer.lr=1"]).in_order == ("-m", "seed=1", "optimizer.lr=1")
 
 
 def test_a_sweep_is_one_however_it_is_spelled() -> None:
     for words in (["-m"], ["--multirun"], ["--multi"], ["hydra.mode=MULTIRUN"], ["++hydra.mode=multirun"]):
-        assert sweeps([*words, "seed=1,2"]), words
+        assert CommandLine.parse([*words, "seed=1,2"]).mode == RunMode.MULTIRUN, words
     for words in ([], ["hydra.mode=RUN"], ["run.name=-m"]):
-        assert not sweeps(words), words
+        assert CommandLine.parse(words).mode == RunMode.RUN, words

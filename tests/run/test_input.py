@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hydra.errors import HydraException
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from dpbench.cli import main
 from dpbench.cli.arguments import Answer
 from dpbench.errors import ConfigurationError
-from dpbench.run import launch, objective
+from dpbench.run import command_line, objective
 from dpbench.run.build import build_trainer, module_for, plain
 from dpbench.run.search_path import conf_dir
-from tests.run.test_cli import TINY
-from tests.test_conf import composed
+from tests.support.cli import FEW
+from tests.support.configs import composed
 
-FEW = [*TINY, "strategy.delta=1e-4", "trainer.max_steps=2", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 OPTUNA = "-m hydra/sweeper=optuna hydra.sweeper.direction=maximize data.val_size=200"
 CASES: dict[str, list[tuple[str, str]]] = {
     "numbers that are not finite": [
@@ -71,7 +70,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("strategy.metrics={accuracy:null}", "a dictionary in which each value is a number, or null, not {'accuracy'"),
         ("run.tags=abc", "run.tags must be a list in which each is a word"),
         ("run.tags=[1]", "run.tags must be a list in which each is a word"),
-        ("logger=wandb logger.mode=foo", "logger.mode must be auto or online or offline, not 'foo'"),
+        ("logger=wandb logger.mode=foo", "logger.mode must be auto, online or offline, not 'foo'"),
         ("logger=wandb logger.project=", "logger.project must be a name"),
         ("hydra.run.dir=", "hydra.run.dir must be the path of a folder, not ''"),
         ("data.root=''", "data.root must be the path of a folder"),
@@ -83,7 +82,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "trainable must be last_layer, bias, lora:8 (or another rank), or several of them joined by",
         ),
         ("trainable=lora:0", "trainable must be last_layer, bias, lora:8"),
-        ("engine.native=perhaps", "engine.native must be auto or on or off"),
+        ("engine.native=perhaps", "engine.native must be auto, on or off"),
     ],
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
@@ -97,7 +96,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "what was taken away": [
         *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
-        ("~data.name", "missing a required argument: 'name'"),
+        ("~data.name", "data.name is missing: it cannot be left out"),
         ("~run.tags", "run.tags is missing"),
         ("~model", "another word (such as ~model) takes it away"),
     ],
@@ -139,6 +138,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "sweeps": [
         ("-m seed=0,-1", "seed must be a whole number from 0 on (below 2^32), not -1"),
         ("seed=0,1", "seed=0,1 is several values: add -m for a sweep"),
+        ("seed=range(0,2)", "seed=range(0,2) is several values: add -m for a sweep (dpbench train)."),
+        ("-m seed=0,1 hydra.job.name=a,b", "hydra.job.name=a,b: a sweep has one value of each of Hydra's own settings"),
         ("launcher=joblib", "launcher=joblib is for sweeps, and this is one run, made here: add -m"),
         ("-m seed=0,1,0 optimizer.lr=0.1,0.2", "the sweep has the run"),
         ("-m seed=range(0)", "seed=range(0) leaves nothing to run: the sweep has no job"),
@@ -442,19 +443,28 @@ def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
 
 def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, message in ((False, r"is not installed: pip install -c .* -e .*\[optuna\]"), (True, "there is no ")):
-        monkeypatch.setattr(launch, "find_spec", lambda name, there=installed: name if there else None)
-        error = HydraException("Could not find 'hydra/sweeper/optuna'\n")
-        assert re.search(message, launch.one_line(error, [], conf_dir(), "config"))
+        monkeypatch.setattr(command_line, "find_spec", lambda name, there=installed: name if there else None)
+        error = MissingConfigException("", "hydra/sweeper/optuna", [])
+        line = command_line.CommandLine.parse([])
+        assert re.search(message, command_line.explain(error, line, conf_dir(), "config"))
 
 
-@pytest.mark.parametrize(("choice", "of_hydra"), [("submitit", "submitit_slurm"), ("submitit_local", "submitit_local")])
+@pytest.mark.parametrize(
+    ("choice", "of_hydra", "end"),
+    [
+        ("submitit", "submitit_slurm", '[submitit]".'),
+        ("submitit_local", "submitit_local", '[submitit]".'),
+        ("ray", "dpbench_ray", 'plugins/dpbench-ray".'),
+    ],
+)
 def test_a_launcher_that_is_missing_is_called_as_in_the_command(
-    choice: str, of_hydra: str, monkeypatch: pytest.MonkeyPatch
+    choice: str, of_hydra: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    error = HydraException(f"Could not find 'hydra/launcher/{of_hydra}'\n")
-    told = launch.one_line(error, ["-m", f"launcher={choice}"], conf_dir(), "config")
-    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith('[submitit]".')
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
+    error = MissingConfigException("", f"hydra/launcher/{of_hydra}", [])
+    line = command_line.CommandLine.parse(["-m", f"launcher={choice}"])
+    told = command_line.explain(error, line, conf_dir(), "config")
+    assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith(end)
 
 
 def test_several_devices_spawn_processes() -> None:

@@ -15,14 +15,14 @@ from pytorch_lightning.loggers import CSVLogger
 
 from dpbench.cli import main
 from dpbench.errors import Interrupted
-from dpbench.run import evaluation_row
-from dpbench.run.kept_loggers import kept
+from dpbench.run import logs
+from dpbench.run.logs import EvaluationRow, logger_state
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.metrics_log import best_validation
-from tests.run.offline import SMALL, config_of, only
-from tests.run.signalled import Signals
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.offline import SMALL, config_of, only
+from tests.support.signalled import Signals
 
 pytestmark = pytest.mark.usefixtures("here")
 FEW = [*SMALL, "trainer.max_steps=6", "hydra.run.dir=run"]
@@ -91,7 +91,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["resume", "run", "trainer.max_steps=8"]) == 0
     client = client_of("sqlite:///mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("dpbench").experiment_id])
-    assert run.info.run_id == kept(RunFolder(Path("run")), "mlflow")["run_id"] and run.info.status == "FINISHED"
+    assert run.info.run_id == logger_state(RunFolder(Path("run")), "mlflow")["run_id"] and run.info.status == "FINISHED"
     assert run.data.tags["mlflow.runName"] == "digits-mlp-dpsgd seed=0" and run.data.params["optimizer/lr"] == "0.15"
     assert set(run.data.metrics) == MEASURED | BESIDE | {"epoch"}
     assert [point.step for point in client.get_metric_history(run.info.run_id, "privacy/epsilon")][-1] == 8
@@ -103,7 +103,7 @@ def test_a_logger_that_is_not_installed(
 ) -> None:
     find = importlib.util.find_spec
     missing = lambda name, *more: None if name.lower().startswith(package) else find(name, *more)  # noqa: E731
-    monkeypatch.setattr("dpbench.run.loggers.find_spec", missing)
+    monkeypatch.setattr("dpbench.run.logs.find_spec", missing)
     assert main(["train", *FEW, f"logger={choice}"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -154,7 +154,7 @@ def test_a_private_metric_without_the_mark_is_told_of_once(tmp_path: Path, priva
 
     strategy = DPSGD(noise_multiplier=1.0, seed=0, ledger=str(tmp_path / "l.jsonl")) if private else NonPrivate()
     log = CSVLogger(tmp_path)
-    row = evaluation_row.EvaluationRow([log])
+    row = EvaluationRow([log])
     options: dict[str, Any] = {"logger": log, "log_every_n_steps": 1, "val_check_interval": 2}
     trainer = trainer_for(tmp_path, strategy, 6, more=[row], **options)
     with warnings.catch_warnings(record=True) as said:
@@ -172,9 +172,9 @@ def torch_loader() -> Any:
 
 def test_the_other_accountants_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000))
-    monkeypatch.setattr(evaluation_row, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
-    monkeypatch.setattr(evaluation_row, "epsilon_here", lambda strategy, name: {"rdp": 2.0, "pld": 1.0}[name])
-    row = evaluation_row.EvaluationRow([])
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    monkeypatch.setattr(logs, "epsilon_here", lambda strategy, name: {"rdp": 2.0, "pld": 1.0}[name])
+    row = EvaluationRow([])
     asked = ["privacy/epsilon_pld" in row._epsilons(None) for _ in range(20)]  # type: ignore[arg-type]
     assert asked[0] and 2 <= sum(asked) <= 4  # each takes one second, and one passes between two evaluations
 

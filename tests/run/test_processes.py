@@ -15,34 +15,13 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from hydra import compose, initialize_config_dir
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.build import plain
-from dpbench.run.search_path import conf_dir
 from dpbench.run.train import _prepare, train
 from dpbench.runs.folder import Run, RunFolder
-from tests.run.signalled import Signals
-
-TINY = [
-    "model=mlp",
-    "model.hidden=[8]",
-    "data.image_size=8",
-    "logger=none",
-    "strategy.delta=1e-4",
-    "trainer.max_steps=8",
-    "trainer.log_every_n_steps=3",
-    "run.checkpoint_every_n_steps=3",
-    "run.name=x",
-    "run.group=x",
-]
-TWO = ["trainer.devices=2", "+trainer.strategy=ddp_fork"]
-
-
-def config_of(*words: str) -> dict[str, Any]:
-    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        return plain(compose("config", [*TINY, *words]))
+from tests.support.processes import TWO, config_of
+from tests.support.signalled import Signals
 
 
 class Dies(pl.Callback):

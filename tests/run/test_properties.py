@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from dpbench.cli import main
-from dpbench.run import options
-from dpbench.run.checks import _KINDS, class_of
-from tests.test_conf import GROUPS, composed
+from dpbench.options import options_of
+from dpbench.run.config import TARGETS, class_of
+from tests.support.configs import GROUPS, composed
 
 SMALL = [
     "data.image_size=16",
@@ -76,9 +76,9 @@ def situations() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     for words in worlds:
         cfg = composed(*words)
         keys = list(leaves(cfg))
-        for group in _KINDS:
+        for group in TARGETS:
             if cfg[group].get("_target_"):
-                names = sorted(options.options_of(class_of(cfg[group], group)))
+                names = sorted(options_of(class_of(cfg[group], group)))
                 keys += [f"+{group}.{name}" for name in names if name not in cfg[group]]
         found.append((tuple(words), tuple(keys)))
     return found
@@ -102,7 +102,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pl.Trainer, "fit", capped)
     monkeypatch.setattr("dpbench.reports.plots.plot_curves", lambda *_: None)
     monkeypatch.setattr("dpbench.reports.plots.plot_diagnostics", lambda *_: None)
-    monkeypatch.setattr("dpbench.run.wandb_log.wandb_logger", lambda *_: pytest.fail("wandb was asked for"))
+    monkeypatch.setattr("dpbench.run.logs.wandb_logger", lambda *_: pytest.fail("wandb was asked for"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -126,7 +126,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 
 
 @pytest.mark.filterwarnings("default")  # a user sees warnings; they are no errors
-@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS, derandomize=True)
+@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 @given(DRAWN)
 def test_a_wrong_value_is_one_line(short: None, drawn: tuple[tuple[str, ...], str, Any]) -> None:
     check(*drawn)

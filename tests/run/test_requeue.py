@@ -16,9 +16,8 @@ from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.run.requeue import hand_back, job_name
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.signalled import Signals
-from tests.run.test_deadline import content_of
-from tests.run.test_processes import config_of
+from tests.support.processes import config_of, content_of
+from tests.support.signalled import Signals
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +95,7 @@ def test_a_preempted_job_of_submitit_ends_like_one_that_was_not(tmp_path: Path) 
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     words = ["model=mlp", "model.hidden=[8]", "data.image_size=8", "logger=none", "strategy.delta=1e-4", "run.name=x"]
     words += ["trainer.max_steps=60", "run.checkpoint_every_n_steps=100000", "trainer.log_every_n_steps=10"]
-    words += ["+callbacks.told._target_=tests.run.signalled.Preempted"]
+    words += ["+callbacks.told._target_=tests.support.signalled.Preempted"]
     words += [f"+callbacks.told.number={int(signal.SIGUSR2)}", "+callbacks.told.step=20"]
     command = [sys.executable, "-m", "dpbench", "train", "-m", *words, "launcher=submitit_local", "seed=0"]
     command += [f"hydra.sweep.dir={tmp_path / 'sweep'}"]

@@ -12,7 +12,7 @@ import torch
 
 from dpbench.cli import main
 from dpbench.runs.folder import RunFolder
-from tests.run.test_input import FEW
+from tests.support.cli import FEW
 
 DONE = 3
 STATE = dict[str, Any]

@@ -22,15 +22,15 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reports.end_of_run import EndOfRun
 from dpbench.run.build import plain
 from dpbench.run.checkpoint import LastCheckpoint
-from dpbench.run.launch import launch
+from dpbench.run.jobs import launch
 from dpbench.run.progress import RunProgress
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
 from dpbench.runs.claim import full_disk_explained, held, make_new
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
-from tests.run.test_cli import PRIVATE, TINY, signalled, start
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.cli import PRIVATE, TINY, signalled, start
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.run.saved_config import SCHEMA, read_config, require_resumable, write_config
 from dpbench.runs.folder import Run, RunFolder
-from tests.run.test_input import FEW
+from tests.support.cli import FEW
 
 CONFIG: dict[str, Any] = {"run": {"name": "x", "schema": SCHEMA}, "data": {}, "strategy": {}}
 

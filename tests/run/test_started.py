@@ -18,11 +18,11 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.started import Started, is_first, started
+from dpbench.run.processes import LaunchedProcess, is_first, launched_process
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.test_input import FEW
-from tests.run.test_processes import TINY, TWO, config_of
+from tests.support.cli import FEW
+from tests.support.processes import TINY, TWO, config_of
 
 OF_TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "3", "LOCAL_RANK": "1"}
 OF_SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
@@ -30,15 +30,15 @@ OF_SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROC
 
 @pytest.mark.parametrize("found", [OF_TORCHRUN, OF_SRUN], ids=["torchrun", "srun"])
 def test_who_we_are(found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert started() is None and is_first()
+    assert launched_process() is None and is_first()
     monkeypatch.setenv("SLURM_NTASKS", "4")  # of a job's script, which is one process
-    assert started() is None
+    assert launched_process() is None
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    assert started() == Started(rank=3, world=4, local_rank=1, nodes=2) and not is_first()
+    assert launched_process() == LaunchedProcess(rank=3, world=4, local_rank=1, nodes=2) and not is_first()
     for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.setenv(name, "1")
-    assert started() is None
+    assert launched_process() is None
 
 
 def test_several_nodes_without_anybody_who_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,8 +186,8 @@ def test_what_is_wrong_is_told_once(tmp_path: Path, words: tuple[str, str], line
 @pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_one_line(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from dpbench.run import started; started._SEEN_WITHIN = 0.5\n"
-        "folder = Path(sys.argv[1]); folder.mkdir(); started.require_shared(folder)"
+        "import sys; from pathlib import Path; from dpbench.run import processes; processes._VISIBLE_WITHIN = 0.5\n"
+        "folder = Path(sys.argv[1]); folder.mkdir(); processes.require_shared_folder(folder)"
     )
     commands = [["-c", program, str(tmp_path / name)] for name in "ab"]
     statuses, told = ends(both(tmp_path, commands))

@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint
-from tests.run.test_input import FEW
+from tests.support.cli import FEW
 
 GAN = ("experiment=digits_gan", "logger=none", "model.width=8", "model.noise_size=8", "data.expected_batch_size=60")
 NOISE = (
@@ -147,21 +147,46 @@ def test_a_configuration_takes_no_place_of_hydras(given: Path, capsys: pytest.Ca
     assert f"{path} sets @package" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["given/classifier", "given", "."])
-@pytest.mark.parametrize("command", ["resume", "export"])
-def test_no_class_is_imported_from_the_folder(command: str, where: str, given: Path, tmp_path: Path) -> None:
-    """In the folder, beside it and above it, by `python -m`, which looks for modules in the working directory."""
-    run, mark = given / "classifier", tmp_path / "mark"
+def with_a_class_of_its_own(given: Path, mark: Path, where: str) -> None:
+    """A module in the folder of the run, which leaves a mark when it is imported, and a configuration that names it."""
+    run = given / "classifier"
     (run / "mine.py").write_text(
         f"import os\nos.mkdir({str(mark)!r})\nfrom dpbench.data import ImageDataModule as Data\n"
     )
     module = {"given/classifier": "mine", "given": "classifier.mine", ".": "given.classifier.mine"}[where]
     config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(run).config))
     edited(run, data={**config["data"], "_target_": f"{module}.Data"})
-    words = words_of(COMMANDS[command], given)
-    done = subprocess.run(
-        [sys.executable, "-m", "dpbench", *words], cwd=tmp_path / where, capture_output=True, text=True, check=False
-    )
+
+
+@pytest.mark.parametrize("where", ["given/classifier", "given", "."])
+@pytest.mark.parametrize("command", ["resume", "export"])
+def test_no_class_is_imported_from_the_folder(
+    command: str,
+    where: str,
+    given: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the folder, beside it and above it, where Python looks for modules in the working directory."""
+    mark = tmp_path / "mark"
+    with_a_class_of_its_own(given, mark, where)
+    monkeypatch.chdir(tmp_path / where)
+    monkeypatch.syspath_prepend(tmp_path / where)
+    assert main(words_of(COMMANDS[command], given)) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "nothing is imported from the folder of a run" in err
+    assert not mark.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["resume", "export"])
+def test_no_class_is_imported_by_a_process_of_its_own(command: str, given: Path, tmp_path: Path) -> None:
+    """By `python -m`, which puts the working directory first where modules are looked for."""
+    mark = tmp_path / "mark"
+    with_a_class_of_its_own(given, mark, ".")
+    words = [sys.executable, "-m", "dpbench", *words_of(COMMANDS[command], given)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "nothing is imported from the folder of a run" in done.stderr
     assert not mark.exists()

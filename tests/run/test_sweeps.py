@@ -15,7 +15,7 @@ import yaml
 from dpbench.cli import main
 from dpbench.reports.end_of_sweep import end_of_sweep
 from dpbench.runs.sweep import Sweep
-from tests.run.offline import SMALL, only, read_offline
+from tests.support.offline import SMALL, only, read_offline
 
 pytestmark = pytest.mark.usefixtures("here")
 FEW = [*SMALL, "trainer.max_steps=3", "logger=none"]
@@ -103,6 +103,20 @@ def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first(capsys: pyte
     assert "Choosing one of these 3 runs" in second
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 1
     assert "both/0-a holds a finished run: choose another folder (hydra.sweep.dir)." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*declarative_base", "ignore::FutureWarning:optuna")
+def test_a_study_keeps_its_direction(capsys: pytest.CaptureFixture[str]) -> None:
+    optuna = pytest.importorskip("optuna")
+    storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"isolation_level": "AUTOCOMMIT"})
+    optuna.create_study(storage=storage, study_name="rates", direction="minimize")
+    place = "{_target_:optuna.storages.RDBStorage,url:'sqlite:///study.db',engine_kwargs:{isolation_level:AUTOCOMMIT}}"
+    study = [f"hydra.sweeper.storage={place}", "hydra.sweeper.study_name=rates", "hydra.sweeper.direction=maximize"]
+    few = [word for word in FEW if not word.startswith("data.val_size")]
+    words = ["hydra/sweeper=optuna", *study, "optimizer.lr=0.1,1", "data.val_size=200", "hydra.sweep.dir=trials"]
+    assert main(["train", "-m", *few, *words]) == 1
+    assert "was begun with the other hydra.sweeper.direction" in capsys.readouterr().err
+    assert not Path("trials").exists()
 
 
 @pytest.mark.slow

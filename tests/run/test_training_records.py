@@ -18,7 +18,7 @@ from dpbench.run.build import plain
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
-from tests.run.test_processes import TINY, TWO
+from tests.support.processes import TINY, TWO
 
 MODEL = ["model=mlp", "model.hidden=[8]", "data.image_size=8", "data.expected_batch_size=300"]
 ALWAYS = [word for word in TINY if not word.startswith(("model", "data", "strategy"))]

@@ -19,12 +19,12 @@ from wandb.sdk.lib.config_util import save_config_file_from_dict
 from dpbench.cli import main
 from dpbench.errors import Interrupted
 from dpbench.reports.end_of_run import EndOfRun
-from dpbench.run import evaluation_row, wandb_log
-from dpbench.run.origin import Origin
+from dpbench.run import logs
+from dpbench.run.logs import EvaluationRow, Origin
 from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
-from tests.run.offline import SMALL, config_of, only, read_offline
-from tests.run.signalled import Signals
+from tests.support.offline import SMALL, config_of, only, read_offline
+from tests.support.signalled import Signals
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ PROVENANCE = {"epoch", "commit", "config_hash", "code_hash", "seed", "steps", "s
 
 @pytest.mark.slow
 def test_a_sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(evaluation_row, "_SHARE", 1e9)
+    monkeypatch.setattr(EvaluationRow, "_SHARE", 1e9)
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1,0.2", "+optimizer.momentum=0.0", "hydra.sweep.dir=lr"]) == 0
     runs = [only(str(path)) for path in sorted(Path("lr").glob("[0-9]*"))]
     assert [one.run.display_name for one in runs] == [f"digits-mlp-dpsgd optimizer.lr={lr} seed=0" for lr in (0.1, 0.2)]
@@ -105,7 +105,7 @@ def test_a_resumed_run_is_the_same_run() -> None:
     assert second.rows[0]["_step"] > first.rows[-1]["_step"]  # a server takes them for rows of one run
     assert first.artifacts == {"run": ["ledger.jsonl", "partial_result.json"]}
     assert second.artifacts == {"run": ["ledger.jsonl", "result.json"]}
-    opening = wandb_log.how_to_open(RunFolder(Path("run")))
+    opening = logs.how_to_open(RunFolder(Path("run")))
     assert opening.count(f"-{first.run.run_id}") == 2
 
 
@@ -130,10 +130,10 @@ def test_words_win_over_the_environment_and_that_over_ours(
     origin: Origin, environment: dict[str, str], name: str, group: str, tags: list[str], job: str
 ) -> None:
     config = {"run": {"name": "own", "group": "digits", "tags": ["t"]}, "seed": 3}
-    named = wandb_log.named(config, origin, environment)
+    named = logs.run_names(config, origin, environment)
     assert named == {"name": name, "group": group, "tags": tags, "job_type": job}
     audited = {**config, "audit": {"_target_": "x"}}
-    assert wandb_log.named(audited, origin, {})["job_type"] == "audit"
+    assert logs.run_names(audited, origin, {})["job_type"] == "audit"
 
 
 def test_the_environment_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +189,16 @@ def test_a_login_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_who_is_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wandb_log.wandb_mode("auto") == "offline"
+    assert logs.wandb_mode("auto") == "offline"
     monkeypatch.delenv("WANDB_MODE")
     for logged_in, mode in ((True, "online"), (False, "offline")):
         monkeypatch.setattr("wandb.login", lambda logged_in=logged_in, **_: logged_in)
-        assert wandb_log.wandb_mode("auto") == mode
-    assert wandb_log.wandb_mode("offline") == "offline"
+        assert logs.wandb_mode("auto") == mode
+    assert logs.wandb_mode("offline") == "offline"
 
     def refused(**_: Any) -> bool:
         raise wandb.errors.AuthenticationError("no such key")
 
     monkeypatch.setattr("wandb.login", refused)
     with pytest.warns(UserWarning, match="logs offline: no such key"):
-        assert wandb_log.wandb_mode("auto") == "offline"
+        assert logs.wandb_mode("auto") == "offline"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpbench.cli import main
-from dpbench.run.watch import Progress, SweepProgress, _Display, watching
+from dpbench.run.progress import Progress, SweepProgress, _Display, watching
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import Sweep
 
@@ -26,30 +26,29 @@ def run_of(folder: Path, steps: int, made: int, finished: bool = False) -> None:
 
 def test_steps_of_all_runs_count_also_those_that_have_not_begun(tmp_path: Path) -> None:
     run_of(tmp_path / "before", 1000, 1000, finished=True)
-    sweep = Sweep(tmp_path, before=frozenset({tmp_path / "before"}), apart=True)
-    look = SweepProgress(lambda: sweep, 4)
+    sweep = Sweep(tmp_path, before=frozenset({tmp_path / "before"}), jobs=(("seed=1",),) * 4, apart=True)
+    look = SweepProgress(sweep)
     empty = look()
-    assert empty is not None and (empty.made, empty.counts) == (0, "0/4 done, 0 begun")
+    assert (empty.made, empty.counts) == (0, "0/4 done, 0 begun")
     run_of(tmp_path / "0", 10, 10, finished=True)
     run_of(tmp_path / "1", 30, 6)
     now = look()
     assert now == Progress(
         {str(tmp_path / "0"): "done", str(tmp_path / "1"): "begun"}, "1/4 done, 1 begun", 16, 10 + 30 + 2 * 20, True
     )
-    assert SweepProgress(lambda: None, 4)() is None
 
 
 def test_a_run_that_epochs_end_counts_as_one_step(tmp_path: Path) -> None:
     run_of(tmp_path / "0", -1, 500)
-    now = SweepProgress(lambda: Sweep(tmp_path), 2)()
-    assert now is not None and (now.made, now.steps) == (1, 2)
+    now = SweepProgress(Sweep(tmp_path, jobs=((), ())))()
+    assert (now.made, now.steps) == (1, 2)
 
 
 def test_each_run_that_ends_is_told_once_with_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 10.0, 20.0, 30.0])
-    monkeypatch.setattr("dpbench.run.watch.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("dpbench.run.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     states = iter(
         [
             Progress({"a": "done"}, "1/3 done", 10, 30),
@@ -57,7 +56,7 @@ def test_each_run_that_ends_is_told_once_with_the_time_left(
             Progress({"a": "done", "b": "done"}, "2/3 done", 25, 30),
         ]
     )
-    display = _Display(lambda: next(states), drawn=False)
+    display = _Display(lambda: next(states), terminal=False)
     for _ in range(3):
         display.show()
     assert capsys.readouterr().err == "2/3 done: b is done, left 0:00:10\n"
@@ -65,7 +64,7 @@ def test_each_run_that_ends_is_told_once_with_the_time_left(
 
 def test_a_run_that_has_ended_before_anybody_looked_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     states = iter([None, Progress({"a": "done"}, "1/2 done", 3, 6), Progress({"a": "done"}, "1/2 done", 4, 6)])
-    display = _Display(lambda: next(states), drawn=False)
+    display = _Display(lambda: next(states), terminal=False)
     for _ in range(3):
         display.show()
     assert capsys.readouterr().err == "1/2 done: a is done\n"
@@ -73,7 +72,7 @@ def test_a_run_that_has_ended_before_anybody_looked_is_told(capsys: pytest.Captu
 
 def test_a_terminal_gets_a_bar_unless_runs_draw_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     for alone in (True, False):
-        display = _Display(lambda alone=alone: Progress({}, "0/3 done", 10, 30, alone), drawn=True)
+        display = _Display(lambda alone=alone: Progress({}, "0/3 done", 10, 30, alone), terminal=True)
         display.show()
         display.close()
         assert ("0/3 done" in (err := capsys.readouterr().err) and "33%" in err) == alone

@@ -13,14 +13,14 @@ from dpbench.cli import main
 from dpbench.data import sources
 from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce.jobs import FAILED, Job
+from dpbench.reproduce.jobs import ATTEMPT, Job
 from dpbench.run.build import plain
 from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import find_ledgers
 from dpbench.runs.metrics_log import MetricsCSV
-from tests.reports.test_table import finished
-from tests.test_conf import composed
+from tests.support.configs import composed
+from tests.support.finished_runs import finished
 
 NO_JSON = [b"", b'{"metrics": {', b"\xff\xfe\x00\x01", b"[" * 100_000]
 RECORD = b'{"config": {"run": {"name": "a"}}, "metrics": {"m": %s}, "privacy": {"epsilon": {"rdp": %s}, "delta": %s}, '
@@ -159,7 +159,7 @@ def test_lines_of_a_ledger(line: bytes, tmp_path: Path) -> None:
 def test_threads_and_failures_of_a_table(tmp_path: Path) -> None:
     job = Job("r", "c", 0, (), "", "", 1, str(tmp_path))
     for content in (*NO_JSON, *NO_RECORD):
-        (tmp_path / FAILED).write_bytes(content)
+        (tmp_path / ATTEMPT).write_bytes(content)
         assert job.failure().startswith("r, c, seed 0")
 
 

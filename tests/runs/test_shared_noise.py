@@ -17,7 +17,7 @@ from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import read_result
 from dpbench.runs.shared_noise import shared_noise, shared_with_neighbors
-from tests.run.test_processes import config_of
+from tests.support.processes import config_of
 
 
 def rewritten(run: Path, checksum: str, source: str | None) -> None:

@@ -19,9 +19,9 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.run.test_cli import TINY, dpbench
 from tests.session.test_trainable import RECORDS, Net, records
 from tests.strategies.worlds import loader_of, pictures, trainer_for
+from tests.support.cli import TINY, dpbench
 
 DELTA = 1e-3
 FIRST_STEPS = 4

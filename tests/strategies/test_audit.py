@@ -231,7 +231,7 @@ def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpbench.session.canaries.write_scores", full)
+    monkeypatch.setattr("dpbench.session._canaries.write_scores", full)
     with pytest.raises(OSError, match="No space left"):
         train(strategies.DPSGD, tmp_path, steps=2)
     open_locked(tmp_path / "ledger.jsonl").close()

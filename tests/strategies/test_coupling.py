@@ -23,7 +23,7 @@ from torchmetrics import MeanMetric
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.coupling import Coupling, CouplingProbe
+from dpbench.guards._coupling import Coupling, CouplingProbe
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import Lot

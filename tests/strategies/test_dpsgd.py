@@ -19,8 +19,8 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Le
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
-from tests.reference import reference_gradients
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+from tests.support.reference import reference_gradients
 
 QUIET = 1e-9  # a noise multiplier whose noise is below float32's resolution
 
@@ -516,15 +516,15 @@ def test_unknown_sampling_is_refused(loader: Any, tmp_path: Path) -> None:
             "noise_multiplier must be a positive number from 1e-12 to 1e.12, not 0.0; use strategy=none",
         ),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be a positive number"),
-        ({"noise_multiplier": float("nan")}, "noise_multiplier must be a number or None, not nan"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier must be a number or null, not nan"),
         ({"target_epsilon": 0.0}, "target_epsilon must be a positive number"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm must be a positive number"),
         ({"noise_multiplier": 1.0, "max_grad_norm": -3.0}, "max_grad_norm must be a positive number"),
         ({"noise_multiplier": 1.0, "delta": 0.0}, "delta must lie strictly between 0 and 1"),
-        ({"noise_multiplier": 1.0, "clipping": "soft"}, "unknown clipping 'soft'; known are flat, per_layer"),
+        ({"noise_multiplier": 1.0, "clipping": "soft"}, "clipping must be flat, .* or by_dimension, not 'soft'"),
         ({"noise_multiplier": 1.0, "accountant": "magic"}, "unknown accountant"),
         ({"noise_multiplier": 1.0, "max_physical_batch_size": 0}, "max_physical_batch_size"),
-        ({"noise_multiplier": 1.0, "seed": -1}, "seed must not be negative"),
+        ({"noise_multiplier": 1.0, "seed": -1}, "seed must be a whole number from 0 on or null, not -1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -19,8 +19,8 @@ from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, ClipOnly
-from tests.records.test_one_by_one import Module, cross_entropy, data, plain
 from tests.strategies.worlds import loader_of, trainer_for
+from tests.support.one_by_one import Module, cross_entropy, data, plain
 
 
 def penalized_gradient(net: nn.Module, batch: Any) -> Tensor:

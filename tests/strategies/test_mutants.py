@@ -19,7 +19,7 @@ from dpbench.privacy.mechanism.noise_process import Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import keyed_generator
 from dpbench.strategies import DPSGD
-from tests.checks import audit
+from tests.support.checks import audit
 
 
 def strategy() -> DPSGD:

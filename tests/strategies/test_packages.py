@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader
 from dpbench.errors import ConfigurationError
-from dpbench.guards import trainer_settings
+from dpbench.guards import _trainer_settings as trainer_settings
 from dpbench.guards.packages import classes
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import AdaptiveQuantileClipping, AutomaticClipping, NonPrivate, VectorGroups

@@ -18,7 +18,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from tools.rooms import floors
+from tools.package_map import layers
 from tools.site.written import ROOT, keep_only, write
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ def look_at_docstrings(app: Sphinx) -> None:
 
 def rooms() -> list[str]:
     """Full names of the rooms, from the top; instead of `privacy` what it consists of."""
-    inside = [room for layer in floors("dpbench.privacy") for room in layer]
-    whole = [room for layer in floors() for room in layer]
+    inside = [room for layer in layers("dpbench.privacy") for room in layer]
+    whole = [room for layer in layers() for room in layer]
     at = whole.index("dpbench.privacy")
     return [*whole[:at], *inside, *whole[at + 1 :]]
 

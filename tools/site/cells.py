@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.reproduce.choices import trials_of
+from dpbench.reproduce.results import trials_of
 from dpbench.reproduce.tables import ONLY, Table, Variant
 
 _OF_THE_TABLE = ("run.name=", "run.group=", "logger=")  # words by which `dpbench reproduce` keeps its runs apart

@@ -15,10 +15,9 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 
-from dpbench.reproduce.choices import RUNS, best_trials, of_best_trials, with_choices
-from dpbench.reproduce.logged import CURVES
 from dpbench.reproduce.outputs import cells, summary
 from dpbench.reproduce.overview import OVERVIEW, WHOSE
+from dpbench.reproduce.results import CURVES, RUNS, best_trials, of_best_trials, with_choices
 from dpbench.reproduce.tables import Table, read_table, select_cell, table_names
 from tools.site.cells import anchor, cell_html, positions, shared_settings
 from tools.site.written import ROOT
@@ -40,9 +39,9 @@ def register(app: Sphinx) -> None:
 @cache
 def definitions() -> dict[str, Table]:
     """Tables that have runs in results/, by the page that shows them."""
-    tables = (read_table(name, _CONF) for name in table_names(_CONF))
+    tables = (read_table(name) for name in table_names())
     found = {f"results/{t.folder}/README": t for t in tables if (_RESULTS / t.folder / RUNS).is_file()}
-    return {page: with_choices(table, _CONF, _RESULTS) for page, table in found.items()}
+    return {page: with_choices(table, _RESULTS) for page, table in found.items()}
 
 
 class _Runs(SphinxTransform):

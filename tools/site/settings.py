@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,10 +23,10 @@ from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
 from dpbench.data.user_data import USER_SOURCES
 from dpbench.data.user_module import UserDataModule
+from dpbench.options import described, options_of
 from dpbench.records.local_training import LocalTraining
 from dpbench.reports.markdown import markdown_rows
-from dpbench.run import checks
-from dpbench.run.options import described, options_of
+from dpbench.run.config import TARGETS, Configuration, Wandb
 from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 from tools.site.docstrings import arguments
@@ -50,6 +50,8 @@ _GROUPS = (
     "launcher",
     "callbacks",
 )
+_KEYS = get_type_hints(Configuration, include_extras=True)
+_PLAIN: dict[str, Any] = {group: hint for group, hint in _KEYS.items() if is_dataclass(hint)} | {"logger": Wandb}
 _BASES: dict[str, Callable[..., Any]] = {
     "strategy": PrivateStrategy,
     "images": ImageDataModule,
@@ -127,7 +129,9 @@ def _top() -> Iterator[Setting]:
         group, _, name = key.partition(".")
         if group in ("defaults", "hydra"):
             continue
-        hint = get_type_hints(checks._PLAIN[group], include_extras=True)[name] if name else checks._SINGLE[group]
+        hint = _KEYS[group]
+        if name:
+            hint = get_type_hints(_PLAIN[group], include_extras=True)[name]
         yield Setting(_anchored(key, "run"), described(hint), _code(value), comment or MEANINGS.get(key, ""))
 
 
@@ -160,18 +164,18 @@ def _owner(path: Path, group: str, key: str) -> tuple[Callable[..., Any] | None,
     place = above.rpartition(".")[2] if above else path.stem
     if place not in _BASES and group == "data":
         place = "users" if "/base/users" in path.read_text(encoding="utf-8") else "images"
-    return _BASES.get(place) or checks._PLAIN.get(place if above else group), name
+    return _BASES.get(place) or _PLAIN.get(place if above else group), name
 
 
 def _type(owner: Callable[..., Any] | None, name: str, group: str) -> str:
     if owner is None:
         return ""
-    kind = checks._KINDS.get(group)
-    if kind is not None and kind.narrower and name in kind.narrower:
-        return described(kind.narrower[name])
+    target = TARGETS.get(group)
+    if target is not None and target.narrower and name in target.narrower:
+        return described(target.narrower[name])
     if not isinstance(owner, type):
         return _described(get_type_hints(owner, include_extras=True).get(name, Any))
-    if owner in checks._PLAIN.values():
+    if owner in _PLAIN.values():
         return _described(get_type_hints(owner, include_extras=True).get(name, Any))
     declared = options_of(owner)
     return _described(declared[name].annotation) if name in declared else ""

@@ -1,4 +1,4 @@
-"""What follows from what an auditor saw of a run's canaries: lower bounds of epsilon, and checks of the declaration."""
+"""Lower bounds on ε, and checks of the declared mechanism, from the canaries of a run."""
 
 from dpbench.auditing.audit import AuditResult, Bound, Check, Verdict, audit
 from dpbench.auditing.declared import ReleaseGame, participation, release_game

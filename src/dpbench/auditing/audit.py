@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
@@ -26,7 +27,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.canaries.probes import Probes
-from dpbench.privacy.canaries.scores import Floats, Scores
+from dpbench.privacy.canaries.scores import Flags, Floats, Scores
 
 TOLERANCE = 0.005  # by how much noise and sensitivity may differ from the declaration without a word
 KEYS = {
@@ -39,7 +40,8 @@ KEYS = {
     "release game, t": "release_game_t",
 }
 """Name of a bound → its key in files and logs."""
-_SHOWN = ("family", "release game")  # as the audited ε where there is room for one: the first that there is
+_SHOWN = ("family", "release game", "labels, family", "labels, DP only")
+"""As the audited ε where there is room for one: the first that there is."""
 NO_PROOF = "passing is not a proof of privacy: it rules out only violations that these canaries can detect"
 
 
@@ -92,8 +94,47 @@ class Check:
     p_value: float | None = None
 
 
+class Bounded:
+    """What an audit says by its bounds: a base of results."""
+
+    bounds: tuple[Bound, ...]
+
+    @property
+    def violations(self) -> tuple[Bound, ...]:
+        """Bounds that refute the sound ε."""
+        return tuple(bound for bound in self.bounds if bound.violated)
+
+    @property
+    def verdict(self) -> Verdict:
+        """VIOLATED or CONSISTENT."""
+        return Verdict.VIOLATED if self.violations else Verdict.CONSISTENT
+
+    @property
+    def shown(self) -> Bound | None:
+        """The limit that stands for all where there is room for one: of the family or, where there is none, the next.
+
+        Which one depends on the lots alone: the largest of several would not hold with the confidence of each.
+        """
+        by_name = {bound.name: bound for bound in self.bounds if bound.epsilon is not None}
+        for name in _SHOWN:
+            if name in by_name:
+                return by_name[name]
+        return None
+
+    @property
+    def audited(self) -> float | None:
+        """The limit that is `shown`."""
+        return None if self.shown is None else self.shown.epsilon
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what is infinite is None."""
+        facts = {"verdict": str(self.verdict), "note": NO_PROOF, "audited": self.audited}
+        plain: dict[str, Any] = _finite(facts | asdict(self))  # type: ignore[call-overload]
+        return plain
+
+
 @dataclass(frozen=True)
-class AuditResult:
+class AuditResult(Bounded):
     """What one run's canaries tell.
 
     Each bound holds by itself with the confidence that was asked for, as papers state theirs. The verdict, and the
@@ -130,9 +171,13 @@ class AuditResult:
     not_finite: int
 
     @property
-    def violations(self) -> tuple[Bound, ...]:
-        """Bounds that refute the sound ε."""
-        return tuple(bound for bound in self.bounds if bound.violated)
+    def accused_by(self) -> tuple[str, ...]:
+        """Names of the bounds and checks that the verdict rests on; none where it is CONSISTENT."""
+        names = [bound.name for bound in self.violations]
+        names += [check.name for check in self.checks if check.passed is False]
+        if self.not_finite:
+            names.append("not finite")
+        return tuple(names)
 
     @property
     def verdict(self) -> Verdict:
@@ -140,26 +185,6 @@ class AuditResult:
         if self.violations:
             return Verdict.VIOLATED
         return Verdict.NOT_AS_DECLARED if self.accused_by else Verdict.CONSISTENT
-
-    @property
-    def shown(self) -> Bound | None:
-        """The limit that stands for all where there is room for one: family or, where there is none, release game.
-
-        Which one depends on the lots alone: the largest of seven would not hold with the confidence of each.
-        """
-        by_name = {bound.name: bound for bound in self.bounds if bound.epsilon is not None}
-        return next((by_name[name] for name in _SHOWN if name in by_name), None)
-
-    @property
-    def audited(self) -> float | None:
-        """The limit that is `shown`."""
-        return None if self.shown is None else self.shown.epsilon
-
-    @property
-    def accused_by(self) -> tuple[str, ...]:
-        """Names of the bounds and checks that the verdict rests on; none where it is CONSISTENT."""
-        failed = tuple(check.name for check in self.checks if check.passed is False)
-        return (*(b.name for b in self.violations), *failed, *(("not finite",) if self.not_finite else ()))
 
     def summary(self) -> dict[str, Any]:
         """What a run keeps of it, as plain data: an infinite limit is None, and one that there is not is left out."""
@@ -174,23 +199,35 @@ class AuditResult:
             "verdict": str(self.verdict),
             "accused_by": list(self.accused_by),
         }
-        plain: dict[str, Any] = finite(facts)
-        return plain
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; what is infinite is None."""
-        facts = {"verdict": str(self.verdict), "note": NO_PROOF, "audited": self.audited, **asdict(self)}
-        plain: dict[str, Any] = finite(facts)
+        plain: dict[str, Any] = _finite(facts)
         return plain
 
 
-def finite(data: Any) -> Any:
+def _finite(data: Any) -> Any:
     """Plain data with None for numbers that are not finite."""
     if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
+        return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
+        return [_finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+class Levels(NamedTuple):
+    """Probabilities of an error: of a bound by itself, and of each of all tests together (Bonferroni)."""
+
+    alone: float
+    joint: float
+
+    @classmethod
+    def of(cls, confidence: float, tests: int) -> Levels:
+        """Levels of as many tests.
+
+        Raises:
+            ConfigurationError: The confidence is out of range.
+        """
+        if not 0 < confidence < 1:
+            raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
+        return cls(1 - confidence, (1 - confidence) / tests)
 
 
 TESTS = 22  # 7 bounds and 15 checks share the probability of an error
@@ -209,23 +246,21 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
     Raises:
         ConfigurationError: The confidence is out of range, or ledger and scores do not fit.
     """
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
+    levels = Levels.of(confidence, TESTS)
     if len(ledger.releases) != scores.releases or not scores.releases:
         raise ConfigurationError(
             f"the ledger holds {len(ledger.releases)} releases and the canaries saw {scores.releases}: they are not of "
             "one run, or the run went on without canaries; train again with them from the start."
         )
-    levels = Levels(1 - confidence, (1 - confidence) / TESTS)
-    header = ledger.header
-    family = Family(ledger.events, header.delta) if family is None else family
+    if family is None:
+        family = Family(ledger.events, ledger.header.delta)
     game = release_game(scores.game, levels.joint)
     declared = scores.game.most_mu
     return AuditResult(
         claimed=claimed_epsilon(ledger),
-        sound=family.claimed if math.isfinite(family.claimed) else None,
+        sound=family.sound,
         sound_by=family.accountant,
-        delta=header.delta,
+        delta=ledger.header.delta,
         canaries=scores.canaries,
         members=int(scores.member.sum()),
         releases=scores.releases,
@@ -244,62 +279,105 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
 
 def claimed_epsilon(ledger: Ledger) -> float:
     """ε of a ledger by RDP, as every run states it; nominal where it does not cover the lots."""
-    taken = nominal_events(ledger.events, "rdp", ledger.header.microbatch_size)
-    return epsilon(taken, ledger.header.delta, "rdp")
-
-
-class Levels(NamedTuple):
-    """Probabilities of an error: of a bound by itself, and of each of all tests together."""
-
-    alone: float
-    joint: float
+    events = nominal_events(ledger.events, "rdp", ledger.header.microbatch_size)
+    return epsilon(events, ledger.header.delta, "rdp")
 
 
 def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
     """Those of which guesses may depend on each other."""
     expected = expected_scores(family.events, scores.replace_one, scores.reach)
     guesses = choose_guesses(scores.canaries, expected, levels.alone)
-    m, r, delta = scores.canaries, guesses.made, family.delta
-    right = count_right(scores.llr, scores.member, guesses)
-    surprise = one_run_p_value(m, r, right, family.claimed, delta) if family.accountant else 1.0
-    least = one_run(m, r, right, delta, levels.alone)
+    m = scores.canaries
+    r = guesses.made
+    v = count_right(scores.llr, scores.member, guesses)
+    p_value = 1.0  # where no ε is sound, none is refuted
+    if family.accountant is not None:
+        p_value = one_run_p_value(m, r, v, family.claimed, family.delta)
+
+    def refutes(curve: TradeOff, level: float) -> bool:
+        return one_run_fdp(m, r, v, curve, level)
+
     return (
-        Bound("one run, DP only", "nothing but (ε, δ)-DP", least, surprise < levels.joint),
-        bound_of_family(
-            "one run, f-DP", "the family", family, lambda f, level: one_run_fdp(m, r, right, f, level), levels
+        Bound(
+            name="one run, DP only",
+            assumes="nothing but (ε, δ)-DP",
+            epsilon=one_run(m, r, v, family.delta, levels.alone),
+            violated=p_value < levels.joint,
         ),
+        bound_of_family("one run, f-DP", "the family", family, refutes, levels),
     )
 
 
 def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
     """Those of which canaries have to be independent observations."""
-    expected, member = expected_scores(family.events, scores.replace_one, scores.reach), scores.member
-    called = scores.llr >= choose_threshold(scores.canaries, expected, family.delta, levels.alone)
-    alarms, misses, inside = int((called & ~member).sum()), int((~called & member).sum()), int(member.sum())
-    counts = alarms, scores.canaries - inside, misses, inside, family.delta
-
-    def family_auc(name: str, values: Floats) -> Bound:
-        least = {level: auc_lower(values, member, level) for level in levels}
-        assumes = "the family, independent canaries"
-        return bound_of_family(name, assumes, family, lambda f, level: least[level] > 1 - f.area, levels)
-
-    rates, jointly = two_rates(*counts, levels.alone), two_rates(*counts, levels.joint)
-    return (
-        Bound("error rates", "(ε, δ)-DP, independent canaries", rates, jointly > family.claimed),
-        family_auc("family", scores.llr),
-        family_auc("family, centred", scores.centred),
+    member = scores.member
+    expected = expected_scores(family.events, scores.replace_one, scores.reach)
+    is_called = scores.llr >= choose_threshold(scores.canaries, expected, family.delta, levels.alone)
+    members = int(member.sum())
+    rates = partial(
+        two_rates,
+        false_alarms=int((is_called & ~member).sum()),
+        others=scores.canaries - members,
+        misses=int((~is_called & member).sum()),
+        members=members,
+        delta=family.delta,
     )
+    assumes = "the family, independent canaries"
+    return (
+        Bound(
+            name="error rates",
+            assumes="(ε, δ)-DP, independent canaries",
+            epsilon=rates(level=levels.alone),
+            violated=rates(level=levels.joint) > family.claimed,
+        ),
+        bound_by_area("family", assumes, scores.llr, member, family, levels),
+        bound_by_area("family, centred", assumes, scores.centred, member, family, levels),
+    )
+
+
+def bound_by_area(name: str, assumes: str, scores: Floats, member: Flags, family: Family, levels: Levels) -> Bound:
+    """The bound of the area under the ROC curve, which no score has above 1 − ∫f; see `auc_lower`.
+
+    Args:
+        name: See `Bound`.
+        assumes: See `Bound`.
+        scores: (m,) higher for likelier members.
+        member: (m,) the truth.
+        family: Of the ledger's releases.
+        levels: Probabilities of an error.
+    """
+    least_area = {level: auc_lower(scores, member, level) for level in levels}
+
+    def refutes(curve: TradeOff, level: float) -> bool:
+        return least_area[level] > 1 - curve.area
+
+    return bound_of_family(name, assumes, family, refutes, levels)
 
 
 def _game_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
     """Those of which it is known who was drawn."""
-    game, joint = (release_game(scores.game, 2 * level) for level in levels)
-    by_errors = (None, None) if game is None or joint is None else (game.ratio_by_errors, joint.ratio_by_errors)
-    by_t = (None, None) if game is None or joint is None else (game.ratio.low, joint.ratio.low)
+    # Of both sides of an interval only the lower one counts here, so it may miss twice as often.
+    alone = release_game(scores.game, 2 * levels.alone)
+    joint = release_game(scores.game, 2 * levels.joint)
+    by_errors = by_t = None
+    if alone is not None and joint is not None:
+        by_errors = Levels(alone.ratio_by_errors, joint.ratio_by_errors)
+        by_t = Levels(alone.ratio.low, joint.ratio.low)
+    assumes = "the family, lots as declared, independent"
     return (
-        _of_game("release game", "the family, lots as declared, independent noise", family, *by_errors),
-        _of_game("release game, t", "the family, lots as declared, independent Gaussian noise", family, *by_t),
+        _bound_of_game("release game", f"{assumes} noise", family, by_errors),
+        _bound_of_game("release game, t", f"{assumes} Gaussian noise", family, by_t),
     )
+
+
+def _bound_of_game(name: str, assumes: str, family: Family, ratios: Levels | None) -> Bound:
+    """The bound of lower limits of sensitivity over noise, by itself and jointly: such releases compose to an ε."""
+    if ratios is None:
+        return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
+    if family.accountant is None:
+        return Bound(name, assumes, why_not="no accountant covers the lots")
+    least = family.least_epsilon(1 / ratios.alone) if ratios.alone > 0 else 0.0
+    return Bound(name, assumes, least, bool(ratios.joint > 1))
 
 
 def bound_of_family(
@@ -321,16 +399,9 @@ def bound_of_family(
     return Bound(name, assumes, least, refutes(family.curve(1.0), levels.joint))
 
 
-def _of_game(name: str, assumes: str, family: Family, ratio: float | None, joint: float | None) -> Bound:
-    if ratio is None or joint is None:
-        return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
-    if family.accountant is None:
-        return Bound(name, assumes, why_not="no accountant covers the lots")
-    return Bound(name, assumes, family.least_epsilon(1 / ratio) if ratio > 0 else 0.0, bool(joint > 1))
-
-
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:
-    lots = participation(scores, all(sampling.lots_per_draw == 1 for sampling, _ in ledger.events))
+    are_independent = all(sampling.lots_per_draw == 1 for sampling, _ in ledger.events)
+    lots = participation(scores, are_independent)
     noise = fresh_noise(scores)
     return (
         _interval("noise over declared", game.noise if game else None),
@@ -346,33 +417,32 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         _tested("kurtosis of the noise", noise.shape, level, 3.0),
         _tested("canary by canary", noise.canary_by_canary, level, 1.0),
         _tested("release by release", noise.release_by_release, level, 1.0),
-        *_probed(scores.probes, level),
+        *_probe_checks(scores.probes or Probes(), level),
     )
 
 
-def _probed(probes: Probes | None, level: float) -> tuple[Check, ...]:
+def _probe_checks(probes: Probes, level: float) -> tuple[Check, ...]:
     """What the run measured of itself; the last three are no statistics, and never fail by chance."""
-    if probes is None:
-        probes = Probes()
-    looked_at = probes.records > 0
+    has_records = probes.records > 0
     return (
         _tested("lot sizes", lot_sizes(probes), level, 1.0),
         _tested("noise of statistics", statistics_noise(probes), level, 1.0),
-        _at_most("record over bound", probes.largest if looked_at else None, 1.0),
-        _at_most("sum apart from records", probes.difference if looked_at else None, 0.0),
-        _at_most("more than the lot", float(probes.surplus) if looked_at else None, 0.0),
+        _at_most("record over bound", probes.largest if has_records else None, 1.0),
+        _at_most("sum apart from records", probes.difference if has_records else None, 0.0),
+        _at_most("more than the lot", float(probes.surplus) if has_records else None, 0.0),
     )
 
 
 def _at_most(name: str, value: float | None, expected: float) -> Check:
-    return Check(name, value, expected, None if value is None else value <= expected)
+    passed = None if value is None else value <= expected
+    return Check(name, value, expected, passed)
 
 
 def _interval(name: str, measured: Measured | None) -> Check:
     if measured is None:
         return Check(name, None, 1.0, None)
-    passed = bool(measured.low <= 1 + TOLERANCE and measured.high >= 1 - TOLERANCE)
-    return Check(name, measured.value, 1.0, passed, measured.low, measured.high)
+    overlaps = bool(measured.low <= 1 + TOLERANCE and measured.high >= 1 - TOLERANCE)
+    return Check(name, measured.value, 1.0, overlaps, measured.low, measured.high)
 
 
 def _tested(name: str, checked: Checked | None, level: float, expected: float) -> Check:

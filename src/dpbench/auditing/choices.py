@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,10 @@ from dpbench.auditing.one_run import Guesses
 from dpbench.privacy.canaries.scores import Floats, log_likelihood_ratio
 from dpbench.privacy.events import Event, effective_noise_multiplier
 
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(60)  # of Gauss-Hermite quadrature
+_LEAST_DEVIATION = 1e-12  # of scores
 _SHARES = np.array([0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+"""Of the canaries, on which guesses of one kind may be made."""
 
 
 class ExpectedScores(NamedTuple):
@@ -31,10 +34,9 @@ class ExpectedScores(NamedTuple):
 
     def above(self, thresholds: Floats) -> tuple[Floats, Floats]:
         """Share of members, and of others, above thresholds, if scores were Gaussian."""
-        return (
-            stats.norm.sf((thresholds - self.mean_in) / self.std_in),
-            stats.norm.sf((thresholds - self.mean_out) / self.std_out),
-        )
+        inside = stats.norm.sf((thresholds - self.mean_in) / self.std_in)
+        outside = stats.norm.sf((thresholds - self.mean_out) / self.std_out)
+        return inside, outside
 
     @property
     def thresholds(self) -> Floats:
@@ -52,23 +54,45 @@ def expected_scores(events: Mapping[Event, int], replace_one: bool = False, reac
         replace_one: As for `log_likelihood_ratio`.
         reach: As for `log_likelihood_ratio`.
     """
-    moments = np.zeros(4)
+    move_in, move_out = (reach / 2, -reach / 2) if replace_one else (reach, 0.0)
+    mean_in = variance_in = mean_out = variance_out = 0.0
     for (sampling, queries), count in events.items():
-        z, q = effective_noise_multiplier(queries), min(1.0, sampling.rate)
+        z = effective_noise_multiplier(queries)
+        q = min(1.0, sampling.rate)
+        ratio = partial(log_likelihood_ratio, noise_multiplier=z, sample_rate=q, replace_one=replace_one, reach=reach)
+        mean, variance = _moments(ratio, move_in, z, q)
+        mean_in += count * mean
+        variance_in += count * variance
+        mean, variance = _moments(ratio, move_out, z, q)
+        mean_out += count * mean
+        variance_out += count * variance
+    return ExpectedScores(
+        mean_in,
+        max(variance_in**0.5, _LEAST_DEVIATION),
+        mean_out,
+        max(variance_out**0.5, _LEAST_DEVIATION),
+    )
 
-        def mean_of(values: Floats) -> float:
-            return float(_WEIGHTS @ values / _WEIGHTS.sum())
 
-        def of_a_member(move: float, z: float = z, q: float = q, count: int = count) -> tuple[float, float]:
-            kept, moved = (log_likelihood_ratio(z * _NODES + to, z, q, replace_one, reach) for to in (0.0, move))
-            mean = (1 - q) * mean_of(kept) + q * mean_of(moved)
-            square = (1 - q) * mean_of(kept**2) + q * mean_of(moved**2)
-            return count * mean, count * max(square - mean**2, 0.0)
+def _moments(ratio: Callable[[Floats], Floats], move: float, z: float, q: float) -> tuple[float, float]:
+    """Mean and variance of the log-likelihood ratio of one release.
 
-        moves = (reach / 2, -reach / 2) if replace_one else (reach, 0.0)
-        moments += [*of_a_member(moves[0]), *of_a_member(moves[1])]
-    least = 1e-12  # of a deviation
-    return ExpectedScores(moments[0], max(moments[1] ** 0.5, least), moments[2], max(moments[3] ** 0.5, least))
+    Args:
+        ratio: Of observations.
+        move: By how much the canary moves the sum where it is drawn.
+        z: Noise multiplier.
+        q: Rate at which it is drawn.
+    """
+    not_drawn = ratio(z * _NODES + 0.0)
+    drawn = ratio(z * _NODES + move)
+    mean = (1 - q) * _expectation(not_drawn) + q * _expectation(drawn)
+    square = (1 - q) * _expectation(not_drawn**2) + q * _expectation(drawn**2)
+    return mean, max(square - mean**2, 0.0)
+
+
+def _expectation(values: Floats) -> float:
+    """Of a function of a standard normal number, from its values at the nodes."""
+    return float(_WEIGHTS @ values / _WEIGHTS.sum())
 
 
 def choose_guesses(canaries: int, expected: ExpectedScores, level: float) -> Guesses:
@@ -83,16 +107,20 @@ def choose_guesses(canaries: int, expected: ExpectedScores, level: float) -> Gue
         level: Of the bound.
     """
     inside, outside = expected.above(expected.thresholds)
-    shares = (inside + outside) / 2  # decreasing
+    shares = (inside + outside) / 2  # of all canaries, above each threshold: decreasing
     numbers = np.unique(np.round(_SHARES * canaries).astype(int))
-    top = np.interp(numbers / canaries, shares[::-1], inside[::-1]) * canaries / 2
-    low = np.interp(1 - numbers / canaries, shares[::-1], 1 - outside[::-1]) * canaries / 2
-    made, right = numbers[:, None] + numbers, top[:, None] + low
-    usable = (made > 0) & (made <= canaries)
-    wrong = np.maximum(made - right, 0)
-    limits = np.where(usable, stats.beta.ppf(level, np.maximum(right, 1e-9), wrong + 1), 0.0)
-    best = np.unravel_index(int(limits.argmax()), limits.shape)
-    return Guesses(int(numbers[best[0]]), int(numbers[best[1]]))
+    # Half of the canaries are members: so many of the highest, or of the lowest, are expected to be guessed right.
+    right_members = np.interp(numbers / canaries, shares[::-1], inside[::-1]) * canaries / 2
+    right_others = np.interp(1 - numbers / canaries, shares[::-1], 1 - outside[::-1]) * canaries / 2
+    # All pairs of numbers: members down, others across.
+    guesses = numbers[:, None] + numbers
+    right = right_members[:, None] + right_others
+    wrong = np.maximum(guesses - right, 0)
+    is_possible = (guesses > 0) & (guesses <= canaries)
+    # The Clopper-Pearson limit of the share of right guesses; its log-odds are the ε that is refuted.
+    limits = np.where(is_possible, stats.beta.ppf(level, np.maximum(right, 1e-9), wrong + 1), 0.0)
+    members, others = np.unravel_index(int(limits.argmax()), limits.shape)
+    return Guesses(int(numbers[members]), int(numbers[others]))
 
 
 def choose_threshold(canaries: int, expected: ExpectedScores, delta: float, level: float) -> float:
@@ -104,10 +132,13 @@ def choose_threshold(canaries: int, expected: ExpectedScores, delta: float, leve
         delta: δ.
         level: Of the bound.
     """
-    thresholds, half = expected.thresholds, canaries / 2
+    thresholds = expected.thresholds
+    half = canaries / 2  # as many members and others are expected
     inside, outside = expected.above(thresholds)
+    # Clopper-Pearson limits of both error rates, of expected numbers of errors, which are no whole ones.
     fpr = special.betaincinv(half * outside + 1, half * (1 - outside) + 1e-9, 1 - level / 2)
     fnr = special.betaincinv(half * (1 - inside) + 1, half * inside + 1e-9, 1 - level / 2)
     with np.errstate(divide="ignore"):
-        limits = [np.log(np.maximum(1 - b - delta, 0) / a) for a, b in ((fpr, fnr), (fnr, fpr))]
-    return float(thresholds[int(np.max(limits, axis=0).argmax())])
+        from_alarms = np.log(np.maximum(1 - fnr - delta, 0) / fpr)
+        from_misses = np.log(np.maximum(1 - fpr - delta, 0) / fnr)
+    return float(thresholds[int(np.maximum(from_alarms, from_misses).argmax())])

@@ -33,7 +33,7 @@ class Measured:
 
     def times(self, declared: float) -> Measured:
         """The quantity itself."""
-        return Measured(*(declared * number for number in (self.value, self.low, self.high)))
+        return Measured(declared * self.value, declared * self.low, declared * self.high)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class ReleaseGame:
 def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
     """Limits of noise and sensitivity from all releases and canaries together.
 
-    By least squares of what was seen on what was declared, in declared deviations, with a constant.
+    By least squares of what was seen on what was declared, in declared deviations, with a constant. The sums are of
+    residuals, from which the declared move is gone: a slope of 0 in them is a move of 1.
 
     Args:
         sums: What was seen.
@@ -73,42 +74,57 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
     Returns:
         None where nobody was drawn, or everybody always, so that there is nothing to compare.
     """
-    n, free = sums.count, sums.count - 2
+    n = sums.count
+    freedom = n - 2  # a constant and a slope are fitted
     if n < _FEWEST_OBSERVATIONS or not sums.ins or not sums.outs:
         return None
-    moves = sums.move_squared - sums.move**2 / n
-    if moves <= 1e-9 * sums.move_squared:
+    # Centred sums of squares and products: Sxx, Sxy, and of the regression's errors Syy − Sxy²/Sxx.
+    s_xx = sums.move_squared - sums.move**2 / n
+    if s_xx <= 1e-9 * sums.move_squared:
         return None
-    both = sums.product - sums.move * sums.residual / n
-    rest = sums.residual_squared - sums.residual**2 / n - both**2 / moves
-    std = math.sqrt(max(rest / free, MOST_RATIO**-4))
-    move, error = 1 + both / moves, std / math.sqrt(moves)
-    width = stats.t.isf(level / 2, free) * error
-    noise = [std * math.sqrt(free / stats.chi2.isf(tail, free)) for tail in (level / 2, 1 - level / 2)]
+    s_xy = sums.product - sums.move * sums.residual / n
+    errors_squared = sums.residual_squared - sums.residual**2 / n - s_xy**2 / s_xx
+    std = math.sqrt(max(errors_squared / freedom, MOST_RATIO**-4))
+    slope = 1 + s_xy / s_xx
+    standard_error = std / math.sqrt(s_xx)
+    half_width = stats.t.isf(level / 2, freedom) * standard_error
+    std_low = std * math.sqrt(freedom / stats.chi2.isf(level / 2, freedom))
+    std_high = std * math.sqrt(freedom / stats.chi2.isf(1 - level / 2, freedom))
     return ReleaseGame(
         declared_mu=sums.most_mu,
-        noise=Measured(std, float(noise[0]), float(noise[1])),
-        move=Measured(move, float(move - width), float(move + width)),
-        ratio=_ratio(move / error, free, math.sqrt(moves), level),
+        noise=Measured(std, float(std_low), float(std_high)),
+        move=Measured(slope, float(slope - half_width), float(slope + half_width)),
+        ratio=_ratio(slope / standard_error, freedom, math.sqrt(s_xx), level),
         ratio_by_errors=_ratio_by_errors(sums, level / 2),
     )
 
 
-def _ratio(t: float, free: int, scale: float, level: float) -> Measured:
-    """Limits of the noncentrality of t over `scale`."""
-    z = stats.norm.isf(level / 2)
-    middle, width = t * (1 - 1 / (4 * free)), z * math.sqrt(1 + t**2 / (2 * free))
-    cut = [float(min(max(value / scale, -MOST_RATIO), MOST_RATIO)) for value in (t, middle - width, middle + width)]
-    return Measured(*cut)
+def _ratio(t: float, freedom: int, scale: float, level: float) -> Measured:
+    """Limits of the noncentrality of t over `scale` (Johnson & Welch 1940).
+
+    t·(1 − 1/(4f)) is about normal around the noncentrality, with the variance 1 + t²/(2f).
+    """
+    middle = t * (1 - 1 / (4 * freedom))
+    half_width = stats.norm.isf(level / 2) * math.sqrt(1 + t**2 / (2 * freedom))
+    return Measured(
+        value=_cut(t / scale),
+        low=_cut((middle - half_width) / scale),
+        high=_cut((middle + half_width) / scale),
+    )
+
+
+def _cut(ratio: float) -> float:
+    return float(min(max(ratio, -MOST_RATIO), MOST_RATIO))
 
 
 def _ratio_by_errors(sums: GameSums, level: float) -> float:
     """Where releases differ, over the largest μ that was declared, below which no average of such releases falls."""
-    alarms = clopper_pearson_upper(sums.alarms, sums.outs, level / 2)
-    misses = clopper_pearson_upper(sums.misses, sums.ins, level / 2)
-    if alarms >= 1 or misses >= 1:
+    fpr = clopper_pearson_upper(sums.alarms, sums.outs, level / 2)
+    fnr = clopper_pearson_upper(sums.misses, sums.ins, level / 2)
+    if fpr >= 1 or fnr >= 1:
         return 0.0
-    return max(0.0, float(stats.norm.isf(alarms) - stats.norm.ppf(misses))) / sums.most_mu
+    mu = float(stats.norm.isf(fpr) - stats.norm.ppf(fnr))
+    return max(0.0, mu) / sums.most_mu
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,22 @@ class Checked:
     value: float
     expected: float
     p_value: float
+
+
+def two_sided(below: float, above: float) -> float:
+    """The p-value of a test by both of its tails."""
+    return min(1.0, 2 * float(min(below, above)))
+
+
+def chi_squared_p_value(squares: float, freedom: float) -> float:
+    """Two-sided p-value of a sum of squares of as many independent standard normal numbers.
+
+    Args:
+        squares: The sum.
+        freedom: How many; no whole number where the χ² distribution is fitted by mean and variance.
+    """
+    tail = stats.chi2(freedom)
+    return two_sided(tail.cdf(squares), tail.sf(squares))
 
 
 @dataclass(frozen=True)
@@ -169,43 +201,47 @@ def _counts(scores: Scores) -> NDArray[np.int64]:
 
 def _rate(scores: Scores) -> Checked | None:
     counts = _counts(scores)
-    trials, rate = len(counts) * scores.releases, min(1.0, scores.lots.mean / max(scores.releases, 1))
+    trials = len(counts) * scores.releases
     if not trials:
         return None
+    rate = min(1.0, scores.lots.mean / scores.releases)
     drawn = int(min(counts.sum(), trials))
     return Checked(drawn / trials, rate, float(stats.binomtest(drawn, trials, rate).pvalue))
 
 
 def _dispersion(scores: Scores) -> Checked | None:
-    counts, lots = _counts(scores), scores.lots
+    counts = _counts(scores)
+    lots = scores.lots
     if len(counts) < 2 or scores.releases < 2 or lots.variance < _LEAST_VARIANCE:
         return None
-    free, measured = len(counts) - 1, counts.mean() / lots.mean
-    variance = measured * lots.mean - measured**2 * (lots.mean - lots.variance)  # of rates that are off by one factor
+    # Variance Σ cq(1 − cq) of rates that are all off by one factor c, from Σq and Σq² = Σq − Σq(1 − q).
+    factor = counts.mean() / lots.mean
+    variance = factor * lots.mean - factor**2 * (lots.mean - lots.variance)
     if variance < _LEAST_VARIANCE:
         return None
+    freedom = len(counts) - 1
     index = float(((counts - counts.mean()) ** 2).sum()) / variance
     # Variance of the index over that of a χ², by the delta method: 1 for Poisson numbers, 1 − 1/T for binomial ones.
     spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
-    tail = stats.chi2(free / spread)
-    return Checked(index / free, 1.0, two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
+    return Checked(index / freedom, 1.0, chi_squared_p_value(index / spread, freedom / spread))
 
 
 def _lag(sums: CorrelationSums) -> Checked | None:
     squares = math.sqrt(sums.earlier_squared) * math.sqrt(sums.later_squared)
     if not sums.pairs or squares == 0:
         return None
-    value = sums.product / squares
-    return Checked(value, 0.0, two_sided(*(stats.norm.sf(sign * value * math.sqrt(sums.pairs)) for sign in (-1, 1))))
+    correlation = sums.product / squares
+    deviations = correlation * math.sqrt(sums.pairs)
+    return Checked(correlation, 0.0, two_sided(stats.norm.sf(-deviations), stats.norm.sf(deviations)))
 
 
 def _shared(scores: Scores) -> Checked | None:
-    squares, releases = scores.game.residual_squared, scores.releases
+    squares = scores.game.residual_squared
+    releases = scores.releases
     if scores.canaries < 2 or not releases or squares == 0:
         return None
     index = scores.correlation.across / squares
-    tail = stats.chi2(releases)
-    return Checked(index, 1.0, two_sided(tail.cdf(index * releases), tail.sf(index * releases)))
+    return Checked(index, 1.0, chi_squared_p_value(index * releases, releases))
 
 
 def statistics_noise(probes: Probes) -> Checked | None:
@@ -216,9 +252,8 @@ def statistics_noise(probes: Probes) -> Checked | None:
     """
     if not probes.statistics:
         return None
-    tail, squares = stats.chi2(probes.statistics), probes.statistics_squared
-    value = math.sqrt(squares / probes.statistics)
-    return Checked(value, 1.0, two_sided(tail.cdf(squares), tail.sf(squares)))
+    std = math.sqrt(probes.statistics_squared / probes.statistics)
+    return Checked(std, 1.0, chi_squared_p_value(probes.statistics_squared, probes.statistics))
 
 
 def lot_sizes(probes: Probes) -> Checked | None:
@@ -229,18 +264,14 @@ def lot_sizes(probes: Probes) -> Checked | None:
     Args:
         probes: What the run measured of itself.
     """
-    lots, variance = probes.lots, probes.size_variance
+    lots = probes.lots
     if not lots:
         return None
-    if not variance:
-        right = not probes.size_squared
-        return Checked(1.0 if right else math.inf, 1.0, float(right))
-    index, mean_variance = probes.size_squared / (variance / lots), variance / lots
-    spread = 1 + probes.size_cumulant / lots / (2 * mean_variance**2)
-    tail = stats.chi2(lots / spread)
-    return Checked(index / lots, 1.0, two_sided(tail.cdf(index / spread), tail.sf(index / spread)))
-
-
-def two_sided(below: float, above: float) -> float:
-    """The p-value of a test by both of its tails."""
-    return min(1.0, 2 * float(min(below, above)))
+    if not probes.size_variance:
+        is_right = not probes.size_squared
+        return Checked(1.0 if is_right else math.inf, 1.0, float(is_right))
+    variance = probes.size_variance / lots
+    index = probes.size_squared / variance
+    # Variance of the index over that of a χ² with as many degrees of freedom as lots: 1 + κ₄/(2·σ⁴).
+    spread = 1 + probes.size_cumulant / lots / (2 * variance**2)
+    return Checked(index / lots, 1.0, chi_squared_p_value(index / spread, lots / spread))

@@ -54,13 +54,16 @@ class TradeOff:
         >>> full(0.25), full.area
         (0.75, 0.5)
         """
-        slopes, at_zero = np.exp(epsilon), 1 - np.minimum.accumulate(delta)
-        corners = np.maximum(np.diff(at_zero) / np.diff(slopes), 0)
-        heights = at_zero[:-1] - slopes[:-1] * corners
-        alpha = np.concatenate([[0.0], corners[::-1], heights, [at_zero[-1]]])
-        beta = np.concatenate([[at_zero[-1]], heights[::-1], corners, [0.0]])
+        slopes = np.exp(epsilon)
+        intercepts = 1 - np.minimum.accumulate(delta)
+        # Corners of the steep half, where consecutive tangents meet; the other half is their mirror image, for f = f⁻¹.
+        corners = np.maximum(np.diff(intercepts) / np.diff(slopes), 0)
+        heights = intercepts[:-1] - slopes[:-1] * corners
+        alpha = np.concatenate([[0.0], corners[::-1], heights, [intercepts[-1]]])
+        beta = np.concatenate([[intercepts[-1]], heights[::-1], corners, [0.0]])
         order = np.argsort(alpha, kind="stable")
-        alpha, beta = alpha[order], np.minimum.accumulate(beta[order])
+        alpha = alpha[order]
+        beta = np.minimum.accumulate(beta[order])  # rounding must not make it rise
         return cls(np.append(alpha, 1.0), np.append(beta, 0.0))
 
     def __call__(self, alpha: float) -> float:
@@ -86,34 +89,49 @@ class Family:
     """
 
     def __init__(self, events: Mapping[Event, int], delta: float) -> None:
-        self.events, self.delta = dict(events), delta
-        self.accountant, self.uncovered = self._accountant()
+        self.events = dict(events)
+        self.delta = delta
+        self.accountant, self.uncovered = self._choose_accountant()
         self._epsilons: dict[float, float] = {}
         self._curves: dict[float, TradeOff] = {}
 
-    def _accountant(self) -> tuple[str | None, str | None]:
+    def _choose_accountant(self) -> tuple[str | None, str | None]:
+        """Name of the accountant, and why there are no trade-off curves."""
+        uncovered = self._kinds_not_covered("pld")
+        if not uncovered and self._feasible(1.0):
+            return "pld", None
+        reason = "privacy loss distributions are not computed for so large an ε"
+        if uncovered:
+            reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} lots"
+        by_rdp = self._kinds_not_covered("rdp")
+        if by_rdp:
+            return None, f"privacy loss distributions do not cover {' and '.join(by_rdp)} lots"
+        return "rdp", reason
+
+    def _kinds_not_covered(self, accountant: str) -> list[str]:
+        covers = ACCOUNTANTS[accountant].covers
         kinds = {sampling.kind: sampling for sampling, _ in self.events}
-        for name in ("pld", "rdp"):
-            uncovered = [kind for kind, sampling in kinds.items() if not ACCOUNTANTS[name].covers(sampling)]
-            if uncovered:
-                reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} lots"
-            elif name == "rdp" or self._feasible(1.0):
-                return name, (None if name == "pld" else reason)
-            else:
-                reason = "privacy loss distributions are not computed for so large an ε"
-        return None, reason
+        return [kind for kind, sampling in kinds.items() if not covers(sampling)]
 
     def scaled(self, scale: float) -> dict[Event, int]:
         """The releases with all noise scaled by a factor."""
-        return {
-            Event(sampling, tuple(query._replace(noise_std=query.noise_std * scale) for query in queries)): count
-            for (sampling, queries), count in self.events.items()
-        }
+        events = {}
+        for (sampling, queries), count in self.events.items():
+            scaled = tuple(query._replace(noise_std=query.noise_std * scale) for query in queries)
+            events[Event(sampling, scaled)] = count
+        return events
 
     @cached_property
     def claimed(self) -> float:
         """ε of the ledger itself, infinite where no accountant covers it."""
-        return epsilon(self.events, self.delta, self.accountant) if self.accountant else math.inf
+        if self.accountant is None:
+            return math.inf
+        return epsilon(self.events, self.delta, self.accountant)
+
+    @property
+    def sound(self) -> float | None:
+        """The same; None where it is infinite."""
+        return self.claimed if math.isfinite(self.claimed) else None
 
     def epsilon(self, scale: float) -> float:
         """ε of the releases with all noise scaled by a factor, which is cut to [10⁻³, 10³].
@@ -139,13 +157,21 @@ class Family:
         """
         if self.accountant == "pld":
             return self.epsilon(scale)
-        low, high = min(max(scale, LEAST_SCALE), MOST_SCALE), MOST_SCALE
-        if not self._feasible(low):
-            while high > low * 1.01:
-                middle = math.sqrt(low * high)
-                low, high = (low, middle) if self._feasible(middle) else (middle, high)
-            low = high
-        return Family(self.scaled(low), self.delta).claimed
+        least = min(max(scale, LEAST_SCALE), MOST_SCALE)
+        if not self._feasible(least):
+            least = self._least_feasible(least)
+        return Family(self.scaled(least), self.delta).claimed
+
+    def _least_feasible(self, low: float) -> float:
+        """The least scale above an infeasible one that is feasible, to 1 %."""
+        high = MOST_SCALE
+        while high > low * 1.01:
+            middle = math.sqrt(low * high)
+            if self._feasible(middle):
+                high = middle
+            else:
+                low = middle
+        return high
 
     def curve(self, scale: float) -> TradeOff:
         """Trade-off curve of the releases with all noise scaled by a factor.
@@ -170,23 +196,34 @@ class Family:
         def refuted(step: int) -> bool:
             return refutes(self.curve(math.exp(step * _STEP)))
 
-        low, high, width = 0, 0, 16
+        def feasible(step: int) -> bool:
+            return self._feasible(math.exp(step * _STEP))
+
+        # First a bracket of steps that grows: the upper end is refuted, the lower one is not (or cannot be computed).
+        low = 0
+        high = 0
+        width = 16
         if refuted(0):
-            while self._feasible(math.exp((high - width) * _STEP)) and refuted(high - width):
-                high, width = high - width, 2 * width
+            while feasible(high - width) and refuted(high - width):
+                high -= width
+                width *= 2
             low = high - width
-            while not self._feasible(math.exp(low * _STEP)) and high - low > 1:
+            while not feasible(low) and high - low > 1:
                 low = (low + high) // 2
         else:
             high = width
             while not refuted(high):
                 if high > _TRIED:
                     return math.inf
-                low, width = high, 2 * width
+                low = high
+                width *= 2
                 high = low + width
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if refuted(middle) else (middle, high)
+            if refuted(middle):
+                high = middle
+            else:
+                low = middle
         return math.exp(high * _STEP)
 
     def _feasible(self, scale: float) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special, stats
 from scipy.spatial import KDTree
 
-from dpbench.auditing.declared import Checked, two_sided
+from dpbench.auditing.declared import Checked, chi_squared_p_value, two_sided
 from dpbench.privacy.canaries.residuals import Residuals
 from dpbench.privacy.canaries.scores import Floats, Scores
 
@@ -54,7 +54,8 @@ def fresh_noise(scores: Scores) -> FreshNoise:
     Args:
         scores: What was seen; of files of earlier versions nothing is tested.
     """
-    residuals, count = scores.residuals, scores.canaries * scores.releases
+    residuals = scores.residuals
+    count = scores.canaries * scores.releases
     if residuals is None or not count or not residuals.squared:
         return FreshNoise(*[None] * len(fields(FreshNoise)))
     std = math.sqrt(residuals.squared / count)
@@ -81,53 +82,68 @@ def fresh_noise(scores: Scores) -> FreshNoise:
 
 
 def _accumulated(sums: Floats, releases: int) -> Checked | None:
+    """Test sums of the noise over all releases, one of each canary, in deviations of one release's noise."""
     if releases < 2:
         return None
-    index, tail = float(sums @ sums) / releases, stats.chi2(len(sums))
-    return Checked(index / len(sums), 1.0, two_sided(tail.cdf(index), tail.sf(index)))
+    index = float(sums @ sums) / releases
+    return Checked(index / len(sums), 1.0, chi_squared_p_value(index, len(sums)))
 
 
-def _spectrum(seen: Floats) -> Checked | None:
-    """Test of releases in some directions, shape (T, k)."""
-    releases, directions = seen.shape
+def _spectrum(noise: Floats) -> Checked | None:
+    """Test the spectral flatness of the noise of releases in some directions, shape (T, k).
+
+    The logarithm of a gamma variable of shape a and scale b has the mean ψ(a) + ln b, variance ψ'(a) and third cumulant
+    ψ''(a); the sum over the frequencies is compared with the Pearson III distribution of these moments.
+    """
+    releases, directions = noise.shape
     if releases < _FEWEST_RELEASES:
         return None
-    power = (np.abs(np.fft.rfft(seen, axis=0, norm="ortho")) ** 2).sum(1)
+    spectrum = np.fft.rfft(noise, axis=0, norm="ortho")
+    power = (np.abs(spectrum) ** 2).sum(1)
     # Where the transform is real, the power is χ² of k degrees of freedom, elsewhere half of one of 2k.
-    real = np.zeros(len(power), dtype=np.bool_)
-    real[0] = True
-    real[-1] = releases % 2 == 0
-    shape, scale = np.where(real, directions / 2, directions), np.where(real, 2.0, 1.0)
-    expected = special.digamma(shape) + np.log(scale)
-    variance, third = (float(special.polygamma(order, shape).sum()) for order in (1, 2))
-    excess = float((np.log(np.maximum(power, np.finfo(float).tiny)) - expected).sum())
-    chance = stats.pearson3.cdf(excess / math.sqrt(variance), third / variance**1.5)
-    return Checked(math.exp(excess / len(power)), 1.0, float(chance))
+    is_real = np.zeros(len(power), dtype=np.bool_)
+    is_real[0] = True
+    is_real[-1] = releases % 2 == 0
+    shape = np.where(is_real, directions / 2, directions)
+    scale = np.where(is_real, 2.0, 1.0)
+    mean = special.digamma(shape) + np.log(scale)
+    variance = float(special.polygamma(1, shape).sum())
+    third = float(special.polygamma(2, shape).sum())
+    tiny = np.finfo(float).tiny  # noise that cancels has no power at some frequencies
+    excess = float((np.log(np.maximum(power, tiny)) - mean).sum())
+    # One-sided: a memory of any kind makes the spectrum less flat, and none more.
+    p_value = stats.pearson3.cdf(excess / math.sqrt(variance), third / variance**1.5)
+    return Checked(math.exp(excess / len(power)), 1.0, float(p_value))
 
 
 def _standardized(residuals: Residuals, std: float) -> Floats:
     """Sums over the releases, shape (m, 4), of which independent noise makes independent normal numbers."""
     covariance = residuals.weights
-    if np.linalg.matrix_rank(covariance) < len(covariance):
+    if np.linalg.matrix_rank(covariance) < len(covariance):  # fewer releases than projections
         return np.empty((0, len(covariance)))
     root = np.linalg.cholesky(covariance)
     return np.linalg.solve(root, residuals.over_releases / std).T
 
 
 def _closest(points: Floats) -> Checked | None:
-    """Test of the two most similar of some vectors of independent normal numbers, or opposite ones, shape (n, k)."""
+    """Test of the two most similar of some vectors of independent normal numbers, or opposite ones, shape (n, k).
+
+    The difference of two has twice the variance: half of its square is χ² of k degrees of freedom.
+    """
     count, dimensions = points.shape
     if count < 2 or not dimensions:
         return None
-    tree, distance = KDTree(points), math.inf
+    tree = KDTree(points)
+    distance = math.inf
     for sign in (1.0, -1.0):
-        distances, neighbors = tree.query(sign * points, k=2)
-        others = neighbors != np.arange(count)[:, None]
-        distance = min(distance, float(distances[others].min()))
+        distances, neighbors = tree.query(sign * points, k=2)  # one of the two may be the point itself
+        is_another = neighbors != np.arange(count)[:, None]
+        distance = min(distance, float(distances[is_another].min()))
     pairs = count * (count - 1)  # with both signs
-    chance = min(1.0, pairs * float(stats.chi2.cdf(distance**2 / 2, dimensions)))
-    usual = 2 * float(stats.chi2.ppf(min(0.5, math.log(2) / pairs), dimensions))
-    return Checked(distance, math.sqrt(usual), chance)
+    p_value = min(1.0, pairs * float(stats.chi2.cdf(distance**2 / 2, dimensions)))
+    # The median of the smallest of so many distances, if all were independent.
+    median = 2 * float(stats.chi2.ppf(min(0.5, math.log(2) / pairs), dimensions))
+    return Checked(distance, math.sqrt(median), p_value)
 
 
 def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | None:
@@ -142,20 +158,28 @@ def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | N
     if count < 2:
         return None
     tail = stats.chi2(freedom)
-    below, above = float(tail.cdf(least)), float(tail.sf(most))
-    value = math.sqrt((least if below < above else most) / freedom)
-    return Checked(value, 1.0, min(1.0, 2 * count * min(below, above)))
+    below = float(tail.cdf(least))
+    above = float(tail.sf(most))
+    unlikelier = least if below < above else most
+    # Both tails of each of them (Bonferroni).
+    p_value = min(1.0, 2 * count * min(below, above))
+    return Checked(math.sqrt(unlikelier / freedom), 1.0, p_value)
 
 
-def _shape(residuals: Residuals, count: int) -> Checked | None:
-    if count < _FEWEST_OBSERVATIONS:
+def _shape(residuals: Residuals, n: int) -> Checked | None:
+    """Test the kurtosis of n numbers by the transform of Anscombe & Glynn (1983), as `scipy.stats.kurtosistest`."""
+    if n < _FEWEST_OBSERVATIONS:
         return None
-    n, kurtosis = count, count * residuals.fourth / residuals.squared**2
+    kurtosis = n * residuals.fourth / residuals.squared**2
+    # Mean and variance of b₂ = kurtosis under normality, and the skewness √β₁ of b₂.
+    mean = 3 * (n - 1) / (n + 1)
     variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
-    deviation = (kurtosis - 3 * (n - 1) / (n + 1)) / math.sqrt(variance)
-    skew = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
-    freedom = 6 + 8 / skew * (2 / skew + math.sqrt(1 + 4 / skew**2))
-    under = 1 + deviation * math.sqrt(2 / (freedom - 4))
-    cube_root = math.copysign(((1 - 2 / freedom) / max(abs(under), 1e-12)) ** (1 / 3), under)
-    normal = (1 - 2 / (9 * freedom) - cube_root) / math.sqrt(2 / (9 * freedom))
-    return Checked(kurtosis, 3.0, two_sided(stats.norm.cdf(normal), stats.norm.sf(normal)))
+    deviation = (kurtosis - mean) / math.sqrt(variance)
+    skewness = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    # A χ² of A degrees of freedom has that skewness; its cube root is about normal (Wilson & Hilferty).
+    freedom = 6 + 8 / skewness * (2 / skewness + math.sqrt(1 + 4 / skewness**2))
+    denominator = 1 + deviation * math.sqrt(2 / (freedom - 4))
+    ratio = (1 - 2 / freedom) / max(abs(denominator), 1e-12)
+    cube_root = math.copysign(ratio ** (1 / 3), denominator)
+    z = (1 - 2 / (9 * freedom) - cube_root) / math.sqrt(2 / (9 * freedom))
+    return Checked(kurtosis, 3.0, two_sided(stats.norm.cdf(z), stats.norm.sf(z)))

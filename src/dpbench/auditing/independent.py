@@ -17,7 +17,9 @@ def clopper_pearson_upper(count: float, trials: int, level: float) -> float:
     >>> round(clopper_pearson_upper(0, 100, 0.05), 4)
     0.0295
     """
-    return 1.0 if count >= trials else float(stats.beta.ppf(1 - level, count + 1, trials - count))
+    if count >= trials:
+        return 1.0
+    return float(stats.beta.ppf(1 - level, count + 1, trials - count))
 
 
 def clopper_pearson_lower(count: float, trials: int, level: float) -> float:
@@ -26,7 +28,9 @@ def clopper_pearson_lower(count: float, trials: int, level: float) -> float:
     >>> round(clopper_pearson_lower(100, 100, 0.05), 4)
     0.9705
     """
-    return 0.0 if count <= 0 else float(stats.beta.ppf(level, count, trials - count + 1))
+    if count <= 0:
+        return 0.0
+    return float(stats.beta.ppf(level, count, trials - count + 1))
 
 
 def two_rates(false_alarms: int, others: int, misses: int, members: int, delta: float, level: float) -> float:
@@ -50,8 +54,13 @@ def two_rates(false_alarms: int, others: int, misses: int, members: int, delta: 
     """
     fpr = clopper_pearson_upper(false_alarms, others, level / 2)
     fnr = clopper_pearson_upper(misses, members, level / 2)
-    power = max(1 - fnr - delta, 0.0), max(1 - fpr - delta, 0.0)
-    return max([0.0, *(math.log(p / error) for p, error in zip(power, (fpr, fnr), strict=True) if p > 0)])
+    limit = 0.0
+    # (ε, δ)-DP bounds both directions: 1 − FNR ≤ e^ε·FPR + δ, and 1 − FPR ≤ e^ε·FNR + δ.
+    for error, other_error in ((fpr, fnr), (fnr, fpr)):
+        power = 1 - other_error - delta
+        if power > 0:
+            limit = max(limit, math.log(power / error))
+    return limit
 
 
 def auc(scores: Floats, member: Flags) -> tuple[float, float]:
@@ -64,8 +73,10 @@ def auc(scores: Floats, member: Flags) -> tuple[float, float]:
     >>> value, round(error, 3)
     (0.75, 0.354)
     """
-    inside, outside = scores[member], scores[~member]
+    inside = scores[member]
+    outside = scores[~member]
     ranks = stats.rankdata(scores)
+    # DeLong's placements: the share of the others below each member, and of the members above each other.
     of_members = (ranks[member] - stats.rankdata(inside)) / len(outside)
     of_others = 1 - (ranks[~member] - stats.rankdata(outside)) / len(inside)
     variance = of_members.var(ddof=1) / len(inside) + of_others.var(ddof=1) / len(outside)
@@ -91,9 +102,14 @@ def auc_lower(scores: Floats, member: Flags, level: float) -> float:
     if pairs < 2:
         return 0.0
     value, error = auc(scores, member)
-    wrong, limit = pairs * (1 - value), 1.0
-    if 0 < value < 1:
-        limit = float(special.expit(special.logit(value) - stats.norm.isf(level) * error / (value * (1 - value))))
+    if value <= 0:
+        return 0.0
+    limit = 1.0
+    if value < 1:
+        # By the delta method the logit's error is that of the area over A(1 − A); its limit stays within (0, 1).
+        logit_error = error / (value * (1 - value))
+        limit = float(special.expit(special.logit(value) - stats.norm.isf(level) * logit_error))
+    wrong = pairs * (1 - value)
     if wrong < _FEW:
         limit = min(limit, clopper_pearson_lower(pairs - wrong, pairs, level))
-    return limit if value > 0 else 0.0
+    return limit

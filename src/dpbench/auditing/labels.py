@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dpbench.auditing.audit import NO_PROOF, Bound, Levels, Verdict, bound_of_family, claimed_epsilon, finite
+from dpbench.auditing.audit import Bound, Bounded, Levels, bound_by_area, claimed_epsilon
 from dpbench.auditing.family import Family
-from dpbench.auditing.independent import auc, auc_lower
+from dpbench.auditing.independent import auc
 from dpbench.auditing.one_run import largest_refuted, one_run_p_value
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.canaries.labels import LabelScores
-from dpbench.privacy.canaries.scores import Floats
 
 TESTS = 2  # bounds share the probability of an error
 _GUESSED = 0.3  # share of the pairs on which a guess is made: fixed, so that no scores are looked at
@@ -24,7 +23,7 @@ _MOST = 700.0  # exponents beyond overflow
 
 
 @dataclass(frozen=True)
-class LabelAudit:
+class LabelAudit(Bounded):
     """What the final weights of one run on noise tell of its ε.
 
     Attributes:
@@ -55,31 +54,9 @@ class LabelAudit:
     guessed: float
     bounds: tuple[Bound, ...]
 
-    @property
-    def violations(self) -> tuple[Bound, ...]:
-        """Bounds that refute the sound ε."""
-        return tuple(bound for bound in self.bounds if bound.violated)
-
-    @property
-    def verdict(self) -> Verdict:
-        """VIOLATED or CONSISTENT."""
-        return Verdict.VIOLATED if self.violations else Verdict.CONSISTENT
-
-    @property
-    def shown(self) -> Bound | None:
-        """The limit of the family or, where there is none, the other one: which of them does not depend on scores."""
-        return next((bound for bound in self.bounds if bound.epsilon is not None), None)
-
-    @property
-    def audited(self) -> float | None:
-        """The limit that is `shown`."""
-        return None if self.shown is None else self.shown.epsilon
-
     def to_json(self) -> dict[str, Any]:
         """Plain data; what is infinite is None."""
-        facts = {"by": "labels", "verdict": str(self.verdict), "note": NO_PROOF, "audited": self.audited}
-        plain: dict[str, Any] = finite({**facts, **asdict(self)})
-        return plain
+        return {"by": "labels", **super().to_json()}
 
 
 def audit_labels(
@@ -107,9 +84,9 @@ def audit_labels(
     Raises:
         ConfigurationError: The confidence is out of range, the ledger is of other records, or there are too few.
     """
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
-    header, few = ledger.header, min(len(scores.members), len(scores.others))
+    levels = Levels.of(confidence, TESTS)
+    header = ledger.header
+    few = min(len(scores.members), len(scores.others))
     trained_on = len(scores.members) + scores.left_out
     if header.population != trained_on or not ledger.releases:
         raise ConfigurationError(
@@ -118,14 +95,15 @@ def audit_labels(
         )
     if few < _FEWEST:
         raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
-    levels = Levels(1 - confidence, (1 - confidence) / TESTS)
-    family = Family(ledger.events, header.delta) if family is None else family
+    if family is None:
+        family = Family(ledger.events, header.delta)
     values = np.concatenate([scores.members, scores.others])
     member = np.arange(len(values)) < len(scores.members)
-    replaced = header.neighboring_relation == "replace_one"
+    # Two runs on a pair of records differ by one replacement, or by one record added and one removed.
+    changes = 1 if header.neighboring_relation == "replace_one" else 2
     return LabelAudit(
         claimed=claimed_epsilon(ledger),
-        sound=family.claimed if math.isfinite(family.claimed) else None,
+        sound=family.sound,
         sound_by=family.accountant,
         delta=header.delta,
         members=len(scores.members),
@@ -136,31 +114,37 @@ def audit_labels(
         recalled=scores.recalled,
         guessed=scores.guessed,
         bounds=(
-            _by_area(values, member, family, levels),
-            _by_pairs(scores, family, levels, 1 if replaced else 2),
+            bound_by_area("labels, family", "the family, independent records", values, member, family, levels),
+            _bound_by_pairs(scores, family, levels, changes),
         ),
     )
 
 
-def _by_area(values: Floats, member: Any, family: Family, levels: Levels) -> Bound:
-    least = {level: auc_lower(values, member, level) for level in levels}
-    assumes = "the family, independent records"
-    return bound_of_family("labels, family", assumes, family, lambda f, level: least[level] > 1 - f.area, levels)
+def _bound_by_pairs(scores: LabelScores, family: Family, levels: Levels, changes: int) -> Bound:
+    """The bound "labels, DP only" of `audit_labels`.
 
-
-def _by_pairs(scores: LabelScores, family: Family, levels: Levels, changes: int) -> Bound:
+    Args:
+        scores: By final weights.
+        family: Of the ledger's releases.
+        levels: Probabilities of an error.
+        changes: Of one record each, by which the two data sets of a pair differ.
+    """
     pairs = min(len(scores.members), len(scores.others))
-    ahead = scores.members[:pairs] - scores.others[:pairs]
-    made = max(1, round(_GUESSED * pairs))
-    guessed = ahead[np.argsort(-np.abs(ahead), kind="stable")[:made]]
-    right = int((guessed > 0).sum())
+    lead = scores.members[:pairs] - scores.others[:pairs]
+    guesses = max(1, round(_GUESSED * pairs))
+    surest = np.argsort(-np.abs(lead), kind="stable")[:guesses]
+    right = int((lead[surest] > 0).sum())
 
-    def surprise(epsilon: float) -> float:
+    def p_value(epsilon: float) -> float:
         if changes * epsilon > _MOST:
             return 1.0
+        # Group privacy: δ' = δ·(1 + e^ε) of two changes, δ of one.
         delta = family.delta * sum(math.exp(number * epsilon) for number in range(changes))
-        return one_run_p_value(pairs, made, right, changes * epsilon, delta)
+        return one_run_p_value(pairs, guesses, right, changes * epsilon, delta)
 
-    least = largest_refuted(lambda epsilon: surprise(epsilon) < levels.alone)
-    violated = family.accountant is not None and surprise(family.claimed) < levels.joint
-    return Bound("labels, DP only", "nothing but (ε, δ)-DP", least, violated)
+    return Bound(
+        name="labels, DP only",
+        assumes="nothing but (ε, δ)-DP",
+        epsilon=largest_refuted(lambda epsilon: p_value(epsilon) < levels.alone),
+        violated=family.accountant is not None and p_value(family.claimed) < levels.joint,
+    )

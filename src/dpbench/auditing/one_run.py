@@ -43,8 +43,9 @@ def count_right(scores: Floats, member: Flags, guesses: Guesses) -> int:
     2
     """
     order = np.argsort(-scores, kind="stable")
-    top, low = order[: guesses.members], order[len(order) - guesses.others :]
-    return int(member[top].sum() + (~member[low]).sum())
+    highest = order[: guesses.members]
+    lowest = order[len(order) - guesses.others :]
+    return int(member[highest].sum() + (~member[lowest]).sum())
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -97,14 +98,19 @@ def largest_refuted(refuted: Callable[[float], bool]) -> float:
     """Largest ε that a test refutes, where it refutes all smaller ones too; at most 256, 0 if it refutes none."""
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while refuted(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if low >= MOST_EPSILON:
             return low
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        if refuted(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -125,10 +131,14 @@ def one_run_fdp(canaries: int, guesses: int, right: int, trade_off: Callable[[fl
         trade_off: Symmetric f: least error of the second kind at an error of the first kind.
         level: Probability of refuting what is true.
     """
-    hits, errors = level * right / canaries, level * (guesses - right) / canaries
+    r = guesses
+    hits = level * right / canaries
+    errors = level * (r - right) / canaries
     for i in range(right - 1, -1, -1):
-        more = trade_off(1 - hits) - errors
-        if more <= 0:
-            break
-        hits, errors = min(1.0, hits + i / (guesses - i) * more), errors + more
-    return hits + errors > guesses / canaries
+        # f̄⁻¹(R) = f(1 − R) for a symmetric f.
+        increase = trade_off(1 - hits) - errors
+        if increase <= 0:
+            break  # the errors suffice here, and R does not grow any more
+        hits = min(1.0, hits + i / (r - i) * increase)
+        errors += increase
+    return hits + errors > r / canaries

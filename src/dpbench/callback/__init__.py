@@ -1,1 +1,1 @@
-"""The Lightning callback that every private strategy is: from lots to private updates."""
+"""Drivers of a private session: the Lightning callback of all strategies, and the plain loop."""

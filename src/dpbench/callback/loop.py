@@ -6,24 +6,37 @@ of the session, which a Trainer drives likewise.
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from lightning_fabric.utilities import move_data_to_device
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 
 from dpbench.callback import run_key
-from dpbench.callback.loop_training import LoopTraining, Loss, refuse_other_kinds, refuse_what_needs_a_trainer
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import LOOP, earlier_fits
 from dpbench.guards.divergence import EVERY, refuse_diverged
+from dpbench.guards.loss_function import held_by
 from dpbench.guards.lots import OTHERS_TOOK_LOTS, require_lot_loader
+from dpbench.guards.precision import refuse_precision
+from dpbench.options import PositiveInt, fitting
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.processes import ALONE
+from dpbench.records.examples import Examples
+from dpbench.records.source import SECOND_RELEASE
+from dpbench.records.training import Training, TrainingStep
 
+Loss = Callable[[Any, Any], Tensor]
+"""Called with (model, batch): the mean (or, with loss_reduction="sum", the sum) of the losses of a lot's records."""
 _OVER = object()  # the epoch
 
 
@@ -62,12 +75,10 @@ class PrivateLoop:
         loss: Loss,
         steps: int,
     ) -> None:
-        refuse_other_kinds(model, optimizer, strategy)
-        refuse_what_needs_a_trainer(strategy)
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise ConfigurationError(f"steps must be a whole number from 1 on, not {steps!r}.")
+        _refuse_other_kinds(model, optimizer, strategy)
+        _refuse_what_needs_a_trainer(strategy)
         self._strategy = strategy
-        self._steps = steps
+        self._steps = fitting(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(LOOP)
@@ -165,3 +176,170 @@ class PrivateLoop:
         is_last = releases.num_releases == self._steps or releases.budget.exhausted
         if is_last or releases.num_releases % EVERY == 0:
             refuse_diverged(self._training.module, self._training.optimizers, releases)
+
+
+class ModelWithLoss(nn.Module):
+    """A model and its loss function; as one module, so that guards see all that the function can reach.
+
+    Args:
+        model: Trained.
+        loss: Function of the model and a batch.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._held: list[Any] = []
+        # Settings of every LightningModule, which this once was: keys of seeded loops cover them, and its name below.
+        self.allow_zero_length_dataloader_with_multiple_devices = False
+        self.prepare_data_per_node = True
+
+    @property
+    def loss(self) -> Loss:
+        """The loss function."""
+        loss: Any = self._loss
+        return loss  # type: ignore[no-any-return]
+
+    def look_at_loss(self) -> None:
+        """Make a part of this module what the function holds, for those who look what one lot leaves for the next."""
+        self._held = held_by(self.loss)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The loss of a batch."""
+        return self.loss(self.model, batch)
+
+
+ModelWithLoss.__qualname__ = "_Module"
+
+
+class LoopTraining(Training):
+    """The training of a model by a loop.
+
+    Args:
+        model: Trained.
+        loss: Function of the model and a batch.
+        optimizer: Over all of its trainable parameters.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, optimizer: Optimizer) -> None:
+        module = ModelWithLoss(model, loss)
+        super().__init__(module)
+        self.optimizer = optimizer
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self._step: TrainingStep = module.training_step
+        self._backward: Callable[..., None] = torch.autograd.backward
+        self._modes: dict[nn.Module, bool] = {}
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The one optimizer."""
+        return [self.optimizer]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model was when the loop was made."""
+        return self._device
+
+    @property
+    def own_step(self) -> TrainingStep:
+        """The loss of a batch."""
+        return self.module.training_step  # type: ignore[no-any-return]
+
+    def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
+        """Have the loop call these; note the mode in which each part of the model is trained."""
+        self._step = step
+        self._backward = backward
+        self._modes = {part: part.training for part in self.module.modules()}
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch, where the model is."""
+        return move_data_to_device(batch, self._device)
+
+    def gradients(self, batch: Any, number: int) -> None:
+        """The step and its backward pass on a lot that is open.
+
+        Raises:
+            ConfigurationError: The loss function gives no loss that can be differentiated.
+        """
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        _refuse_scaled_losses(self._device.type)
+        with torch.enable_grad():
+            loss = self._step(batch, number)
+            for function in self.after_zero_grad:
+                function()
+            if not isinstance(loss, Tensor):
+                raise ConfigurationError(
+                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
+                )
+            if torch.is_inference_mode_enabled() or any(parameter.grad is not None for parameter in parameters):
+                raise ConfigurationError(
+                    "the loss has no gradient, or was differentiated already: leave backward() to the loop, and do not "
+                    "run the loop in torch.inference_mode()."
+                )
+            self._backward(loss)
+
+    def inform(self, text: str) -> None:
+        """Log a line, as a Trainer does: Lightning's logger, unlike others, shows what is no warning."""
+        rank_zero_info(text)
+
+    def update(self) -> None:
+        """One step of the optimizer, after which the lot is out of sight."""
+        self.optimizer.step()
+        for function in self.after_lot:
+            function()
+
+    def reachable(self) -> list[Any]:
+        """What the loss function holds by now."""
+        return held_by(self.module.loss)
+
+    def restore_modes(self) -> None:
+        """Train in the modes of the beginning, whatever an evaluation has left."""
+        for part, mode in self._modes.items():
+            part.training = mode
+
+
+def _refuse_scaled_losses(device: str) -> None:
+    """Raise ConfigurationError for autocast to float16, whose losses are scaled, so that clipping would be wrong."""
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
+        refuse_precision("float16")
+
+
+def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
+    """Raise ConfigurationError where something is not what a loop trains, or trains by."""
+    if not isinstance(strategy, PrivateStrategy):
+        raise ConfigurationError(f"{type(strategy).__name__} is no private strategy: give a DPSGD(...), say.")
+    if isinstance(model, pl.LightningModule) or not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"PrivateLoop trains a torch.nn.Module by a loss function, not a {type(model).__name__}: a LightningModule "
+            "trains in a Lightning Trainer, with callbacks=[strategy]."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise ConfigurationError(SECOND_RELEASE)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(f"the optimizer must be one of torch.optim's kind, not a {type(optimizer).__name__}.")
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise ConfigurationError(
+            f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step asks for: give it a "
+            "default (closure=None). An optimizer that reads the loss of a lot cannot train privately."
+        ) from None
+
+
+def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
+    """Raise ConfigurationError for options that ask for more than one process and a loss function."""
+    if strategy.ledger_path is None:
+        raise ConfigurationError(
+            f"say where the ledger goes: {type(strategy).__name__}(..., ledger='run/ledger.jsonl'); there is no log "
+            "folder without a Trainer."
+        )
+    needs = {
+        "records": not isinstance(strategy._source, Examples),
+        "metrics": strategy.recipe.metrics is not None,
+        "bounds that are found on noise (give initial_max_grad_norm)": strategy.recipe.bounds_from_noise is not None,
+        "several processes": dist.is_initialized() and dist.get_world_size() > 1,
+    }
+    for name, is_needed in needs.items():
+        if is_needed:
+            raise ConfigurationError(f"PrivateLoop does without {name}: train in a Lightning Trainer.")

@@ -8,9 +8,9 @@ A strategy designs a recipe; everything here is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 from torch.optim import Optimizer
@@ -18,10 +18,8 @@ from torch.optim import Optimizer
 from dpbench.callback import run_key
 from dpbench.callback.lightning_training import LightningTraining, processes_of
 from dpbench.callback.non_private import NonPrivate
-from dpbench.callback.options import ledger_place
 from dpbench.callback.process_group import leave_group_at_exit
 from dpbench.callback.strategy_options import StrategyOptions
-from dpbench.callback.trainer_only import TrainerOnly, refuse_others, refuse_unreleased_training
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import LIGHTNING, Guard, earlier_fits
@@ -29,7 +27,10 @@ from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
+from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
+from dpbench.privacy.canaries.file import write_scores
+from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.releases import Observer, ReleaseEngine
 from dpbench.records.source import ChosenGradients
@@ -41,10 +42,11 @@ _NO_RELEASE = (
     "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
     "once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
 )
+_STATE = "dpbench.PrivateStrategy"  # whatever strategy it is: none resumes without knowing what was released
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
 
 
-class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
+class PrivateStrategy(StrategyOptions, pl.Callback):
     """A Lightning callback that makes every update of the model a private release.
 
     A strategy is a class with its own options as annotated fields and a method `design`; the options that all have are
@@ -62,9 +64,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier, self.target_epsilon)
-        if self.seed is not None and self.seed < 0:
-            raise ConfigurationError(f"seed must not be negative, got {self.seed}.")
-        self.ledger_path = ledger_place(self.ledger)
+        self.ledger_path = None if self.ledger is None else Path(self.ledger)
         self.recipe = self._with_common_parts(self.design())
         after = self._earlier_ledger()
         budget = Budget(self.target_epsilon, self.delta, self.accountant, after)
@@ -167,7 +167,7 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             return
         leave_group_at_exit()
         self._restored = False
-        refuse_others(trainer, self, (PrivateStrategy, NonPrivate))
+        _refuse_others(trainer, self)
         self._session.check(LightningTraining(trainer, pl_module))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -257,23 +257,37 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the last epsilon beside the last accuracy."""
-        refuse_unreleased_training(trainer, self.releases)
+        if trainer.global_step and not self.releases:
+            raise ConfigurationError(
+                f"training has made {trainer.global_step} steps, none of them private: hooks of the private strategy "
+                "did not run. A subclass that overrides a hook must call super()'s. Do not publish this model."
+            )
         _log(trainer, self._releases)
 
     # ------------------------------------------------------------------------------------- checkpoints
 
     @property
-    def trains_here(self) -> bool:
-        """Whether this process trains: not where it started others that do."""
-        return self._session.is_admitted
+    def state_key(self) -> str:
+        """Key of the state in a checkpoint, one for all strategies."""
+        return _STATE
 
-    def state_of_releases(self) -> dict[str, Any]:
-        """State of a checkpoint: what a resumed run needs to go on with the same releases."""
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write what a resumed run needs to go on with the same releases.
+
+        Not by `state_dict`: a trainer with two strategies would be refused by Lightning, in words that do not say what
+        is wrong, before `setup` can.
+
+        Raises:
+            ConfigurationError: The training ran in other processes, which alone know what was released.
+        """
+        earlier_fits.refuse_unknown_training(trainer, self._session.is_admitted)
         state = self._releases.state_dict()
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
             state["gradients"] = "one_by_one" if self._source.method == "one_by_one" else None
-        return state
+        checkpoint["callbacks"][_STATE] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
@@ -283,6 +297,52 @@ class PrivateStrategy(StrategyOptions, TrainerOnly, pl.Callback):
             self._source.method = state_dict.get("gradients")
             self._source.is_chosen = self._source.method is not None
         self._restored = True
+
+    # ------------------------------------------------------------------------------------- outside of a Trainer
+
+    def on_after_setup(self, **_: Any) -> None:
+        """Lightning Fabric calls this once a model is set up, and none of the hooks that make training private.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"Lightning Fabric does not run the hooks of {type(self).__name__}, so that training would go on without "
+            "privacy: use a Lightning Trainer with callbacks=[strategy] (manual optimization leaves the loop to you)."
+        )
+
+    def on_after_optimizer_step(self, **_: Any) -> None:
+        """Lightning Fabric calls this after each step; as `on_after_setup`."""
+        self.on_after_setup()
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigurationError(f"give the trainer a list: callbacks=[{type(self).__name__}(...)].")
+
+
+def _refuse_others(trainer: pl.Trainer, strategy: PrivateStrategy) -> None:
+    """Refuse another strategy among the callbacks, or this one there twice: a lot can be released once only."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    strategies = [callback for callback in callbacks if isinstance(callback, PrivateStrategy | NonPrivate)]
+    others = [other for other in strategies if other is not strategy] or strategies[1:]
+    if others:
+        raise ConfigurationError(
+            f"the trainer has two strategies, {type(strategy).__name__} and {type(others[0]).__name__}, and a lot can "
+            "be released once only: keep one of them."
+        )
+
+
+def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
+
+    Args:
+        checkpoint: Of the last step.
+        path: Of the scores.
+    """
+    state = checkpoint["callbacks"].get(_STATE) or {}
+    memory = state.get("canaries")
+    seal = Seal.read(state.get("ledger"))
+    if memory and seal is not None:
+        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))
 
 
 def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter
+from typing import Annotated, Any, ClassVar, dataclass_transform
 
-from dpbench.callback.options import CheckedOptions
+from pydantic import AfterValidator, Field
+
 from dpbench.errors import ConfigurationError
+from dpbench.options import Count, PositiveInt, check_options, options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
-from dpbench.privacy.mechanism.metrics import PrivateMetrics, check_share
+from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors, Schedule, Schedules, check_schedule
@@ -22,6 +28,81 @@ from dpbench.records.source import RecordSource
 from dpbench.session.executors import ExecutorName
 
 _OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size", "gradients")
+
+
+@dataclass_transform(eq_default=False)
+class CheckedOptions:
+    """Base of dataclasses whose options are checked by their annotations before `__init__` runs.
+
+    A subclass is made a dataclass by itself; one that has written an `__init__` keeps it.
+
+    Raises:
+        ConfigurationError: An option is unknown, or not what its annotation says.
+    """
+
+    _has_own_init: ClassVar[bool] = False
+
+    def __init_subclass__(cls, kw_only: bool = False, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherits = any(vars(base).get("_has_own_init", False) for base in cls.__mro__[1:])
+        cls._has_own_init = "__init__" in vars(cls)
+        dataclass(eq=False, repr=False, kw_only=kw_only, init=not inherits)(cls)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _checking(vars(cls)["__init__"]))  # noqa: B010 (an assignment is not typed)
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value!r}" for name, value in vars(self).get("_given_options", {}).items()]
+        return f"{type(self).__name__}({', '.join(options)})"
+
+
+def _checking(init: Callable[..., None]) -> Callable[..., None]:
+    """Make an `__init__` check its arguments first."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    positional = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    takes_more = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters)
+
+    @functools.wraps(init)
+    def checking(self: Any, *values: Any, **options: Any) -> None:
+        if type(self).__init__ is not checking:
+            # Reached by `super().__init__` of a subclass, which has checked.
+            init(self, *values, **options)
+            return
+        if len(values) > len(positional) and not takes_more:
+            raise ConfigurationError(
+                f"{type(self).__name__} takes at most {len(positional)} values without a name "
+                f"({', '.join(positional) or 'none'}), not {len(values)}: write name=value."
+            )
+        by_place = dict(zip(positional, values, strict=False))
+        for name in by_place:
+            if name in options:
+                raise ConfigurationError(f"{name} is given twice, by its place and by its name.")
+        checked = check_options(type(self), by_place | options)
+        defaults = options_of(type(self))
+        self._given_options = {}
+        for name, value in checked.items():
+            if type(value) is not type(defaults[name].default) or value != defaults[name].default:
+                self._given_options[name] = value
+        init(self, *values[len(positional) :], **checked)
+
+    return checking
+
+
+def _no_class(source: RecordSource) -> RecordSource:
+    # A class has the methods of the protocol, too.
+    if isinstance(source, type):
+        raise ValueError
+    return source
+
+
+Records = Annotated[
+    RecordSource,
+    AfterValidator(_no_class),
+    "a source of records, such as Users(LocalTraining(lr=0.1)),",
+]
+
+Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
+LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
 
 class StrategyOptions(CheckedOptions, ABC, kw_only=True):
@@ -78,9 +159,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     max_grad_norm_schedule: Schedule | None = None
     delta: float = 1e-5
     accountant: str = "rdp"
-    seed: int | None = None
-    max_physical_batch_size: int | None = None
-    microbatch_size: int = 1
+    seed: Count | None = None
+    max_physical_batch_size: PositiveInt | None = None
+    microbatch_size: PositiveInt = 1
     discretization_threshold: float | None = None
     discretization_values: Values = "signs"
     correction_threshold: float | None = None
@@ -88,14 +169,14 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     correction_scale: Scale = "sum"
     priors: list[float] | None = None
     metrics: dict[str, float] | None = None
-    metrics_share: float = 0.05
+    metrics_share: Share = 0.05
     loss_reduction: LossReduction = "mean"
     gradients: GradientsName = "auto"
     executor: ExecutorName = "auto"
-    ledger: str | None = None
+    ledger: LedgerFile | None = None
     after: str | None = None
     fingerprint: str | None = None
-    records: RecordSource | None = None
+    records: Records | None = None
     audit: GradientCanaries | None = None
 
     _fixed = False
@@ -144,7 +225,6 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         return Schedules(self.noise_schedule, self.max_grad_norm_schedule)
 
     def _with_common_parts(self, recipe: Recipe) -> Recipe:
-        check_share(self.metrics_share)
         if self.correction_threshold is None and self.priors is not None:
             raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
         if self.discretization_threshold is None and self.discretization_values != "signs":

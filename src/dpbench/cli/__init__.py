@@ -17,7 +17,7 @@ from dpbench import __version__
 from dpbench.cli import completion, experiments, privacy, publishing, results, train
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
-from dpbench.run.started import is_first
+from dpbench.run.processes import is_first
 from dpbench.run.threads import wait_briefly
 
 _GROUPS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,10 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> Answer:
-    from dpbench.run.launch import launch_again
+    from dpbench.run.jobs import resume
 
-    return Answer(status=launch_again(options.folder, options.words, train.training_job(options.trust)))
+    job = partial(train.train_and_report, trust=options.trust)
+    return Answer(status=resume(options.folder, options.words, job))
 
 
 def _add_priors(commands: Commands) -> None:
@@ -111,7 +113,7 @@ def priors(options: argparse.Namespace) -> int:
     if not options.words or "-h" in options.words or "--help" in options.words:
         print(_PRIORS)
         return 0
-    from dpbench.run.launch import launch
+    from dpbench.run.jobs import launch
     from dpbench.run.priors import priors_job
 
     with TemporaryDirectory() as folder:
@@ -172,7 +174,7 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
-    from dpbench.reproduce.listing import COMPUTED_TABLES, listed_tables, listing
+    from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
 
     alone = not options.words and not options.status and options.existing == "stays"
     if options.table == "list":
@@ -186,7 +188,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-        return Answer(COMPUTED_TABLES[options.table].make()(out))
+        return Answer(COMPUTED_TABLES[options.table].write(out))
     _refuse_idle_replacement(options.status, options.existing == "replace")
     from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
 
@@ -280,7 +282,7 @@ def _noise_multipliers(word: str) -> tuple[float, ...]:
 
 def _workflow(options: argparse.Namespace) -> Answer:
     """Carry out the workflow; status 1 if it stops before its end."""
-    from dpbench.reproduce.workflow.run import Settings, run_workflow
+    from dpbench.reproduce.workflow import Settings, run_workflow
 
     names = [word.partition("=")[0] for word in options.words]
     for name in ("model", "data"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dpbench.cli.arguments import Commands, add_command
@@ -47,18 +45,16 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run or the sweep, or show help."""
-    from dpbench.run.flags import asks
-    from dpbench.run.launch import launch
+    from dpbench.run.jobs import launch
     from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
     if "-h" in options.words or "--help" in options.words:
-        groups = groups_of(conf_dir(), *plugin_dirs())
-        listing = "\n".join(f"  {group + '=':<13}{' | '.join(names)}" for group, names in groups.items())
-        print(_HELP.format(groups=listing, examples=EXAMPLES))
+        lines = []
+        for group, names in groups_of(conf_dir(), *plugin_dirs()).items():
+            lines.append(f"  {group + '=':<13}{' | '.join(names)}")
+        print(_HELP.format(groups="\n".join(lines), examples=EXAMPLES))
         return 0
-    if asks(options.words):
-        return launch(options.words, lambda cfg: None)
-    return launch(options.words, training_job(), afterwards=report_sweep)
+    return launch(options.words, train_and_report, afterwards=report_sweep)
 
 
 def report_sweep(sweep: Sweep) -> None:
@@ -72,20 +68,20 @@ def report_sweep(sweep: Sweep) -> None:
     for page in end.pages:
         print(f"  written to      {page}")
     if end.logged is not None:
-        from dpbench.run.sweep_table import log_table
+        from dpbench.run.logs import log_table
 
-        frame = end.groups.frame
-        opening = log_table(sweep.folder, *end.logged, list(map(str, frame)), frame.astype(object).to_numpy().tolist())
+        opening = log_table(sweep.folder, *end.logged, end.groups.frame)
         print(f"  wandb           {opening}")
 
 
-def training_job(trust: bool = False) -> Callable[[DictConfig], float | None]:
-    """The job of `dpbench train` and `dpbench resume`: it trains, then draws and prints what came out.
+def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:
+    """The job of `dpbench train` and `dpbench resume`: train, then draw and print what came out.
 
     Args:
+        cfg: The composed configuration.
         trust: Whether the checkpoint of a run that is resumed may hold objects.
     """
     from dpbench.reports.end_of_run import EndOfRun
     from dpbench.run.train import train_job
 
-    return partial(train_job, reporter=EndOfRun(), trust=trust)
+    return train_job(cfg, reporter=EndOfRun(), trust=trust)

@@ -6,15 +6,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.data import Dataset
 
 from dpbench.data.held_out import Split
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
+from dpbench.options import check_options, options_of
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class UserSource:
 
 USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""
+_NOW_A_HOWTO = ("leaf_json", "tff_hdf5")
+"""Names of earlier releases, which saved configurations may have."""
 
 
 def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
@@ -92,41 +94,33 @@ def user_source(name: str) -> UserSource:
     Raises:
         ConfigurationError: There is none.
     """
+    if name in _NOW_A_HOWTO:
+        raise ConfigurationError(
+            f"{name} is read by a few lines of your own now: see docs/howto/federated_files.md, and register a name."
+        )
     if name not in USER_SOURCES:
         raise ConfigurationError(f"unknown data set by users {name!r}; known are {', '.join(USER_SOURCES)}.")
     return USER_SOURCES[name]
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a data set, all of them: those that are given, and the defaults of the others and of None.
+    """Check options of a data set, and fill in the defaults of those that are absent or None.
 
     Raises:
         ConfigurationError: There is no such data set, it has no such option, or the option does not take the value.
     """
     source = user_source(name)
-    if strange := [option for option in options if option not in source.options]:
-        raise ConfigurationError(
-            f"data set {name} has no option {strange[0]!r}; it has {', '.join(source.options) or 'none'}."
-        )
-    hints = get_type_hints(source.load, include_extras=True)
     given = {option: value for option, value in options.items() if value is not None}
-    for option, value in given.items():
-        _refuse_value(option, value, hints.get(option, Any))
-    return {**source.options, **given}
-
-
-def _refuse_value(option: str, value: Any, hint: Any) -> None:
-    config = None if get_origin(hint) is Literal else ConfigDict(strict=True, allow_inf_nan=False)
-    try:
-        TypeAdapter(hint, config=config).validate_python(value)
-    except ValidationError as error:
-        notes = [note for note in get_args(hint)[1:] if isinstance(note, str)] if get_origin(hint) is Annotated else []
-        words = notes[0] if notes else " or ".join(map(str, get_args(hint))) or getattr(hint, "__name__", str(hint))
-        raise ConfigurationError(f"data.options.{option} must be {words}, not {value!r}.") from error
+    reserved = options_of(source.load).keys() - source.options.keys()
+    return {**source.options, **check_options(source.load, given, "data.options", reserved)}
 
 
 def load_user_data(
-    name: str, root: Path, download: bool, options: Mapping[str, Any], split: Split = "hash"
+    name: str,
+    root: Path,
+    download: bool,
+    options: Mapping[str, Any],
+    split: Split = "hash",
 ) -> UserData:
     """Load a data set by its name.
 

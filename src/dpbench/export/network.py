@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from dpbench.models import merge_adapters
-from dpbench.modules.image_generator import SHAPE, ImageGenerator
-from dpbench.run.build import made
-from dpbench.run.checks import class_of
-from dpbench.run.options import options_of
-from dpbench.run.saved_config import read_config
-from dpbench.run.saved_module import last_checkpoint, trained_module
+from dpbench.modules.image_generator import ImageGenerator
+from dpbench.options import options_of
+from dpbench.run.config import class_of
+from dpbench.run.saved_module import last_checkpoint, load_module
 from dpbench.runs.folder import RunFolder
 
 
@@ -58,26 +56,21 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
             is not trusted.
         DataError: The data, which say what the network's inputs are, are not there.
     """
-    config = read_config(run)
-    state = last_checkpoint(run, trust)
-    options = dict(state[SHAPE]) if SHAPE in state else _options_of_data(config)
-    module = trained_module(run, config, options, state)
-    merge_adapters(module)  # the class that builds the network knows of none
-    group, part, network = _chosen(config, module)
-    target, own = str(config[group]["_target_"]), {k: v for k, v in config[group].items() if not k.startswith("_")}
-    taken = {name: value for name, value in options.items() if name in options_of(class_of(config[group], group))}
-    return Network(target, own | taken, part, _weights(network), config, state)
-
-
-def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data say of themselves, such as the shape of a record; of their records nothing is kept."""
-    cls, options = class_of(config["data"], "data"), dict(config["data"])
-    if "sampling" in options_of(cls) and options.get("sampling") is None:
-        options["sampling"] = "shuffled"  # no lot is drawn
-    data = made(cls, {**options, "seed": None}, "data")
-    data.prepare_data()
-    data.setup("fit")
-    return dict(data.model_options()) if hasattr(data, "model_options") else {}
+    trained = load_module(run, last_checkpoint(run, trust))
+    config = trained.config
+    merge_adapters(trained.module)  # the class that builds the network knows of none
+    group, part, network = _chosen(config, trained.module)
+    arguments = {name: value for name, value in config[group].items() if not name.startswith("_")}
+    accepted = options_of(class_of(config[group], group))
+    arguments |= {name: value for name, value in trained.model_options.items() if name in accepted}
+    return Network(
+        target=str(config[group]["_target_"]),
+        arguments=arguments,
+        part=part,
+        weights=_weights(network),
+        config=config,
+        checkpoint=trained.checkpoint,
+    )
 
 
 def _chosen(config: Mapping[str, Any], module: pl.LightningModule) -> tuple[str, str | None, nn.Module]:

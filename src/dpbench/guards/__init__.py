@@ -1,19 +1,19 @@
-"""What would break the guarantee silently, and is refused: one guard for each."""
+"""Refusals of what would break the guarantee silently, a guard for each."""
 
+from dpbench.guards._coupling import Coupling
+from dpbench.guards._first_update import FirstUpdate
+from dpbench.guards._module_writes import Writes
+from dpbench.guards._released_gradients import ReleasedGradients
+from dpbench.guards._saved_records import SavedRecords
+from dpbench.guards._trainer_settings import TrainerSettings
+from dpbench.guards._user_memory import UserMemory
 from dpbench.guards.choices import Choices
-from dpbench.guards.coupling import Coupling
 from dpbench.guards.earlier_fits import EarlierFits
-from dpbench.guards.first_update import FirstUpdate
 from dpbench.guards.guard import Guard
 from dpbench.guards.loss_function import LossState
 from dpbench.guards.lots import DrawnLots
-from dpbench.guards.module_writes import Writes
 from dpbench.guards.parameters import Parameters
 from dpbench.guards.public_networks import PublicNetworks
-from dpbench.guards.released_gradients import ReleasedGradients
-from dpbench.guards.saved_records import SavedRecords
-from dpbench.guards.trainer_settings import TrainerSettings
-from dpbench.guards.user_memory import UserMemory
 
 __all__ = ["EVERY_TRAINING", "LIGHTNING", "LOOP", "Guard"]
 

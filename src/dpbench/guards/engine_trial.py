@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards.folded_rows import LayerRows, RowEvidence, agreed
+from dpbench.guards._folded_rows import LayerRows, RowEvidence, agreed
 from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine

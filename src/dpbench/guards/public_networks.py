@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.guards._hidden_records import LotRecords
 from dpbench.guards.guard import Guard
-from dpbench.guards.hidden_records import LotRecords
 from dpbench.records.training import Training
 
 State = dict[str, tuple[Tensor, int]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from collections import deque
@@ -84,6 +85,8 @@ class StepState:
         self._is_same: list[Callable[[], bool]] = []
         self._generator_states: list[Callable[[], Any]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # with their entries as they were
+        self._contents: dict[int, Any] = {}  # of tensors, arrays and lists as they were, by id
         self._alive: list[object] = []  # so that no number names two objects
         self._keep_global_generators(training.device)
         should_stop = training.should_stop
@@ -108,6 +111,26 @@ class StepState:
     def changed(self) -> bool:
         """Whether a step has left anything behind but random numbers, gradients, and counts (whole numbers, flags)."""
         return not all(is_same() for is_same in self._is_same)
+
+    def spread(self) -> bool:
+        """Fill memories that a step has written to with what it wrote: each entry that is as it was gets such a value.
+
+        A queue of features or a replay buffer is read sparsely. One lot writes few of its entries, so that the next one
+        would hardly ever show that it reads them. What was written stays where it is: an entry that only the record
+        reads that wrote it is none of the others' business.
+
+        Returns:
+            Whether there were any. `restore` puts everything back.
+        """
+        is_spread = False
+        for dictionary, before in self._dictionaries:
+            for name, value in list(dictionary.items()):
+                contents = self._contents.get(id(before.get(name)))
+                filled = _filled(value, contents)
+                if filled is not None:
+                    dictionary[name] = filled
+                    is_spread = True
+        return is_spread
 
     def drawn(self, on_device: bool = True) -> bytes:
         """States of all random generators: how much was drawn.
@@ -210,6 +233,7 @@ class StepState:
             return
         data = x.data  # to which no write is counted
         before = x.detach().clone()
+        self._contents[id(x)] = before
 
         def is_same() -> bool:
             return torch.equal(data, before)
@@ -220,6 +244,7 @@ class StepState:
         if not x.flags.writeable or x.dtype.hasobject:
             return
         before = x.copy()
+        self._contents[id(x)] = before
         has_nan = x.dtype.kind in "fc"
         self._remember(
             lambda: np.copyto(x, before),
@@ -229,6 +254,7 @@ class StepState:
     def _keep_dict(self, x: dict[Any, Any]) -> dict[Any, Any]:
         """Remember a dictionary, and generators of NumPy in it; a copy is returned."""
         before = dict(x)
+        self._dictionaries.append((x, before))
         for key, value in x.items():
             if isinstance(value, np.random.Generator | np.random.RandomState):
                 self.holders.append((x, key))
@@ -248,6 +274,7 @@ class StepState:
             self._is_same.append(lambda: x == members)
             return ()
         entries = list(x)
+        self._contents[id(x)] = entries
 
         def is_same() -> bool:
             return len(x) == len(entries) and all(map(_is_same_value, x, entries))
@@ -258,6 +285,46 @@ class StepState:
         elif isinstance(x, deque):
             self._undo += [x.clear, lambda: x.extend(entries)]
         return entries if len(entries) <= _MOST_ENTRIES else ()
+
+
+def _filled(value: Any, before: Any) -> Any:
+    """A memory whose unchanged entries were given changed ones' values; None where there are not both kinds of them.
+
+    Args:
+        value: Tensor, array, list or queue as a step has left it.
+        before: What it held before, in a copy.
+    """
+    if isinstance(value, Tensor) and isinstance(before, Tensor):
+        return _filled_rows(value.detach(), before)
+    if isinstance(value, np.ndarray) and isinstance(before, np.ndarray):
+        if value.dtype.kind not in "fiub":
+            return None
+        rows = _filled_rows(torch.from_numpy(value.copy()), torch.from_numpy(before))
+        return None if rows is None else rows.numpy()
+    if isinstance(value, list | deque) and isinstance(before, list):
+        old = set(map(id, before))
+        written = [entry for entry in value if id(entry) not in old]
+        if not 0 < len(written) < len(value):
+            return None
+        repeated = itertools.cycle(written)
+        entries = [next(repeated) if id(entry) in old else entry for entry in value]
+        return deque(entries, value.maxlen) if isinstance(value, deque) else entries
+    return None
+
+
+def _filled_rows(rows: Tensor, before: Tensor) -> Tensor | None:
+    if rows.shape != before.shape or not rows.dim() or rows.layout != torch.strided:
+        return None
+    is_same = (rows == before) | (rows.isnan() & before.isnan())
+    is_written = ~is_same.flatten(1).all(1) if rows.dim() > 1 else ~is_same
+    written = rows[is_written]
+    count = len(rows) - len(written)
+    if not len(written) or not count:
+        return None
+    filled = rows.clone()
+    repeated = torch.arange(count, device=rows.device) % len(written)
+    filled[~is_written] = written[repeated]
+    return filled
 
 
 def _are_same_entries(now: dict[Any, Any], before: dict[Any, Any]) -> bool:

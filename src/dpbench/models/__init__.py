@@ -1,4 +1,4 @@
-"""Networks: plain `torch.nn` modules that adapt to what the data say of themselves."""
+"""Networks: plain `torch.nn` modules that adapt to the data set."""
 
 from dpbench.models.autoencoder import Autoencoder
 from dpbench.models.char_lstm import CharLSTM

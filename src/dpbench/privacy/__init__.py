@@ -1,1 +1,1 @@
-"""The privacy mechanism and its accounting: pure functions on torch and dp_accounting, without Lightning."""
+"""The mechanism and its accounting: pure functions on torch and dp_accounting."""

@@ -1,4 +1,4 @@
-"""Ledger and budget of one training run: what was spent, and what may still be."""
+"""Ledger and budget of one run: ε spent, and ε left."""
 
 from __future__ import annotations
 

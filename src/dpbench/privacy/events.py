@@ -1,4 +1,4 @@
-"""What a release is to those who account for it: noised sums over one lot, and how the lot was drawn."""
+"""What is accounted for in a release: noised sums over one lot, and how it was drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of a key, so that a replay repeats a release instead of spending another."""
+"""Random numbers as a function of a key, so that a replay repeats a release."""
 
 from __future__ import annotations
 

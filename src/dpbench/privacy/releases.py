@@ -1,4 +1,4 @@
-"""The release by itself: sums of a lot in, private gradients out; noise, ledger and budget in between.
+"""The release: sums of a lot in, private gradients out; noise, ledger and budget in between.
 
 Without Lightning and without a model. Whoever knows how the records of a lot become per-record vectors hands these to
 `accumulate`, lot by lot, and takes what `release` gives.

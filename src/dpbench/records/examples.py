@@ -20,11 +20,11 @@ from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, Gradient
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
+from dpbench.records._local_logs import LocalLogs
+from dpbench.records._noise_step import noise_batch
 from dpbench.records.count import count_records
 from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
-from dpbench.records.local_logs import LocalLogs
-from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece
@@ -64,9 +64,6 @@ class Examples:
         gradients: How they are computed: "engine", all in one backward pass; "one_by_one", each by an ordinary one,
             for every network and loss that is a function of one record; or "auto", the engine where it knows the
             network.
-
-    Raises:
-        ConfigurationError: A number is below 1.
     """
 
     unit: str | None = None
@@ -78,10 +75,6 @@ class Examples:
         microbatch_size: int = 1,
         gradients: GradientsName = "auto",
     ) -> None:
-        sizes = {"max_physical_batch_size": max_physical_batch_size, "microbatch_size": microbatch_size}
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be a whole number from 1 on, not {value}.")
         self.loss_reduction: LossReduction = loss_reduction
         self.gradients: str = gradients
         self.is_chosen = False

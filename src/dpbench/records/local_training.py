@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
+from dpbench.options import NonNegative, Positive, PositiveInt, check_options
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,16 @@ class LocalTraining:
         ConfigurationError: A value is out of range.
     """
 
-    lr: float = 0.1
-    batch_size: int | None = 20
-    epochs: int = 1
-    max_steps: int | None = None
-    prox_mu: float = 0.0
-    max_examples: int | None = None
+    lr: Positive = 0.1
+    batch_size: PositiveInt | None = 20
+    epochs: PositiveInt = 1
+    max_steps: PositiveInt | None = None
+    prox_mu: NonNegative = 0.0
+    max_examples: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "prox_mu"):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0 or (name == "lr" and value == 0):
-                kind = "a positive number" if name == "lr" else "a number from 0 on"
-                raise ConfigurationError(f"{name} of the local training must be {kind}, not {value!r}.")
-        for name in ("batch_size", "epochs", "max_steps", "max_examples"):
-            value = getattr(self, name)
-            if value is None and name != "epochs":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(
-                    f"{name} of the local training must be a whole number from 1 on, not {value!r}."
-                )
+        # A script makes this object by itself: there is no other place where its options would be checked.
+        check_options(LocalTraining, vars(self), "local")
         if self.prox_mu * self.lr > 1:
             raise ConfigurationError(
                 f"lr={self.lr} times prox_mu={self.prox_mu} is more than 1: each local step would overshoot the "

@@ -18,10 +18,10 @@ from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream, keyed_generator, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records.local_logs import LocalLogs
-from dpbench.records.local_step import LocalStep, kept_randomness
+from dpbench.records._local_logs import LocalLogs
+from dpbench.records._local_step import LocalStep, kept_randomness
+from dpbench.records._noise_step import noise_batch
 from dpbench.records.local_training import Client, LocalTraining
-from dpbench.records.noise_step import noise_batch
 from dpbench.records.source import SECOND_RELEASE, Memory, Piece
 from dpbench.records.training import Training, TrainingStep
 
@@ -261,7 +261,7 @@ def users_of(loader: LotLoader) -> UserDataset:
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, UserDataset):
-        if loader.record_of_row is not None or loader.collate_fn.given:  # type: ignore[union-attr]
+        if loader.record_of_row is not None or loader.collate_fn.is_custom:  # type: ignore[union-attr]
             raise ConfigurationError(
                 "LotLoader's collate_fn and record_of_row are for examples; how a user's examples become a batch says "
                 "UserDataset(examples, users, collate_fn=...)."

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from dp_accounting import get_epsilon_gaussian
+from matplotlib.axes import Axes
 from tqdm import tqdm
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
 from dpbench.models.mnist_cnn import MNISTCNN
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Array, RenyiAccountant
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import delta_of
 from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling
+from dpbench.reports.figures import new_figure, write_figure
+from dpbench.runs.numbers import ABSENT
+from dpbench.templates import render
 
 TOLERANCE = 0.01
 _IDENTITY_TOLERANCE = 1e-3
@@ -29,6 +36,7 @@ _SIDES = {
     "epsilon": ("less is spent, the claim is safe", "more is spent than claimed"),
     "noise_multiplier": ("less noise is enough, the claim is safe", "more noise is needed"),
 }
+_COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
 
 
 @dataclass(frozen=True)
@@ -55,48 +63,39 @@ class Claim:
 
 
 def read_claims() -> dict[str, Any]:
-    """The data file, as it is."""
+    """Read the data file, as it is."""
     return tomllib.loads(files("dpbench.reproduce").joinpath("claims.toml").read_text(encoding="utf-8"))
 
 
-def claims_of(data: dict[str, Any]) -> list[Claim]:
+def claims_of(data: Mapping[str, Any]) -> list[Claim]:
     """The claims about training settings."""
-    return [
-        Claim(
-            row["paper"],
-            row["source"],
-            row["quantity"],
-            setting_of(row),
-            row.get("value"),
-            row.get("note", ""),
-            row.get("variant", False),
-        )
-        for row in data["claim"]
-    ]
+    claims = []
+    for row in data["claim"]:
+        texts = {name: row[name] for name in Claim.__dataclass_fields__ if name in row}
+        claims.append(Claim(**texts, setting=_setting(row)))
+    return claims
 
 
-def setting_of(row: dict[str, Any]) -> TrainingSetting:
-    """A setting from the fields of the data file."""
-    population = row["population"]
+def _setting(row: Mapping[str, Any]) -> TrainingSetting:
     return TrainingSetting(
         noise_multiplier=row.get("noise_multiplier"),
-        sample_rate=row["batch_size"] / population,
+        sample_rate=row["batch_size"] / row["population"],
         steps=row.get("steps"),
         epochs=row.get("epochs"),
         epsilon=row.get("epsilon"),
-        delta=delta_in(row),
+        delta=_delta(row),
         sampling=row.get("sampling", "poisson"),
-        population=population,
+        population=row["population"],
     )
 
 
-def delta_in(row: dict[str, Any]) -> float:
+def _delta(row: Mapping[str, Any]) -> float:
     """δ, printed or as a power of the population."""
     return float(row["delta"] if "delta" in row else row["population"] ** -row["delta_exponent"])
 
 
 def recomputed(claim: Claim) -> dict[str, float | None]:
-    """The claimed quantity by each accountant; None where one does not cover the sampling or shows nothing finite."""
+    """Compute the claimed quantity by each accountant; None where it is not covered, or not finite."""
     values: dict[str, float | None] = {}
     for name in ACCOUNTANTS:
         try:
@@ -106,22 +105,23 @@ def recomputed(claim: Claim) -> dict[str, float | None]:
     return values
 
 
-def verdict(claim: Claim, found: dict[str, float | None]) -> str:
-    """Which accountants come within 1 % of the printed figure; if none, on which side the tightest bound lies."""
+def verdict(claim: Claim, values: Mapping[str, float | None]) -> str:
+    """Say which accountants come within 1 % of the printed figure; if none, on which side the tightest bound lies."""
     if claim.value is None:
         return "not printed"
-    values = {name: number for name, number in found.items() if number is not None}
-    distances = {name: abs(number / claim.value - 1) for name, number in values.items()}
-    matching = [name for name in sorted(distances, key=distances.__getitem__) if distances[name] <= TOLERANCE]
-    if matching:
+    ratios = pd.Series(values, dtype=float).dropna() / claim.value
+    distances = (ratios - 1).abs().sort_values(kind="stable")
+    matching = distances.index[distances <= TOLERANCE]
+    if len(matching):
         return f"matches ({', '.join(matching)})"
-    best = min((name for name in values if ACCOUNTANTS[name].guarantee), key=values.__getitem__)
-    words = _SIDES[claim.quantity][values[best] > claim.value]
+    bounds = [name for name in ratios.index if ACCOUNTANTS[name].guarantee]
+    best = str(ratios[bounds].idxmin())
+    words = _SIDES[claim.quantity][bool(ratios[best] > 1)]
     return f"does not match: {words} ({best} {values[best]:.3g})"
 
 
-def recomputed_identity(row: dict[str, Any]) -> float:
-    """A figure that no accountant enters."""
+def recomputed_identity(row: Mapping[str, Any]) -> float:
+    """Compute a figure that no accountant enters."""
     quantity = row["quantity"]
     if quantity == "combined_noise_multiplier":
         return float((row["gradient"] ** -2 + row["statistic"] ** -2) ** -0.5)
@@ -134,10 +134,11 @@ def recomputed_identity(row: dict[str, Any]) -> float:
     if quantity == "allocation":
         return _allocated(row["value"], row["allocation"])
     if quantity == "replacement_factor":
-        z, delta = row["noise_multiplier"], row["delta"]
-        return float(get_epsilon_gaussian(z / 2, delta) / get_epsilon_gaussian(z, delta))
+        z = row["noise_multiplier"]
+        return float(get_epsilon_gaussian(z / 2, row["delta"]) / get_epsilon_gaussian(z, row["delta"]))
     if quantity == "joint_noise":
-        sampling, joint = PoissonSampling(10_000, 0.01), VectorGroup("joint", (0, 1), 1.0, (1.0, 100.0))
+        sampling = PoissonSampling(10_000, 0.01)
+        joint = VectorGroup("joint", (0, 1), 1.0, (1.0, 100.0))
         plan = ReleasePlan(sampling, (joint,), 1.0, (1, 1))  # σ̃ = qnσ_g = 100 · 0.01
         return float(plan.parameter_stds[row["vector"]] / sampling.expected_batch_size)
     z = math.sqrt(2 * math.log(1.25 / row["delta"])) / row["epsilon"]
@@ -149,54 +150,207 @@ def recomputed_identity(row: dict[str, Any]) -> float:
 def _allocated(noise_multiplier: float, allocation: NoiseAllocation) -> float:
     """The multiplier of a release with a group for each parameter of the MNIST network, bounds all different."""
     sizes = tuple(parameter.numel() for parameter in MNISTCNN((1, 28, 28), 10).parameters())
-    groups = tuple(VectorGroup(str(position), (position,), 0.1 * (position + 1)) for position in range(len(sizes)))
+    groups = tuple(VectorGroup(str(place), (place,), 0.1 * (place + 1)) for place in range(len(sizes)))
     plan = ReleasePlan(PoissonSampling(60_000, 0.004), groups, noise_multiplier, sizes, (), allocation)
     return effective_noise_multiplier(plan.queries)
 
 
-def identity_verdict(row: dict[str, Any], found: float) -> str:
-    """Whether an identity or inequality holds."""
+def identity_verdict(row: Mapping[str, Any], value: float) -> str:
+    """Say whether an identity or inequality holds."""
     if row["quantity"] == "delta_at_most":
-        return "holds" if found <= row["value"] else "does not hold"
-    return "matches" if abs(found / row["value"] - 1) <= _IDENTITY_TOLERANCE else "does not match"
+        return "holds" if value <= row["value"] else "does not hold"
+    return "matches" if abs(value / row["value"] - 1) <= _IDENTITY_TOLERANCE else "does not match"
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
-    """One line for each claim: source, setting, figure printed, figures found, verdict."""
+    """One line for each claim: source, setting, figure printed, figures computed, verdict."""
     lines = []
     for claim in tqdm(claims, desc="claims", disable=None):
-        found = recomputed(claim)
+        values = recomputed(claim)
         setting = claim.setting
-        lines.append(
-            {
-                "paper": claim.paper,
-                "source": claim.source,
-                "quantity": claim.quantity,
-                "sigma": setting.noise_multiplier,
-                "epsilon": setting.epsilon,
-                "sampling": setting.sampling,
-                "q": setting.sample_rate,
-                "T": _steps(setting),
-                "delta": setting.delta,
-                "claim": claim.value,
-                **found,
-                "variant": claim.variant,
-                "verdict": verdict(claim, found),
-                "note": claim.note,
-            }
-        )
+        line = {
+            "paper": claim.paper,
+            "source": claim.source,
+            "quantity": claim.quantity,
+            "sigma": setting.noise_multiplier,
+            "epsilon": setting.epsilon,
+            "sampling": setting.sampling,
+            "q": setting.sample_rate,
+            "T": replace(setting, noise_multiplier=1.0).number_of_steps,
+            "delta": setting.delta,
+            "claim": claim.value,
+        }
+        ending = {"variant": claim.variant, "verdict": verdict(claim, values), "note": claim.note}
+        lines.append({**line, **values, **ending})
     return pd.DataFrame(lines)
 
 
-def _steps(setting: TrainingSetting) -> int:
-    return replace(setting, noise_multiplier=1.0).number_of_steps
-
-
-def identities_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def identities_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """One line for each identity."""
     lines = []
     for row in rows:
-        found = recomputed_identity(row)
-        names = {"paper": row["paper"], "source": row["source"], "claim": row["value"], "recomputed": found}
-        lines.append({**names, "verdict": identity_verdict(row, found), "note": row.get("note", "")})
+        value = recomputed_identity(row)
+        line = {"paper": row["paper"], "source": row["source"], "claim": row["value"], "recomputed": value}
+        lines.append({**line, "verdict": identity_verdict(row, value), "note": row.get("note", "")})
     return pd.DataFrame(lines)
+
+
+@dataclass(frozen=True)
+class BestOrders:
+    """What pyvacy_2019's Fig. 3 shows: ε over the order of the Rényi divergence.
+
+    Attributes:
+        orders: From a fine grid.
+        epsilons: Accountant → ε at each: with the papers' conversion, and with today's.
+        grid_best: (order, ε) of the best of the 72 orders, with the papers' conversion.
+        real_best: The same of the best real order.
+    """
+
+    orders: Array
+    epsilons: Mapping[str, Array]
+    grid_best: tuple[float, float]
+    real_best: tuple[float, float]
+
+
+def best_orders(row: Mapping[str, Any]) -> BestOrders:
+    """Recompute pyvacy_2019's Fig. 3."""
+    setting = TrainingSetting(
+        noise_multiplier=row["noise_multiplier"], sample_rate=row["sample_rate"], steps=row["steps"]
+    )
+    orders = np.arange(1.5, 40, 0.1)
+    papers = ACCOUNTANTS["rdp-classic"]
+    today = ACCOUNTANTS["rdp"]
+    assert isinstance(papers, RenyiAccountant) and isinstance(today, RenyiAccountant)
+    divergences = papers.divergences(setting.event, tuple(orders)) * row["steps"]
+    classic = papers.conversion.epsilon(orders, divergences, row["delta"])
+    grid = papers.epsilon_by_order(papers.curve(setting.events), row["delta"])
+    return BestOrders(
+        orders,
+        {"rdp-classic": classic, "rdp": today.conversion.epsilon(orders, divergences, row["delta"])},
+        grid_best=(papers.orders[int(grid.argmin())], float(grid.min())),
+        real_best=(float(orders[classic.argmin()]), float(classic.min())),
+    )
+
+
+@dataclass(frozen=True)
+class NoisePerExample:
+    """What three_tools_2018's Fig. 5 shows.
+
+    Attributes:
+        batch_sizes: Of the runs.
+        per_example: Budget ε → the σ that uses it up, over the batch size.
+    """
+
+    batch_sizes: list[int]
+    per_example: Mapping[float, Array]
+
+
+def noise_per_example(row: Mapping[str, Any]) -> NoisePerExample:
+    """Recompute three_tools_2018's Fig. 5."""
+    per_example = {}
+    for epsilon in row["epsilons"]:
+        shares = []
+        for batch_size in row["batch_sizes"]:
+            rate = batch_size / row["population"]
+            setting = TrainingSetting(sample_rate=rate, epochs=row["epochs"], epsilon=epsilon, delta=_delta(row))
+            noise = solved(setting, "rdp-classic").noise_multiplier
+            assert noise is not None
+            shares.append(noise / batch_size)
+        per_example[epsilon] = np.array(shares)
+    return NoisePerExample(row["batch_sizes"], per_example)
+
+
+def reproduce_claims(folder: Path) -> str:
+    """Compute all claims, and write claims.csv, identities.csv, table.md and figure.png.
+
+    Args:
+        folder: Where to; made.
+
+    Returns:
+        A summary for the terminal.
+    """
+    data = read_claims()
+    claims = claims_table(claims_of(data))
+    identities = identities_table(data["identity"])
+    orders = best_orders(data["figures"]["pyvacy_2019"]["fig3"])
+    noise = noise_per_example(data["figures"]["three_tools_2018"]["fig5"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "claims.csv", claims.to_csv(index=False, float_format="%.8g"))
+    write_atomically(folder / "identities.csv", identities.to_csv(index=False, float_format="%.8g"))
+    count = _count(claims, identities)
+    page = render(
+        "claims.md",
+        printed=claims[~claims["variant"]],
+        variants=claims[claims["variant"]],
+        identities=identities,
+        left_open=data["open"],
+        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)],  # those of the figure first
+        count=count,
+        number=_number,
+        orders=orders,
+        turning_points=int((np.diff(np.sign(np.diff(orders.epsilons["rdp-classic"]))) != 0).sum()),
+        noise=noise,
+        noise_falls=all((np.diff(shares) < 0).all() for shares in noise.per_example.values()),
+    )
+    write_atomically(folder / "table.md", page)
+    _draw(folder / "figure.png", claims[claims["quantity"] == "epsilon"], orders, noise)
+    every = pd.concat([claims, identities])
+    width = int(every["source"].str.len().max())
+    lines = [f"{row.paper:<36} {row.source:<{width}}  {row.verdict}" for row in every.itertuples()]
+    written = f"Written to {folder}: table.md, figure.png, claims.csv, identities.csv."
+    return "\n".join([*lines, "", count, written])
+
+
+def _count(claims: pd.DataFrame, identities: pd.DataFrame) -> str:
+    """Count the printed figures that come out."""
+    printed = claims[~claims["variant"] & claims["claim"].notna()]
+    matching = int(printed["verdict"].str.startswith("matches").sum())
+    holding = int(identities["verdict"].isin(["matches", "holds"]).sum())
+    return (
+        f"{matching} of {len(printed)} printed epsilons and multipliers match, and {holding} of {len(identities)} "
+        "statements that need no accountant."
+    )
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return ABSENT if value is None or math.isnan(value) else format(value, form)
+
+
+def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerExample) -> None:
+    """Printed and recomputed epsilons beside each other, with the two figures."""
+    figure = new_figure(14, 9)
+    grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
+    _draw_claims(figure.add_subplot(grid[:, 0]), claims.reset_index(drop=True))
+    _draw_orders(figure.add_subplot(grid[0, 1]), orders)
+    axes = figure.add_subplot(grid[1, 1])
+    for epsilon, shares in noise.per_example.items():
+        axes.plot(noise.batch_sizes, shares, marker=".", label=f"ε={epsilon:g}")
+    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="σ / batch size")
+    axes.set_title("three_tools, Fig. 5: noise per example, 10 epochs", fontsize=10)
+    for axes in figure.axes:
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    write_figure(path, figure)
+
+
+def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
+    for name, color in _COLORS.items():
+        axes.plot(claims[name], claims.index, "o", color=color, label=name, markersize=5, alpha=0.85)
+    axes.plot(claims["claim"], claims.index, "x", color="black", label="printed", markersize=8, markeredgewidth=1.6)
+    papers = claims["paper"].str.rsplit("_", n=1).str[0]
+    axes.set_yticks(claims.index, papers + ": " + claims["source"], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ε")
+    axes.set_title("printed and recomputed", fontsize=10)
+
+
+def _draw_orders(axes: Axes, orders: BestOrders) -> None:
+    axes.plot(orders.orders, orders.epsilons["rdp-classic"], color=_COLORS["rdp-classic"], label="papers' conversion")
+    axes.plot(orders.orders, orders.epsilons["rdp"], color=_COLORS["rdp"], label="today's conversion")
+    axes.plot(*orders.real_best, "o", color=_COLORS["rdp-classic"])
+    label = f"{orders.real_best[1]:.3f} at {orders.real_best[0]:.1f}"
+    axes.annotate(label, orders.real_best, xytext=(-14, -14), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="order α", ylabel="ε", xlim=(1, 20), ylim=(0, 10))
+    axes.set_title("pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps", fontsize=10)

@@ -1,4 +1,8 @@
-"""The runs of a table: each in a folder that is named by what it computes, so that nothing is mixed or done twice."""
+"""The runs of a table: each in a folder that is named by what it computes, so that nothing is mixed or done twice.
+
+A table is a sweep: Hydra's launcher makes one job of each run that is missing. A job trains in a process of its own, so
+that one that is killed for its memory ends no other, and one that is stopped has the time to save what it has.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
 
 from dpbench.code import code_hash, foreign_code
 from dpbench.errors import OUT_OF_TIME_STATUS, ConfigurationError, Interrupted, brief
 from dpbench.files import write_json
-from dpbench.reproduce.measures import MEASURES
-from dpbench.reproduce.tables import Table, Variant
+from dpbench.reproduce.tables import MEASURES, Table, Variant
+from dpbench.run.search_path import conf_dir
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.readers import steps_logged
@@ -28,8 +36,14 @@ from dpbench.runs.record import read_result
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-FAILED, LOG, _LOCK, _THREADS = "failed.json", "output.log", "lock", "threads.json"  # beside the run's own files
-_IMAGES = 60_000  # made for an evaluation
+    from dpbench.run.progress import Progress
+
+# Beside the run's own files. The run's own lock is taken without waiting: whoever looked at it at the moment in which a
+# run begins would have the run refused.
+ATTEMPT = "attempt.json"
+LOG = "output.log"
+_LOCK = "lock"
+_JUDGEMENT = {"images": 60_000, "seed": 0, "features": "digits_cnn"}
 _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
 _PROGRAM = """\
 import sys
@@ -39,8 +53,8 @@ if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever
 from dpbench.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-_HELD_OUT = {False: "val_size", True: "val_users"}
 State = Literal["done", "running", "failed", "begun", "new"]
+HeldOut = Literal["test", "val"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +82,19 @@ class Job:
     code_hash: str
     steps: int
     folder: str
-    evaluated: Literal["test", "val"] | None = None
+    evaluated: HeldOut | None = None
     trial: str = ""
 
     @property
-    def told(self) -> str:
+    def key(self) -> tuple[str, str, str, int]:
+        """Row, column, trial and seed."""
+        return self.row, self.column, self.trial, self.seed
+
+    @property
+    def name(self) -> str:
         """Which run it is, in words."""
-        return f"{self.row}, {self.column}, " + (f"{self.trial}, " if self.trial else "") + f"seed {self.seed}"
+        parts = [self.row, self.column, self.trial, f"seed {self.seed}"]
+        return ", ".join(filter(None, parts))
 
     @property
     def path(self) -> Path:
@@ -88,39 +108,35 @@ class Job:
 
     def state(self) -> State:
         """How far the job is, by the files in its folder and the lock on it."""
-        if self._complete():
+        if not self.commands():
             return "done"
-        if _locked(self.path / _LOCK):
+        if _is_locked(self.path / _LOCK):
             return "running"
-        if (self.path / FAILED).is_file():
+        if self.attempt().get("error"):
             return "failed"
         return "begun" if self.run.begun else "new"
 
-    def _complete(self) -> bool:
-        return self.run.finished and (not self.evaluated or self._judged())
-
-    def _judged(self) -> bool:
-        """Whether the evaluation was made as `commands` asks for it, not with other options."""
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(self.run.evaluation.read_text(encoding="utf-8"))
-            told = [found[name] for name in ("images", "seed", "features", "judged_on", "steps")]
-            made = json.loads(self.run.result.read_text(encoding="utf-8"))["steps"]
-            return told == [_IMAGES, 0, "digits_cnn", self.evaluated, made]
-        return False
+    def attempt(self) -> dict[str, Any]:
+        """How it was run last: the number of its threads, and how it failed (None where it did not)."""
+        return _content(self.path / ATTEMPT)
 
     def commands(self) -> list[list[str]]:
         """Commands that are left to do, as words after `dpbench`."""
-        if self._complete():
-            return []
-        judge = (
-            [["evaluate", self.folder, "--num-samples", str(_IMAGES), "--split", self.evaluated]]
-            if self.evaluated
-            else []
-        )
-        if self.run.finished:
-            return judge
-        anew = ["train", *self.words, f"hydra.run.dir='{self.folder}'"]
-        return [["resume", self.folder] if self.run.begun else anew, *judge]
+        commands = []
+        if not self.run.finished:
+            begin = ["train", *self.words, f"hydra.run.dir='{self.folder}'"]
+            commands.append(["resume", self.folder] if self.run.begun else begin)
+        if self.evaluated and not self._is_judged():
+            commands.append(
+                ["evaluate", self.folder, "--num-samples", str(_JUDGEMENT["images"]), "--split", self.evaluated]
+            )
+        return commands
+
+    def _is_judged(self) -> bool:
+        """Whether the evaluation was made as `commands` says it, of the model after the last step."""
+        steps = _content(self.run.result).get("steps")
+        expected = {**_JUDGEMENT, "judged_on": self.evaluated, "steps": steps}
+        return steps is not None and expected.items() <= _content(self.run.evaluation).items()
 
     def steps_made(self) -> int:
         """Steps that were made, as far as the metrics tell."""
@@ -132,7 +148,7 @@ class Job:
         Raises:
             ConfigurationError: Its ledger is not intact: no table states its epsilon.
         """
-        if not self._complete():
+        if self.commands():
             return None
         record = read_result(self.run)
         if (damage := record["privacy"].get("damage")) is not None:
@@ -143,18 +159,34 @@ class Job:
 
     def failure(self) -> str:
         """The last line of a failed run's log, and where all of it lies."""
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            message = json.loads((self.path / FAILED).read_text(encoding="utf-8"))["message"]
-            return f"{self.told}: {message} ({self.path / LOG})"
-        return f"{self.told} ({self.path / LOG})"
+        error = self.attempt().get("error")
+        return f"{self.name}{f': {error}' if error else ''} ({self.path / LOG})"
 
 
-def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -> list[Job]:
-    """Every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
+def _content(path: Path) -> dict[str, Any]:
+    """A JSON file, which may be absent, torn or something else: then it says nothing."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def table_jobs(table: Table, root: Path, more: Sequence[str] = ()) -> list[Job]:
+    """List every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
 
     Args:
         table: The definition.
-        conf: The configuration's folder.
         root: Where runs are kept.
         more: Words for every run.
 
@@ -167,8 +199,8 @@ def table_jobs(table: Table, conf: Path, root: Path, more: Sequence[str] = ()) -
 
     use_plugins()
     cells = list(product(table.rows, table.columns, table.trials))
-    composed: dict[tuple[Variant, ...], DictConfig] = {}
-    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return [_job(table, cell, seed, root, more, composed) for seed in table.seeds for cell in cells]
 
 
@@ -178,38 +210,43 @@ def _job(
     seed: int,
     root: Path,
     more: Sequence[str],
-    composed: dict[tuple[Variant, ...], DictConfig],
+    composed: dict[tuple[str, ...], DictConfig],
 ) -> Job:
     from dpbench.run.build import plain
 
     row, column, trial = cell
-    name = "-".join([*(variant.name for variant in cell if variant.name), str(seed)])
-    fixed = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none", *table.later)
-    words = (*table.words_of(row, column, trial), *fixed, *more)
-    if cell not in composed:  # which takes Hydra a quarter of a second
-        composed[cell] = _composed(words, f"{table.name}, {row.name}, {column.name}")
-    composed[cell].seed, composed[cell].run.name = seed, name
-    config = plain(composed[cell])
-    held_out = _HELD_OUT[by_users := "val_users" in config["data"]]
-    if table.metric.startswith("val/") and not config["data"][held_out]:
-        kind = "users" if by_users else "records"
-        raise ConfigurationError(
-            f"{table.name} shows {table.metric}, and {name} holds no {kind} out: data.{held_out}=0."
-        )
-    for shown in (table.metric, *table.more):
-        key = MEASURES[shown].needs if shown in MEASURES else ""
-        if key and not _looked_up(config, key):
-            raise ConfigurationError(f"{table.name} shows {shown}, which {name} does not measure: set {key}.")
-    digest, code = config_hash(config), code_hash()
-    others = "".join(f"-{found[:8]}" for found in foreign_code(config).values())  # an edited plug-in is another job
-    folder = (root / table.folder / f"{name}-{digest[:8]}-{code[:8]}{others}").resolve()
-    judged_on: Literal["val", "test"] = "val" if config["data"][held_out] else "test"
-    evaluated = judged_on if table.metric.startswith("evaluation/") else None
-    steps = int(config["trainer"]["max_steps"])
-    return Job(row.name, column.name, seed, words, digest, code, steps, str(folder), evaluated, trial.name)
+    names = tuple(variant.name for variant in cell if variant.name)
+    name = "-".join([*names, str(seed)])
+    identity = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
+    words = (*table.words_of(row, column, trial), *identity, *table.later, *more)
+    if names not in composed:  # once for all seeds: it takes Hydra a quarter of a second
+        composed[names] = _compose(words, f"{table.name}, {row.name}, {column.name}")
+    cfg = composed[names]
+    cfg.seed = seed
+    cfg.run.name = name
+    config = plain(cfg)
+    held_out = _data_held_out(config)
+    _refuse_unmeasured(table, config, name, held_out)
+    digest = config_hash(config)
+    code = code_hash()
+    # An edited plug-in is another job.
+    hashes = [digest, code, *foreign_code(config).values()]
+    folder = root / table.folder / "-".join([name, *(text[:8] for text in hashes)])
+    return Job(
+        row.name,
+        column.name,
+        seed,
+        words,
+        digest,
+        code,
+        int(config["trainer"]["max_steps"]),
+        str(folder.resolve()),
+        held_out if table.metric.startswith("evaluation/") else None,
+        trial.name,
+    )
 
 
-def _composed(words: Sequence[str], cell: str) -> DictConfig:
+def _compose(words: Sequence[str], cell: str) -> DictConfig:
     from hydra import compose
     from hydra.errors import HydraException
 
@@ -219,22 +256,27 @@ def _composed(words: Sequence[str], cell: str) -> DictConfig:
         raise ConfigurationError(f"{cell}: {brief(error)}") from error
 
 
-def _looked_up(config: Any, key: str) -> Any:
-    """The value of a dotted key; None where there is none."""
+def _data_held_out(config: dict[str, Any]) -> HeldOut:
+    """Which data no run of this configuration trains on: validation data where there are any."""
+    return "val" if config["data"].get("val_size") or config["data"].get("val_users") else "test"
+
+
+def _refuse_unmeasured(table: Table, config: dict[str, Any], name: str, held_out: HeldOut) -> None:
+    """Refuse a table of figures that its runs do not measure, before they train for hours."""
+    if table.metric.startswith("val/") and held_out != "val":
+        unit, key = ("users", "val_users") if "val_users" in config["data"] else ("records", "val_size")
+        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds no {unit} out: data.{key}=0.")
+    for metric in (table.metric, *table.more):
+        needed = MEASURES[metric].needs if metric in MEASURES else ""
+        if needed and not value_at(config, needed):
+            raise ConfigurationError(f"{table.name} shows {metric}, which {name} does not measure: set {needed}.")
+
+
+def value_at(content: Any, key: str) -> Any:
+    """The value of a dotted key in nested mappings; None where there is none."""
     for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
-
-
-def _locked(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
 
 
 def run_job(job: Job, threads: int | None) -> None:
@@ -254,15 +296,16 @@ def run_job(job: Job, threads: int | None) -> None:
     job.path.mkdir(parents=True, exist_ok=True)
     with open(job.path / _LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        threads = job.attempt().get("threads", threads)
         commands = job.commands()
         if commands and code_hash.__wrapped__() != job.code_hash:
             message = "the source of dpbench has changed since this table began: call the command again"
-            write_json(job.path / FAILED, {"status": None, "message": message})
+            write_json(job.path / ATTEMPT, {"threads": threads, "error": message})
             return
-        threads = _threads_of(job, threads)
-        for words in commands:
-            (job.path / FAILED).unlink(missing_ok=True)
-            status = _run(job, words, threads, lock.fileno())
+        status = 0
+        for command in commands:
+            write_json(job.path / ATTEMPT, {"threads": threads, "error": None})
+            status = _run(job, command, threads, lock.fileno())
             if status in _INTERRUPTED:
                 raise Interrupted(_INTERRUPTED[status], "the same command")
             if status == OUT_OF_TIME_STATUS:
@@ -270,23 +313,16 @@ def run_job(job: Job, threads: int | None) -> None:
             if status:
                 break
         if job.commands():
+            killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
             with suppress(OSError):  # a full disk
-                killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
-                write_json(job.path / FAILED, {"status": status, "message": killed + _last_line(job.path / LOG)})
-
-
-def _threads_of(job: Job, threads: int | None) -> int | None:
-    """Number of threads that a job began with; remembered for one that begins now."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        begun: int | None = json.loads((job.path / _THREADS).read_text(encoding="utf-8"))["threads"]
-        return begun
-    write_json(job.path / _THREADS, {"threads": threads})
-    return threads
+                write_json(job.path / ATTEMPT, {"threads": threads, "error": killed + _last_line(job.path / LOG)})
 
 
 def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
     """One command in a process of its own, which holds the lock too; its exit status."""
-    environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    environment = dict(os.environ)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     with open(job.path / LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
@@ -297,33 +333,104 @@ def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
             pass_fds=[lock],
             start_new_session=True,  # a Ctrl-C reaches it once, through us
         )
-        return _wait(process)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit status; a run that is interrupted with us gets the time to save what it has."""
-    try:
-        return process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()  # while it saves what it has
+            raise
 
 
 def _last_line(log: Path) -> str:
-    with suppress(OSError):
+    prefix = "dpbench: error: "
+    try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [line for line in lines if line.startswith("dpbench: error")] or [line for line in lines if line.strip()]
-        return told[-1].removeprefix("dpbench: error: ") if told else "no output"
-    return "its log cannot be read"
+    except OSError:
+        return "its log cannot be read"
+    errors = [line for line in lines if line.startswith(prefix)] or [line for line in lines if line.strip()]
+    return errors[-1].removeprefix(prefix) if errors else "no output"
 
 
-def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
-    """A list of jobs as a file, for the processes of a sweep."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, [asdict(job) for job in jobs])
+_JOBS = TypeAdapter(list[Job])
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a file that `write_jobs` has written."""
-    return [Job(**{**data, "words": tuple(data["words"])}) for data in json.loads(path.read_text(encoding="utf-8"))]
+def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
+    """Run all jobs that are not finished, by a Hydra launcher; failed ones are tried again.
+
+    Args:
+        jobs: The runs of a table.
+        words: Such as launcher=joblib, and settings of the launcher.
+
+    Raises:
+        ConfigurationError: The launcher is unknown or not installed, or its cluster does not answer.
+        Interrupted: A signal stopped the sweep; finished runs stay.
+    """
+    from dpbench.run.jobs import launch
+    from dpbench.run.progress import watching
+
+    missing = [job for job in jobs if job.state() != "done"]
+    if not missing:
+        return
+    root = missing[0].path.parent
+    root.mkdir(parents=True, exist_ok=True)
+    listing = root / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
+    listing.write_bytes(_JOBS.dump_json(missing))
+    numbers = ",".join(map(str, range(len(missing))))
+    task = ["-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
+    queued = False
+    try:
+        with watching(lambda: _progress(jobs)), _terminable():
+            launch(task, swept_job, conf_dir(), "reproduce", checked=False)
+    except (KeyboardInterrupt, Interrupted):
+        queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
+        raise
+    finally:
+        if not queued:
+            listing.unlink(missing_ok=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, or the notice of a scheduler, stops the sweep as Ctrl-C does: the run at hand is saved."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number, "the same command")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def swept_job(cfg: DictConfig) -> None:
+    """Run one job of the sweep, with its share of the cores."""
+    from hydra.core.hydra_config import HydraConfig
+
+    workers = int(HydraConfig.get().launcher.get("n_jobs", 1) or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
+    jobs = _JOBS.validate_json(Path(cfg.jobs).read_bytes())
+    run_job(jobs[int(cfg.number)], threads)
+
+
+def _progress(jobs: Sequence[Job]) -> Progress:
+    from dpbench.run.progress import Progress
+
+    states = {job.name: job.state() for job in jobs}
+    made = sum(job.steps_made() for job in jobs)
+    return Progress(states, _counts(states.values()), made, sum(job.steps for job in jobs))
+
+
+def _counts(states: Iterable[State]) -> str:
+    counts = Counter(states)
+    return f"{counts['done']}/{counts.total()} done, {counts['running']} running, {counts['failed']} failed"
+
+
+def status(jobs: Sequence[Job]) -> str:
+    """Count the runs of a table by state, with a line for each failed one."""
+    states = [job.state() for job in jobs]
+    waiting = states.count("new") + states.count("begun")
+    failures = [f"  failed: {job.failure()}" for job, state in zip(jobs, states, strict=True) if state == "failed"]
+    return "\n".join([f"{_counts(states)}, {waiting} to do", *failures])

@@ -2,248 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from scipy import stats
 
-from dpbench.code import code_hash
-from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
-from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.nominal import at_population
-from dpbench.reproduce.choices import RUNS, TRIAL, best_trials, of_best_trials, trials_of
-from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.late import late_means
-from dpbench.reproduce.logged import CURVES, Logged, write_logged
-from dpbench.reproduce.measures import MEASURES
-from dpbench.reproduce.pictures import draw_table
-from dpbench.reproduce.tables import ONLY, Table, select_cell, short_name
-from dpbench.runs.ledgers import read_run_ledger
-from dpbench.runs.readers import read_csv
+from dpbench.reproduce.pictures import draw_logged, draw_table
+from dpbench.reproduce.results import (
+    CURVES,
+    MONTAGE,
+    NOMINAL,
+    RUNS,
+    Logged,
+    best_trials,
+    logged_names,
+    of_best_trials,
+)
+from dpbench.reproduce.tables import MEASURES, Table, select_cell, short_name
+from dpbench.runs.numbers import ABSENT, epsilon_text
+from dpbench.templates import render
 
-MONTAGE, STRIPS = "samples.png", "samples"
-"""The picture of what generators make, and the folder with the images of each cell, of which it is put together."""
-_DASH = "–"
 _EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", "epsilon_rdp": "ε (RDP)", "epsilon_pld": "ε (PLD)"}
-_AT_POPULATION = "epsilon_nominal_rdp"
 _ALWAYS = "epsilon_rdp"  # shown; the others where there is one
 _EXAMPLE = "example"
-_LARGE = 1e5  # epsilon: shown as a power of ten
 _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
-
-
-def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
-    """One line for each finished run, with its provenance.
-
-    Args:
-        table: The definition.
-        jobs: Its runs, finished or not.
-    """
-    lines = []
-    for job in jobs:
-        record = job.result()
-        if record is None or record["config_hash"] != job.config_hash:
-            continue
-        privacy, hardware = record["privacy"], record["hardware"]
-        lines.append(
-            {
-                "row": job.row,
-                "column": job.column,
-                **({TRIAL: job.trial} if table.trials != (ONLY,) else {}),
-                "seed": job.seed,
-                "metric": table.metric,
-                "value": record["metrics"].get(table.metric),
-                **{name: record["metrics"].get(name) for name in table.more},
-                "epsilon_rdp": privacy["epsilon"].get("rdp"),
-                "epsilon_pld": privacy["epsilon"].get("pld"),
-                "epsilon_microbatch_rdp": privacy.get("epsilon_microbatch", {}).get("rdp"),
-                **_at_population(table, job),
-                "delta": privacy["delta"],
-                "unit": privacy["unit"],
-                "population": privacy.get("population"),
-                "neighbouring_relation": privacy["neighbouring_relation"],
-                "steps": record["steps"],
-                "seconds": record["seconds"],
-                "config_hash": record["config_hash"],
-                "code_hash": record["code_hash"],
-                "commit": record["commit"],
-                "date": date.fromtimestamp(job.run.result.stat().st_mtime).isoformat(),
-                "cpu": hardware["cpu"],
-                "threads": hardware["threads"],
-                "gpu": hardware["gpu"],
-                "kernels": hardware.get("kernels"),
-                **{name.replace("-", "_"): record["versions"].get(name) for name in ("python", "torch", "dpbench")},
-                "words": " ".join(job.words),
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def _at_population(table: Table, job: Job) -> dict[str, float | None]:
-    """What the run would have cost at the table's nominal population."""
-    if table.nominal is None:
-        return {}
-    if not job.run.ledger.is_file():
-        return {_AT_POPULATION: None}
-    ledger = at_population(read_run_ledger(job.run.ledger), table.nominal.population, table.nominal.lot_size)
-    return {_AT_POPULATION: ledger_epsilon(ledger, table.nominal.delta, "rdp")}
-
-
-def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False) -> str | None:
-    """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing.
-
-    Args:
-        folder: Of the table's results.
-        runs: What is to be written there.
-        any_code: Whether the runs there may be of other code, and are only looked for among the new ones.
-    """
-    if not (folder / RUNS).is_file():
-        return None
-    old = read_csv(folder / RUNS, [], "restore {path}, or move it away", ("*",))
-    if missing := {"code_hash", "config_hash", "commit"} - set(old):
-        return f"a {RUNS} without {', '.join(sorted(missing))}"
-    if not any_code and not set(old["code_hash"]) <= {code_hash()}:
-        return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
-    lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
-    return (
-        f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)" if lost else None
-    )
-
-
-def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
-    """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
-    if lacking := {table.metric} - set(runs["metric"]) or set(table.more) - set(runs):
-        raise ConfigurationError(
-            f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
-            f"the definition, or write it again (dpbench reproduce {table.command} --replace)."
-        )
-    words = {
-        (row.name, column.name, trial.name): table.words_of(row, column, trial)
-        for row in table.rows
-        for column in table.columns
-        for trial in table.trials
-    }
-    for run, trial in zip(runs.to_dict("records"), trials_of(runs), strict=True):
-        cell = str(run["row"]), str(run["column"]), trial
-        if cell not in words:
-            raise ConfigurationError(
-                f"{table.folder}/{RUNS} has runs of ({_named(cell)}), which {table.name} does not have."
-            )
-        if not str(run["words"]).startswith(" ".join((*words[cell], "seed="))):
-            raise ConfigurationError(
-                f"{table.folder}/{RUNS}: {_named(cell)} was run with other words than {table.name} has now: restore "
-                f"the definition, or run it again (dpbench reproduce {table.command} --replace)."
-            )
-
-
-def _named(cell: Sequence[str]) -> str:
-    return ", ".join(name for name in cell if name)
+_FIGURES = [*_EPSILONS, NOMINAL, "seconds", "value"]
 
 
 def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
-    """A line for each cell: n, mean, standard deviation and 95 % interval (as shown), epsilon, the paper's figure."""
-    lines = []
-    for row in table.rows:
-        for column in table.columns:
-            own = select_cell(runs, row, column)
-            values = table.measure.scale * own["value"].dropna() if len(own) else pd.Series(dtype=float)
-            paper = table.paper.get((row.name, column.name))
-            line: dict[str, Any] = {"row": row.name, "column": column.name, "n": len(values), **_spread(values)}
-            for name in (*_EPSILONS, _AT_POPULATION):
-                line[name] = own[name].max() if len(own) and name in own else float("nan")
-            line["unit"] = next(iter(own["unit"].dropna()), None) if len(own) else None
-            line["private"] = bool(len(own)) and bool(own["unit"].notna().any())
-            line["seconds"] = own["seconds"].mean() if len(own) else float("nan")
-            lines.append(line | {"paper": paper[0] if paper else None, "paper_spread": paper[1] if paper else None})
-    return pd.DataFrame(lines)
+    """Describe each cell in a line.
+
+    Args:
+        table: The definition.
+        runs: Finished runs, as in runs.csv.
+
+    Returns:
+        A frame with row, column, n, mean, sd and half (of the 95 % interval), as they are shown; the largest of each
+        epsilon, their unit, whether the cell is private, mean seconds, and the paper's figures (paper, paper_spread).
+    """
+    runs = runs.reindex(columns=["row", "column", "unit", *_FIGURES])
+    runs = runs.astype(dict.fromkeys(_FIGURES, float))
+    cells = runs.assign(value=table.measure.scale * runs["value"]).groupby(["row", "column"])
+    lines = pd.MultiIndex.from_product(
+        [[row.name for row in table.rows], [column.name for column in table.columns]], names=["row", "column"]
+    )
+    frame = _spread(cells["value"]).reindex(lines)
+    frame["n"] = frame["n"].fillna(0).astype(int)
+    frame[[*_EPSILONS, NOMINAL]] = cells[[*_EPSILONS, NOMINAL]].max()
+    frame["unit"] = cells["unit"].first()
+    frame["private"] = frame["unit"].notna()
+    frame["seconds"] = cells["seconds"].mean()
+    printed = [table.printed(row, column) for row, column in lines]
+    frame[["paper", "paper_spread"]] = pd.DataFrame(printed, frame.index, dtype=float)
+    return frame.reset_index()
 
 
-def _spread(values: pd.Series[float]) -> dict[str, float]:
-    """Mean, standard deviation, and half the 95 % interval of the mean (Student's t)."""
-    n, nan = len(values), float("nan")
-    deviation = float(values.std()) if n > 1 else nan
-    half = deviation * float(stats.t.ppf(0.975, n - 1)) / n**0.5 if n > 1 else nan
-    return {"mean": float(values.mean()) if n else nan, "sd": deviation, "half": half}
+def _spread(groups: Any) -> pd.DataFrame:
+    """Number, mean, standard deviation, and half the 95 % interval of the mean (Student's t) of each group."""
+    frame: pd.DataFrame = groups.agg(n="count", mean="mean", sd="std")
+    frame["half"] = frame["sd"] * stats.t.ppf(0.975, frame["n"] - 1) / frame["n"] ** 0.5
+    return frame
 
 
-def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> dict[str, dict[str, float]]:
-    """Row → paired difference of two columns, over the seeds that both have."""
-    found: dict[str, dict[str, float]] = {}
-    for row in table.rows if len(runs) else ():
-        own = runs[runs["row"] == row.name].pivot_table(index="seed", columns="column", values="value")
-        if set(pair) <= set(own.columns):
-            gaps = table.measure.scale * (own[pair[0]] - own[pair[1]]).dropna()
-            if len(gaps):
-                found[row.name] = {"n": len(gaps), **_spread(gaps)}
-    return found
+def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
+    """Compare two columns over the seeds that both have.
+
+    Returns:
+        A frame with n, mean, sd and half of the paired difference for each row (the index) that has one.
+    """
+    if runs.empty:
+        return pd.DataFrame()
+    first, second = pair
+    values = runs.pivot_table(index=["row", "seed"], columns="column", values="value").reindex(columns=list(pair))
+    gaps = table.measure.scale * (values[first] - values[second]).dropna()
+    return _spread(gaps.groupby("row"))
 
 
-def _epsilon(values: pd.DataFrame, name: str, mixed: bool) -> str:
+def _private_epsilons(cells: pd.DataFrame, name: str, with_unit: bool) -> str:
     """Epsilons of a row's private cells: one figure, or one for each cell where they differ."""
-    own = []
-    for value, unit in values.loc[values["private"], [name, "unit"]].itertuples(index=False):
-        shown = _DASH if value is None or pd.isna(value) else f"{value:.3f}" if value < _LARGE else f"{value:.2g}"
-        own.append(f"{shown} ({unit})" if mixed else shown)
-    return " / ".join(own if len(set(own)) > 1 else own[:1]) or _DASH
+    texts = []
+    for epsilon, unit in cells.loc[cells["private"], [name, "unit"]].itertuples(index=False):
+        text = epsilon_text(epsilon)
+        texts.append(f"{text} ({unit})" if with_unit else text)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return " / ".join(texts) or ABSENT
 
 
-def _shown_epsilons(table: Table, lines: pd.DataFrame) -> dict[str, str]:
+def _epsilon_headings(table: Table, lines: pd.DataFrame) -> dict[str, str]:
     """Column of the summary → heading: epsilons that some cell has, with the unit unless that is an example."""
     lines = lines[lines["private"]]
-    units = sorted(set(lines["unit"].dropna()))
+    units = sorted(set(lines["unit"]))
     unit = f", unit: {units[0]}" if len(units) == 1 and units != [_EXAMPLE] else ""
-    any_at_all = lines[_ALWAYS].notna().any()
-    shown = {
-        name: label.replace(")", f"{unit})")
-        for name, label in _EPSILONS.items()
-        if lines[name].notna().any() or name == _ALWAYS or (name == "epsilon_pld" and not any_at_all)
-    }
+    has = lines[list(_EPSILONS)].notna().any()
+    # Where RDP covers nothing, a column of dashes says that PLD does not either.
+    has["epsilon_pld"] |= not has[_ALWAYS]
+    has[_ALWAYS] = True
+    headings = {name: label.replace(")", f"{unit})") for name, label in _EPSILONS.items() if has[name]}
     if table.nominal is not None:
-        shown[_AT_POPULATION] = f"ε nominal at {table.nominal.population:,} {(units or ['record'])[0]}s (RDP)"
-    return shown
+        headings[NOMINAL] = f"ε nominal at {table.nominal.population:,} {(units or ['record'])[0]}s (RDP)"
+    return headings
 
 
 def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
-    """The table as text, headings first: for each column ours (mean ± standard deviation, n) and the paper's."""
+    """Lay the table out as text, headings first: for each column ours (mean ± standard deviation, n) and theirs."""
     runs = of_best_trials(table, runs)
-    lines, text = summary(table, runs), table.measure.text
+    text = table.measure.text
+    lines = summary(table, runs)
+    by_cell = lines.set_index(["row", "column"])
+    printed = lines.dropna(subset="paper")["column"].unique()
+    epsilons = _epsilon_headings(table, lines)
+    with_unit = lines["unit"].nunique() > 1
+    claims = any(row.epsilon is not None for row in table.rows)
     gaps = [differences(table, runs, pair) for pair in table.difference]
-    claimed = any(row.epsilon is not None for row in table.rows)
-    shown, mixed = _shown_epsilons(table, lines), lines["unit"].nunique() > 1
+
     head = [""]
     for column in table.columns:
         head += [f"{column.label}, ours", "n"]
-        head += [f"{column.label}, paper"] if any(c == column.name for _, c in table.paper) else []
-    head += _headings(table) + (["ε claimed"] if claimed else []) + list(shown.values())
-    out = [head]
+        if column.name in printed:
+            head.append(f"{column.label}, paper")
+    head += ["paired difference"] if len(gaps) == 1 else _difference_headings(table)
+    head += ["ε claimed"] if claims else []
+    head += epsilons.values()
+    body = []
     for row in table.rows:
-        own = lines[lines["row"] == row.name]
         line = [row.label]
         for column in table.columns:
-            cell = own[own["column"] == column.name].iloc[0]
+            cell = by_cell.loc[(row.name, column.name)]
             line += [text(cell["mean"], cell["sd"]), str(cell["n"])]
-            if any(c == column.name for _, c in table.paper):
-                line.append(text(cell["paper"], cell["paper_spread"], 1))
-        for found in gaps:
-            gap = found.get(row.name, {"mean": float("nan"), "half": float("nan")})
-            half = "" if pd.isna(gap["half"]) else f" [± {text(gap['half'])}]"
-            line.append(text(gap["mean"], sign="+") + half)
-        line += [_DASH if row.epsilon is None else f"{row.epsilon:g}"] if claimed else []
-        out.append([*line, *(_epsilon(own, name, mixed) for name in shown)])
-    return out
+            if column.name in printed:
+                line.append(text(cell["paper"], cell["paper_spread"], digits=1))
+        for gap in gaps:
+            line.append(_difference(table, gap, row.name, "half"))
+        if claims:
+            line.append(ABSENT if row.epsilon is None else f"{row.epsilon:g}")
+        own = lines[lines["row"] == row.name]
+        line += [_private_epsilons(own, name, with_unit) for name in epsilons]
+        body.append(line)
+    return [head, *body]
 
 
-def _headings(table: Table) -> list[str]:
-    """Of the paired differences; where there are several, each with its columns."""
+def _difference_headings(table: Table) -> list[str]:
     labels = {column.name: column.label for column in table.columns}
-    if len(table.difference) == 1:
-        return ["paired difference"]
     return [f"{labels.get(first, first)} − {labels.get(second, second)}" for first, second in table.difference]
+
+
+def _difference(table: Table, gaps: pd.DataFrame, row: str, spread: str) -> str:
+    """The difference of a row, with half its interval ("half"), or with its standard deviation ("sd")."""
+    if row not in gaps.index:
+        return ABSENT
+    gap = gaps.loc[row]
+    if spread == "sd":
+        return table.measure.text(gap["mean"], gap["sd"], sign="+")
+    half = "" if pd.isna(gap["half"]) else f" [± {table.measure.text(gap['half'])}]"
+    return table.measure.text(gap["mean"], sign="+") + half
 
 
 def markdown(table: Table, runs: pd.DataFrame) -> str:
@@ -251,126 +167,150 @@ def markdown(table: Table, runs: pd.DataFrame) -> str:
     return markdown_rows(cells(table, runs))
 
 
-_GREEK = {"σ": "sigma", "ε": "varepsilon", "α": "alpha", "γ": "gamma", "μ": "mu", "ν": "nu", "τ": "tau"}
-_LATEX = {
-    **{sign: rf"$\{name}$" for sign, name in {**_GREEK, "±": "pm", "≤": "le", "×": "times"}.items()},
-    **{sign: rf"\{sign}" for sign in "%_&#"},
-    "–": "--",
-    "−": "$-$",
-}
+_LATEX = str.maketrans(
+    {
+        **{sign: rf"\{sign}" for sign in "%_&#"},
+        "σ": r"$\sigma$",
+        "ε": r"$\varepsilon$",
+        "α": r"$\alpha$",
+        "γ": r"$\gamma$",
+        "μ": r"$\mu$",
+        "ν": r"$\nu$",
+        "τ": r"$\tau$",
+        "±": r"$\pm$",
+        "≤": r"$\le$",
+        "×": r"$\times$",
+        "–": "--",
+        "−": "$-$",
+    }
+)
 
 
 def latex(table: Table, runs: pd.DataFrame) -> str:
     """Format the table in LaTeX (booktabs)."""
-
-    def line(parts: Sequence[str]) -> str:
-        return " & ".join("".join(_LATEX.get(sign, sign) for sign in part) for part in parts) + r" \\"
-
-    head, *body = cells(table, runs)
-    columns = "l" + "r" * (len(head) - 1)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule", *map(line, body), r"\bottomrule",
-         r"\end{tabular}", ""]
-    )  # fmt: skip
+    head, *body = [[text.translate(_LATEX) for text in line] for line in cells(table, runs)]
+    return render("table.tex", head=head, body=body)
 
 
-def _more(table: Table, runs: pd.DataFrame) -> str:
-    names = [label or name.rpartition("/")[2].replace("_", " ") for name, label in table.more.items()]
-    lines = [["", "", *names]]
+def _other_figures(table: Table, runs: pd.DataFrame) -> str:
+    """Means of what stands under `more`, a line for each cell."""
+    head = ["", ""]
+    for name, label in table.more.items():
+        head.append(label or name.rpartition("/")[2].replace("_", " "))
+    lines = [head]
     for row in table.rows:
         for column in table.columns:
             own = select_cell(runs, row, column)
-            found = [_further(own, name, label) for name, label in table.more.items()]
-            lines.append([row.label, column.label, *found])
+            line = [row.label, column.label]
+            for name, label in table.more.items():
+                values = pd.to_numeric(own[name], errors="coerce")
+                if label is not None and name in MEASURES:
+                    # Under a label of its own a figure is shown as a table shows it.
+                    measure = MEASURES[name]
+                    line.append(measure.text(measure.scale * values.mean(), measure.scale * values.std()))
+                else:
+                    line.append(ABSENT if values.isna().all() else f"{values.mean():.3g}")
+            lines.append(line)
     return markdown_rows(lines)
 
 
-def _further(own: pd.DataFrame, name: str, label: str | None) -> str:
-    """Another figure of a cell: its mean, and under a label of its own as the table shows such figures."""
-    values = pd.to_numeric(own[name], errors="coerce").dropna()
-    if label is not None and name in MEASURES:
-        measure = MEASURES[name]
-        spread = _spread(measure.scale * values)
-        return measure.text(spread["mean"], spread["sd"])
-    return f"{values.mean():.3g}" if len(values) else _DASH
+def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
+    """Mean over the last evaluations of each run: columns row, column, seed and value.
+
+    Args:
+        table: The definition, which says over how many.
+        curves: What the runs logged: columns row, column, seed, step, value.
+    """
+    run = ["row", "column", "seed"]
+    curves = curves.sort_values([*run, "step"])
+    steps = curves.groupby(run)[["step", "value"]].diff()
+    # The test after step S is of the same weights as the validation that is logged at S − 1.
+    is_repeated = (steps["step"] == 1) & (steps["value"] == 0)
+    last = curves[~is_repeated].groupby(run).tail(table.last_evaluations)
+    return last.groupby(run, as_index=False)["value"].mean()
 
 
-def _meaning(table: Table, runs: pd.DataFrame) -> str:
-    relations = sorted({_RELATIONS.get(str(name), str(name)) for name in runs["neighbouring_relation"].dropna()})
-    text = "–: was not run, is not private, or is not covered by that accountant."
-    if not relations:
-        return text
-    if runs["epsilon_microbatch_rdp"].notna().any():
-        text = f"For the nominal ε a record is a fixed microbatch, as papers have it. {text}"
-    if table.nominal is not None:
-        text = (
-            f"The nominal ε is no guarantee: it is what lots of {table.nominal.lot_size:,.0f} of "
-            f"{table.nominal.population:,} would cost for δ = {table.nominal.delta:g}, with noise grown as the lots. "
-            f"{text}"
-        )
-    delta = ", ".join(f"{value:g}" for value in sorted(set(runs["delta"].dropna())))
-    units = " or ".join(_protected(runs, unit) for unit in sorted(set(runs["unit"].dropna().astype(str))))
-    return f"ε is for δ = {delta} and {units} {' or '.join(relations)}, recomputed from the ledgers. {text}"
+def _late_means(table: Table, curves: pd.DataFrame) -> str:
+    """The table again, of means over the last evaluations, where accuracy swings from one to the next."""
+    runs = late_runs(table, curves)
+    means = summary(table, runs).set_index(["row", "column"])
+    gaps = [differences(table, runs, pair) for pair in table.difference]
+    head = [""]
+    for column in table.columns:
+        head += [column.label, "n"]
+    lines = [head + _difference_headings(table)]
+    for row in table.rows:
+        line = [row.label]
+        for column in table.columns:
+            cell = means.loc[(row.name, column.name)]
+            line += [table.measure.text(cell["mean"], cell["sd"]), str(cell["n"])]
+        line += [_difference(table, gap, row.name, "sd") for gap in gaps]
+        lines.append(line)
+    return markdown_rows(lines)
 
 
-def _protected(runs: pd.DataFrame, unit: str) -> str:
-    """What ε protects: "one example", or "one user (unit: user), of 539, with all examples"."""
-    if unit == _EXAMPLE:
-        return "one example"
-    own = runs[runs["unit"] == unit]
-    sizes = sorted({int(size) for size in own["population"].dropna()}) if "population" in own else []
-    of = f" of {' or '.join(f'{size:,}' for size in sizes)}" if sizes else ""
-    return f"one {unit}{of} (unit: {unit}), with all examples,"
-
-
-def _chosen(table: Table, runs: pd.DataFrame) -> Iterator[str]:
-    """What was chosen for each cell, and how."""
-    found = {cell: one.label for cell, one in table.choices.items()}
-    if found:
+def _choices(table: Table, runs: pd.DataFrame) -> tuple[str, str]:
+    """How the settings of each cell were chosen, and which: empty texts where nothing was chosen."""
+    best = best_trials(table, runs)
+    if table.choices:
         name = short_name(table.chosen_from)
-        where = f"[{name}](../{name.replace('/', '_')}/README.md)"
-        yield from (f"Chosen in {where}, on validation data and other seeds:", "")
-    elif best := best_trials(table, runs):
-        every = len(table.trials)
-        found = {cell: one.label + ("" if n == every else f" (of {n})") for cell, (one, n) in best.items()}
-        labels = "; ".join(trial.label for trial in table.trials)
-        yield from (f"Each cell shows the best of {every} trials ({labels}) by this metric:", "")
+        how = f"Chosen in [{name}](../{name.replace('/', '_')}/README.md), on validation data and other seeds"
+        labels = {cell: variant.label for cell, variant in table.choices.items()}
+    elif best:
+        trials = "; ".join(trial.label for trial in table.trials)
+        how = f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric"
+        labels = {}
+        for cell, (trial, number) in best.items():
+            labels[cell] = trial.label if number == len(table.trials) else f"{trial.label} (of {number})"
     else:
-        return
-    head = ["", *(column.label for column in table.columns)]
-    body = [[row.label, *(found.get((row.name, column.name), _DASH) for column in table.columns)] for row in table.rows]
-    yield from (markdown_rows([head, *body], len(head)), "", "What choosing costs is not in the ε shown.", "")
+        return "", ""
+    lines = [["", *(column.label for column in table.columns)]]
+    for row in table.rows:
+        lines.append([row.label, *(labels.get((row.name, column.name), ABSENT) for column in table.columns)])
+    return how, markdown_rows(lines, text=len(lines[0]))
 
 
-def _readme(table: Table, runs: pd.DataFrame, pictures: Sequence[str], logged: Logged) -> Iterator[str]:
-    yield from (f"# {table.title}", "", f"{table.source}. Made by `dpbench reproduce {table.command}`.", "")
-    yield from (markdown(table, runs), "")
+def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> str:
+    """The values that there are, each once, in their order."""
+    return separator.join(format(value, form) for value in sorted(values.dropna().unique()))
+
+
+def _units(runs: pd.DataFrame) -> str:
+    """What ε protects: "one example", or "one user of 539 (unit: user), with all examples,"."""
+    texts = []
+    for unit, own in runs.dropna(subset="unit").groupby("unit"):
+        if unit == _EXAMPLE:
+            texts.append("one example")
+            continue
+        populations = _listed(own["population"].astype(float), ",.0f", " or ") if "population" in own else ""
+        texts.append(f"one {unit}{' of ' * bool(populations)}{populations} (unit: {unit}), with all examples,")
+    return " or ".join(texts)
+
+
+def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Logged) -> str:
     best = of_best_trials(table, runs)
-    better = " (lower is better)" if table.measure.lower_is_better else ""
-    yield f"{table.measure.heading} after the last step{better}: mean ± standard deviation over n seeds" + (
-        "; paired difference: mean over shared seeds with half its 95 % interval." if table.difference else "."
+    how, choices = _choices(table, runs)
+    return render(
+        "table.md",
+        table=table,
+        cells=markdown(table, runs),
+        relations=_listed(best["neighbouring_relation"].replace(_RELATIONS), separator=" or "),
+        deltas=_listed(best["delta"].astype(float), "g"),
+        units=_units(best),
+        by_microbatch=best["epsilon_microbatch_rdp"].notna().any(),
+        more=_other_figures(table, best) if table.more else "",
+        late=_late_means(table, logged[CURVES]) if table.last_evaluations and CURVES in logged else "",
+        chosen_how=how,
+        choices=choices,
+        pictures=pictures,
+        provenance={name: _listed(runs[name].astype(object)) for name in ("commit", "cpu", "gpu", "torch")},
+        hours=runs["seconds"].sum() / 3600,
+        threads=_listed(runs["threads"].astype(str)),
     )
-    yield _meaning(table, best)
-    if table.more:
-        yield from ("", "Means of other figures:", "", _more(table, best))
-    if table.last_evaluations and CURVES in logged:
-        yield from late_means(table, logged[CURVES])
-    yield from ("", *_chosen(table, runs))
-    yield from ("![figure](figure.png)", "")
-    for picture in pictures:
-        yield from (f"![{Path(picture).stem}]({picture})", "")
-    for what in ("commit", "cpu", "gpu", "torch"):
-        values = ", ".join(sorted({str(value) for value in runs[what].dropna()}))
-        yield from (f"- {what}: {values}",) if values else ()
-    hours = runs["seconds"].sum() / 3600
-    threads = ", ".join(sorted({str(number) for number in runs["threads"]}))
-    yield f"- training: {hours:.2f} hours in all; threads of a run: {threads}"
-    yield from ("", "What differs from the paper, and why:" if table.notes else "", "")
-    yield from (f"- {note.strip()}" for note in table.notes)
 
 
 def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
-    """Write everything into a results folder.
+    """Write everything into a results folder; pictures of what is no longer there are removed.
 
     Args:
         table: The whole definition.
@@ -385,5 +325,26 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
     best = of_best_trials(table, runs)
     draw_table(table, best, summary(table, best), folder)
     pictures = write_logged(table, logged, folder)
-    pictures += [MONTAGE] if (folder / MONTAGE).is_file() else []
-    write_atomically(folder / "README.md", "\n".join(_readme(table, runs, pictures, logged)).rstrip() + "\n")
+    if (folder / MONTAGE).is_file():
+        pictures.append(folder / MONTAGE)
+    write_atomically(folder / "README.md", _page(table, runs, pictures, logged))
+
+
+def write_logged(table: Table, logged: Logged, folder: Path) -> list[Path]:
+    """Write a CSV and a PNG for each; what is no longer there is removed.
+
+    Returns:
+        The pictures.
+    """
+    pictures = []
+    for name in logged_names(table):
+        data = folder / f"{name}.csv"
+        picture = folder / f"{name}.png"
+        if name in logged and len(logged[name]):
+            write_atomically(data, logged[name].to_csv(index=False, float_format="%.6g"))
+            draw_logged(table, name, logged[name], picture)
+            pictures.append(picture)
+        else:
+            data.unlink(missing_ok=True)
+            picture.unlink(missing_ok=True)
+    return pictures

@@ -1,26 +1,140 @@
-"""A paper's table: which runs it takes, and what the paper prints in each cell (`conf/table/<paper>/<table>.yaml`)."""
+"""Definitions of tables: which runs a table takes, and what a paper prints in its cells (`conf/table/**.yaml`)."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.reproduce.measures import MEASURES, Measure
+from dpbench.run.search_path import conf_dir, plugin_dirs
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_PERCENT = 100.0
+_ENDING = ".yaml"
+_METRICS = ("test/", "evaluation/")
+"""Prefixes of figures that a table may show although `MEASURES` does not know them: those of a plug-in's task, say."""
+
 
 @dataclass(frozen=True)
-class Candidates:
+class Measure:
+    """A metric of the model after the last step.
+
+    Attributes:
+        title: What a page calls it.
+        axis: What a picture calls it.
+        percent: Whether it is a share, shown in percent; else it is shown as it is.
+        lower_is_better: Of an error.
+        signed: Whether it may be negative.
+        needs: Key of a run's configuration without which it is not measured; "": none.
+    """
+
+    title: str
+    axis: str
+    percent: bool = True
+    lower_is_better: bool = False
+    signed: bool = False
+    needs: str = ""
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by to be shown."""
+        return _PERCENT if self.percent else 1.0
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} in percent" if self.percent else self.title
+
+    @property
+    def label(self) -> str:
+        """Of an axis."""
+        notes = ["%"] * self.percent + ["lower is better"] * self.lower_is_better
+        return f"{self.axis} ({', '.join(notes)})" if notes else self.axis
+
+    @property
+    def most(self) -> float:
+        """The largest value that can be shown."""
+        return _PERCENT if self.percent else math.inf
+
+    @property
+    def least(self) -> float:
+        """The smallest value that can be shown."""
+        return -self.most if self.signed else 0.0
+
+    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
+        """Format a mean and its spread as a cell of a table.
+
+        Args:
+            mean: As shown, see `scale`; None or not a number: a dash.
+            spread: Of the mean, if known.
+            digits: Behind the point, of percents; of others four digits in all are shown, and two of the spread.
+            sign: "+" shows the sign of positive means, too.
+        """
+        if mean is None or math.isnan(mean):
+            return "–"
+        text = format(mean, f"{sign}.{digits}f" if self.percent else f"{sign}.4g")
+        if spread is None or math.isnan(spread):
+            return text
+        return f"{text} ± {format(spread, f'.{digits}f' if self.percent else '.2g')}"
+
+
+_ON_REAL = "accuracy on real images"
+_RECORDS = "diagnostics.training_records"
+_INSERTED = "data.inserted.records"
+MEASURES = {
+    "test/accuracy": Measure("Test accuracy", "test accuracy"),
+    "val/accuracy": Measure("Validation accuracy", "validation accuracy"),
+    "test/recall_at_5": Measure("Test recall@5", "test recall@5"),
+    "val/recall_at_5": Measure("Validation recall@5", "validation recall@5"),
+    "test/mean_squared_error": Measure("Test mean squared error", "test mean squared error", False, True),
+    "val/mean_squared_error": Measure("Validation mean squared error", "validation mean squared error", False, True),
+    "evaluation/accuracy_cnn": Measure("Accuracy on real images of a CNN that was trained on synthetic ones", _ON_REAL),
+    "evaluation/accuracy_logistic_regression": Measure(
+        "Accuracy on real images of logistic regression on synthetic ones", _ON_REAL
+    ),
+    "nonprivate/train_accuracy": Measure(
+        "Accuracy on training records", "accuracy on training records", needs=_RECORDS
+    ),
+    "nonprivate/exposure_mean": Measure(
+        "Mean exposure of inserted records in bits", "mean exposure in bits", False, needs=_INSERTED
+    ),
+    "nonprivate/exposure_max": Measure(
+        "Largest exposure of an inserted record in bits", "largest exposure in bits", False, needs=_INSERTED
+    ),
+    "nonprivate/accuracy_gap": Measure(
+        "Training minus test accuracy", "training minus test accuracy", signed=True, needs=_RECORDS
+    ),
+}
+"""By the name under which a run logs it."""
+
+
+class _Definition(BaseModel):
+    # Numbers are welcome where a text is shown: `label: 0.1` needs no quotes.
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+
+class Candidates(_Definition):
     """Cells of a tuning table of which the best one gives its words.
 
     Attributes:
@@ -32,31 +146,50 @@ class Candidates:
     columns: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(_Definition):
     """A row or a column of a table, or a trial of its cells: settings that runs share.
 
     Attributes:
-        name: Used on the command line and in folders.
-        label: Shown.
+        name: Used on the command line and in folders: its key in the definition.
+        label: Shown; the name where there is none.
         words: What it adds after `dpbench train`.
         epsilon: What the paper claims for it, if anything.
         chosen: Of the table's `chosen_from`, which cells its own cells choose among.
     """
 
-    name: str
-    label: str
+    name: str = ""
+    label: str = ""
     words: tuple[str, ...] = ()
     epsilon: float | None = None
     chosen: Candidates = Candidates()
 
 
-ONLY = Variant("", "")
+ONLY = Variant()
 """The trial of a table that chooses nothing."""
 
 
-@dataclass(frozen=True)
-class Series:
+class _ByName:
+    """Reads `NAME: {label: ..., words: ...}` as a sequence of variants."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # A mapping, so that an error names the row and not its number.
+        mapping = handler.generate_schema(dict[str, Variant | None])
+        return core_schema.no_info_after_validator_function(cls._with_names, mapping)
+
+    @staticmethod
+    def _with_names(variants: Mapping[str, Variant | None]) -> tuple[Variant, ...]:
+        lines = []
+        for name, variant in variants.items():
+            line = variant or ONLY
+            lines.append(line.model_copy(update={"name": name, "label": line.label or name}))
+        return tuple(lines)
+
+
+Lines = Annotated[tuple[Variant, ...], _ByName]
+
+
+class Series(_Definition):
     """A picture of something that runs log, against steps.
 
     Attributes:
@@ -69,30 +202,40 @@ class Series:
     name: str
     metrics: str
     label: str
-    scale: str = "log"
-
-    def __post_init__(self) -> None:
-        if self.scale not in ("log", "linear"):
-            raise ValueError(f"series {self.name}: scale must be log or linear, not {self.scale!r}")
+    scale: Literal["log", "linear"] = "log"
 
 
-@dataclass(frozen=True)
-class Nominal:
+class Nominal(_Definition):
     """A population for which a table says what its runs would have cost, with lots and noise grown alike.
 
     Attributes:
         population: Number of records (users, where the unit is one).
-        lot_size: Expected number of them in a lot.
+        batch_size: Expected number of them in a lot.
         delta: δ there.
     """
 
     population: int
-    lot_size: float
+    batch_size: float
     delta: float
 
 
-@dataclass(frozen=True)
-class Table:
+def _as_seeds(seeds: Any) -> Any:
+    return range(seeds) if isinstance(seeds, int) else seeds
+
+
+def _as_pairs(pairs: Any) -> Any:
+    is_one_pair = isinstance(pairs, list) and pairs and isinstance(pairs[0], str)
+    return [pairs] if is_one_pair else pairs
+
+
+def _as_labels(more: Any) -> Any:
+    return dict.fromkeys(more) if isinstance(more, list) else more
+
+
+Figure = Annotated[list[float], Field(min_length=1, max_length=2)]
+
+
+class Table(_Definition):
     """Definition of a table: its rows, columns, seeds and pictures.
 
     Attributes:
@@ -100,13 +243,13 @@ class Table:
         command: What to write after `dpbench reproduce`: the name, or the path of the definition.
         title: What is shown.
         source: Where the paper shows it.
-        metric: Of the model after the last step. One of `MEASURES`.
+        metric: Of the model after the last step. One of `MEASURES`, or any value that begins with test/ or evaluation/.
         seeds: Each row and column is run with each of these.
         hours: Of the whole table on two cores, about.
         words: Of every run.
         rows: From top to bottom.
         columns: From left to right.
-        paper: (row, column) → (mean, spread or None) as printed.
+        paper: Row → column → [mean] or [mean, spread] as printed.
         difference: Pairs of columns (A, B) whose paired difference A − B is shown.
         notes: What differs from the paper, and why.
         series: Pictures of what the runs of the first seed log.
@@ -116,51 +259,91 @@ class Table:
         trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
             where there is nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
-        choices: (row, column) → what was chosen there; see `dpbench.reproduce.choices`.
+        nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
+        last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         later: Words of every run for options that came after the runs of its results, and keep what these computed;
             not among the words that the results name.
-        last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
-        nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
+        choices: (row, column) → what was chosen there; no part of a definition, see `dpbench.reproduce.results`.
     """
 
     name: str
     command: str
     title: str
     source: str
-    metric: str
-    seeds: tuple[int, ...]
+    metric: str = "test/accuracy"
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)]
     hours: float
-    words: tuple[str, ...]
-    rows: tuple[Variant, ...]
-    columns: tuple[Variant, ...]
-    paper: Mapping[tuple[str, str], tuple[float, float | None]]
-    difference: tuple[tuple[str, str], ...] = ()
+    words: tuple[str, ...] = ()
+    rows: Lines
+    columns: Lines
+    paper: dict[str, dict[str, Figure]] = {}
+    difference: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_as_pairs)] = ()
     notes: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     histogram: bool = False
     samples: bool = False
-    more: Mapping[str, str | None] = field(default_factory=dict)
-    trials: tuple[Variant, ...] = (ONLY,)
+    more: Annotated[dict[str, str | None], BeforeValidator(_as_labels)] = {}
+    trials: Lines = (ONLY,)
     chosen_from: str = ""
-    choices: Mapping[tuple[str, str], Variant] = field(default_factory=dict)
     nominal: Nominal | None = None
-    last_evaluations: int = 0
+    last_evaluations: Annotated[int, Field(ge=0)] = 0
     later: tuple[str, ...] = ()
+    choices: dict[tuple[str, str], Variant] = {}
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Table:
+        rows = {row.name for row in self.rows}
+        columns = {column.name for column in self.columns}
+        chooses = any(line.chosen != Candidates() for line in (*self.rows, *self.columns))
+        if not (self.metric in MEASURES or self.metric.startswith(_METRICS)):
+            raise ValueError(
+                f"metric must be one of {', '.join(MEASURES)}, or another value of test/ or evaluation/, "
+                f"not {self.metric!r}"
+            )
+        if not (rows and columns and self.seeds):
+            raise ValueError("rows, columns and seeds must not be empty")
+        for row, figures in self.paper.items():
+            for column in figures:
+                if row not in rows or column not in columns:
+                    raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
+        for pair in self.difference:
+            if not columns.issuperset(pair):
+                raise ValueError(f"difference must name two columns, or be a list of such pairs, not {list(pair)}")
+        if self.has_trials and not self.metric.startswith("val/"):
+            raise ValueError(
+                f"the best of trials is chosen by a metric of validation data (val/...), not {self.metric}"
+            )
+        if self.has_trials and self.last_evaluations:
+            raise ValueError("last_evaluations belongs to a table without trials")
+        if bool(self.chosen_from) != chooses:
+            raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
+        return self
 
     @property
     def measure(self) -> Measure:
-        """What the metric is."""
-        return MEASURES[self.metric]
+        """What the metric is; one that nobody described is shown as it is, under its name."""
+        return MEASURES.get(self.metric) or Measure(self.metric, self.metric, percent=False, signed=True)
 
-    def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
-        """Words of a cell's runs, but for those of the run itself; later ones prevail."""
-        chosen = self.choices.get((row.name, column.name), ONLY)
-        return (*self.words, *chosen.words, *row.words, *column.words, *trial.words)
+    @property
+    def has_trials(self) -> bool:
+        """Whether its cells choose among trials."""
+        return self.trials != (ONLY,)
 
     @property
     def folder(self) -> str:
         """Name of the table's folders, without a slash."""
         return self.name.replace("/", "_")
+
+    def printed(self, row: str, column: str) -> tuple[float | None, float | None]:
+        """Mean and spread that the paper prints in a cell; None for what it does not print."""
+        figures = self.paper.get(row, {}).get(column, [])
+        mean, spread, *_ = [*figures, None, None]
+        return mean, spread
+
+    def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
+        """Words of a cell's runs, but for those of the run itself; later ones prevail."""
+        chosen = self.choices.get((row.name, column.name), ONLY)
+        return (*self.words, *chosen.words, *row.words, *column.words, *trial.words)
 
     def selected(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int] | int | None) -> Table:
         """Select rows, columns and seeds of the table.
@@ -174,37 +357,86 @@ class Table:
             ConfigurationError: There is no such row or column.
         """
         if isinstance(seeds, int):
-            new = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
-            seeds = (*self.seeds, *new)[:seeds]
-        chosen_rows, chosen_columns = (
-            _chosen(lines, names, f"{self.name} has no {kind}")
-            for kind, lines, names in (("row", self.rows, rows), ("column", self.columns, columns))
-        )
-        return replace(self, rows=chosen_rows, columns=chosen_columns, seeds=tuple(seeds or self.seeds))
+            following = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
+            seeds = (*self.seeds, *following)[:seeds]
+        parts = {
+            "rows": _selected(self.rows, rows, f"{self.name} has no row"),
+            "columns": _selected(self.columns, columns, f"{self.name} has no column"),
+            "seeds": tuple(seeds or self.seeds),
+        }
+        return self.model_copy(update=parts)
 
 
-def _chosen(lines: tuple[Variant, ...], names: Sequence[str], what: str) -> tuple[Variant, ...]:
+def _selected(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
     known = [line.name for line in lines]
     for name in names:
         if name not in known:
-            raise ConfigurationError(f"{what} {name!r}; known: {', '.join(known)}.")
+            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(known)}.")
     return tuple(line for line in lines if not names or line.name in names)
 
 
 def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFrame:
     """Lines of a frame with columns row and column (names) that belong to a cell."""
-    return frame[(frame["row"] == row.name) & (frame["column"] == column.name)] if len(frame) else frame
+    if frame.empty:
+        return frame
+    return frame[(frame["row"] == row.name) & (frame["column"] == column.name)]
 
 
-_ENDING = ".yaml"
-OTHERS = ("claims", "adaptive_quantile/figure2")
-"""What `dpbench reproduce` makes without runs, see `listing.COMPUTED_TABLES`."""
+@dataclass(frozen=True)
+class ComputedTable:
+    """A table that is computed at once, without training.
+
+    Attributes:
+        title: Shown.
+        function: Where the function is that writes into a folder and returns a summary.
+    """
+
+    title: str
+    function: str
+
+    def write(self, folder: Path) -> str:
+        """Write the table into a folder; returns a summary for the terminal."""
+        # Imported here: a listing need not wait for accountants.
+        compute: Callable[[Path], str] = pkgutil.resolve_name(self.function)
+        return compute(folder)
 
 
-def table_names(conf: Path) -> list[str]:
+COMPUTED_TABLES = {
+    "claims": ComputedTable(
+        "every epsilon that the papers print (one minute)", "dpbench.reproduce.claims:reproduce_claims"
+    ),
+    "adaptive_quantile/figure2": ComputedTable(
+        "Bounds that track quantiles of known data (seconds)", "dpbench.reproduce.tracking:reproduce_tracking"
+    ),
+}
+
+
+def table_names() -> list[str]:
     """Every table of the project, as PAPER/TABLE."""
-    folder = conf / "table"
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return sorted(_definitions(conf_dir()))
+
+
+def _definitions(folder: Path) -> dict[str, Path]:
+    """Name of each definition in a configuration's folder → its file."""
+    tables = folder / "table"
+    return {path.relative_to(tables).with_suffix("").as_posix(): path for path in tables.rglob(f"*{_ENDING}")}
+
+
+def _all_definitions() -> dict[str, Path]:
+    """The same of the project and of installed packages together.
+
+    Raises:
+        ConfigurationError: Two of them have a table of the same name.
+    """
+    paths: dict[str, Path] = {}
+    for folder in (conf_dir(), *plugin_dirs()):
+        for name, path in _definitions(folder).items():
+            if name in paths:
+                raise ConfigurationError(
+                    f"{paths[name]} and {path} define one table, {name}: rename that of the plug-in."
+                )
+            paths[name] = path
+    return paths
 
 
 def short_name(name: str) -> str:
@@ -213,167 +445,84 @@ def short_name(name: str) -> str:
     return f"{path.parent.name}/{path.stem}".lstrip("/") if name.endswith(_ENDING) else name
 
 
-def read_table(name: str, conf: Path) -> Table:
-    """A table by its name, or by the path of a definition of your own (ending in .yaml).
+def read_table(name: str) -> Table:
+    """Read a table by its name (of the project, or of an installed package), or by the path of a definition (.yaml).
 
     Raises:
         ConfigurationError: There is none, or it is not a definition.
     """
-    path = Path(name) if name.endswith(_ENDING) else conf / "table" / f"{name}{_ENDING}"
-    if not path.is_file() and name.endswith(_ENDING):
-        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
+    path = Path(name) if name.endswith(_ENDING) else _known_definition(name)
     if not path.is_file():
-        names = sorted([*OTHERS, *table_names(conf)])
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
+        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
+    return _read(path, name)
+
+
+def _read(path: Path, name: str) -> Table:
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(data, dict):
             raise TypeError("it is no mapping")
-        return _table(short_name(name), name, {str(key): value for key, value in data.items()})
-    except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException, YAMLError) as error:
-        missing = f"{error} is missing" if isinstance(error, KeyError) else brief(error)
-        raise ConfigurationError(f"{path} defines no table: {missing}.") from error
-
-
-_FIELDS = {
-    "title", "source", "metric", "seeds", "hours", "words", "rows", "columns", "paper", "difference", "notes",
-    "series", "histogram", "samples", "more", "trials", "chosen_from", "nominal", "last_evaluations", "later",
-}  # fmt: skip
-_SHAPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("rows", "columns", "paper", "trials"), ("names, each with what belongs to it", (dict,))),
-    **dict.fromkeys(("notes", "series"), ("a list", (list,))),
-    "seeds": ("a number of them, or a list", (int, list)),
-    "hours": ("a number", (int, float)),
-    "last_evaluations": ("a number of them", (int,)),
-}
-
-
-def _table(name: str, command: str, data: dict[str, Any]) -> Table:
-    if unknown := set(data) - _FIELDS:
-        raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    for key, (wanted, kinds) in _SHAPES.items():
-        if key in data and not isinstance(data[key], kinds):
-            raise ValueError(f"{key} must be {wanted}, not {data[key]!r}")
-    rows, columns = (_lines(data[key]) for key in ("rows", "columns"))
-    seeds = data["seeds"]
-    table = Table(
-        name,
-        command,
-        str(data["title"]),
-        str(data["source"]),
-        str(data.get("metric", "test/accuracy")),
-        tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds)),
-        float(data["hours"]),
-        _words(data),
-        rows,
-        columns,
-        {
-            (str(row), str(column)): _figure(figure, f"paper, {row}, {column}")
-            for row, cells in data.get("paper", {}).items()
-            for column, figure in cells.items()
-        },
-        _pairs(data.get("difference", ())),
-        tuple(map(_note, data.get("notes", ()))),
-        tuple(map(_series, data.get("series", ()))),
-        bool(data.get("histogram", False)),
-        bool(data.get("samples", False)),
-        _more(data.get("more", ())),
-        _lines(data["trials"]) if "trials" in data else (ONLY,),
-        str(data.get("chosen_from", "")),
-        nominal=_nominal(data.get("nominal")),
-        last_evaluations=int(data.get("last_evaluations", 0)),
-        later=_words({"words": data.get("later", ())}),
-    )
-    _check(table)
+        table = Table(**data, name=short_name(name), command=name)
+        _refuse_audits(table)
+    except ValidationError as error:
+        raise ConfigurationError(f"{path} defines no table: {_first_problem(error)}.") from error
+    except (TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigurationError(f"{path} defines no table: {brief(error)}.") from error
     return table
 
 
-def _pairs(given: Any) -> tuple[tuple[str, str], ...]:
-    """One pair of columns, or a list of pairs."""
-    pairs = [given] if given and all(isinstance(name, str) for name in given) else given
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise ValueError("difference must name two columns, or be a list of such pairs")
-    return tuple((str(first), str(second)) for first, second in pairs)
+def _refuse_audits(table: Table) -> None:
+    parts: list[Table | Variant] = [table, *table.rows, *table.columns, *table.trials]
+    for part in parts:
+        for word in part.words:
+            if word.lstrip("+").startswith("audit=") and word != "audit=none":
+                raise ValueError(f"{word}: a model trained with canaries is in no table; audit a run of its own")
 
 
-def _note(given: Any) -> str:
-    if not isinstance(given, str):
-        raise ValueError(f"notes must be texts, not {given!r}: put one with a colon in quotes, or behind >-")
-    return given
+def _known_definition(name: str) -> Path:
+    definitions = _all_definitions()
+    if name in definitions:
+        return definitions[name]
+    names = sorted([*COMPUTED_TABLES, *definitions])
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
 
 
-def _series(given: Any) -> Series:
-    known = {field.name for field in fields(Series)}
-    if not isinstance(given, dict) or not known - {"scale"} <= set(given) <= known:
-        raise ValueError(f"series must each have {', '.join(sorted(known))} (scale may be left out), not {given!r}")
-    return Series(**{key: str(value) for key, value in given.items()})
+def _first_problem(error: ValidationError) -> str:
+    """Say in one line which key is wrong, and how."""
+    # An unknown key first: where one is misspelled, another one is missing.
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    key = ".".join(map(str, problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("dictionary", "mapping")
+    if problem["type"] == "value_error":
+        return message
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key} (a text with a comma needs quotes)"
+    if problem["type"] == "string_type":
+        return f"{key} must be a text, not {problem['input']!r} (one with a colon needs quotes)"
+    return f"{key}: {message[0].lower()}{message[1:]}, not {problem['input']!r}"
 
 
-def _more(given: Any) -> dict[str, str | None]:
-    return {str(name): str(label) for name, label in given.items()} if isinstance(given, dict) else dict.fromkeys(given)
+def listed_tables() -> list[dict[str, Any]]:
+    """Name, title and hours on two cores of each table; None for those that are computed without training."""
+    listed: list[dict[str, Any]] = []
+    for name, computed in COMPUTED_TABLES.items():
+        listed.append({"name": name, "title": computed.title, "hours": None})
+    for name, path in sorted(_all_definitions().items()):
+        table = _read(path, name)
+        listed.append({"name": name, "title": table.title, "hours": table.hours})
+    return listed
 
 
-def _nominal(given: Any) -> Nominal | None:
-    if given is None:
-        return None
-    if not isinstance(given, dict) or set(given) != {"population", "batch_size", "delta"}:
-        raise ValueError(f"nominal must be {{population: 1000000, batch_size: 5000, delta: 2.5e-7}}, not {given!r}")
-    return Nominal(int(given["population"]), float(given["batch_size"]), float(given["delta"]))
-
-
-def _words(data: dict[Any, Any]) -> tuple[str, ...]:
-    words = data.get("words", ())
-    if isinstance(words, str) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"words must be a list such as [data=mnist, seed=1], not {words!r}")
-    if audits := [word for word in words if word.lstrip("+").startswith("audit=") and word != "audit=none"]:
-        raise ValueError(f"{audits[0]}: a model trained with canaries is in no table; audit a run of its own")
-    return tuple(words)
-
-
-def _figure(given: Any, where: str) -> tuple[float, float | None]:
-    if not isinstance(given, list) or len(given) not in (1, 2) or not all(isinstance(x, int | float) for x in given):
-        raise ValueError(f"{where} must be [mean] or [mean, spread], not {given!r}")
-    return float(given[0]), float(given[1]) if len(given) > 1 else None
-
-
-def _lines(data: dict[Any, Any]) -> tuple[Variant, ...]:
+def listing() -> str:
+    """Names, titles and hours of all tables, for people."""
+    listed = listed_tables()
+    width = max(len(table["name"]) for table in listed)
     lines = []
-    for name, given in data.items():
-        one = given or {}
-        if unknown := set(one) - {"label", "words", "epsilon", "chosen"}:
-            raise ValueError(
-                f"{name} has unknown fields {', '.join(map(str, unknown))} (a label with a comma in quotes?)"
-            )
-        epsilon = one.get("epsilon")
-        if epsilon is not None and not isinstance(epsilon, int | float):
-            raise ValueError(f"epsilon of {name} must be a number, not {epsilon!r}")
-        lines.append(Variant(str(name), str(one.get("label", name)), _words(one), epsilon, _candidates(one, str(name))))
-    return tuple(lines)
-
-
-def _candidates(one: dict[Any, Any], name: str) -> Candidates:
-    given = one.get("chosen", {})
-    if not isinstance(given, dict) or set(given) - {"rows", "columns"}:
-        raise ValueError(f"chosen of {name} must be {{rows: [...]}} or {{columns: [...]}}, not {given!r}")
-    return Candidates(*(tuple(map(str, given.get(side, ()))) for side in ("rows", "columns")))
-
-
-def _check(table: Table) -> None:
-    rows, columns = {line.name for line in table.rows}, {line.name for line in table.columns}
-    if table.last_evaluations < 0 or (table.last_evaluations and table.trials != (ONLY,)):
-        raise ValueError("last_evaluations must be a number of them from 0 on, of a table without trials")
-    if table.metric not in MEASURES:
-        raise ValueError(f"metric must be one of {', '.join(MEASURES)}")
-    if not table.seeds or not rows or not columns:
-        raise ValueError("rows, columns and seeds must not be empty")
-    for row, column in table.paper:
-        if row not in rows or column not in columns:
-            raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
-    if not {name for pair in table.difference for name in pair} <= columns:
-        raise ValueError("difference must name two columns, or be a list of such pairs")
-    if table.trials != (ONLY,) and not table.metric.startswith("val/"):
-        raise ValueError(f"the best of trials is chosen by a metric of validation data (val/...), not {table.metric}")
-    if bool(table.chosen_from) != any(line.chosen != Candidates() for line in (*table.rows, *table.columns)):
-        raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
+    for table in listed:
+        hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
+        lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
+    return "\n".join(lines)

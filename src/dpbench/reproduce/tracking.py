@@ -13,10 +13,12 @@ from dpbench.files import write_atomically
 from dpbench.privacy.mechanism.adaptive import QuantileBounds, with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reports.markdown import markdown_rows
+from dpbench.templates import render
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-ROUNDS, RECORDS, FIRST_BOUND = 200, 100, 0.1
+ROUNDS = 200
+RECORDS = 100
+FIRST_BOUND = 0.1
 _SETTLED = ROUNDS // 2
 _NEAR = 0.1  # of the true quantile
 _SEED = 0
@@ -49,7 +51,7 @@ SOURCES = (
 
 
 def track(source: Source, quantile: float, generator: torch.Generator) -> list[float]:
-    """Bounds round by round, of the very adaptation that training uses, with the paper's settings.
+    """Follow bounds round by round, of the very adaptation that training uses, with the paper's settings.
 
     Args:
         source: Where norms come from, new ones in every round.
@@ -64,7 +66,8 @@ def track(source: Source, quantile: float, generator: torch.Generator) -> list[f
         bounds.append(groups[0].max_grad_norm)
         norms = (torch.randn(1, RECORDS, generator=generator, dtype=torch.float64) * source.std + source.mean).exp()
         count = adaptation.measure(norms.square(), groups)
-        released = (count + statistic.noise_std * torch.randn(1, generator=generator, dtype=torch.float64)) / RECORDS
+        noise = statistic.noise_std * torch.randn(1, generator=generator, dtype=torch.float64)
+        released = (count + noise) / RECORDS
         groups = with_bounds(groups, adaptation.next_bounds(groups, released.tolist()))
     return bounds
 
@@ -79,35 +82,35 @@ def reproduce_tracking(folder: Path) -> str:
         A summary for the terminal.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    lines, rows = [], []
+    frames = []
     for source in SOURCES:
         for quantile in QUANTILES:
-            bounds, true = track(source, quantile, generator), source.quantile(quantile)
-            common = {"data": source.label, "quantile": quantile, "true": true}
-            lines.append(pd.DataFrame({**common, "round": range(ROUNDS), "bound": bounds}))
-            late = pd.Series(bounds[_SETTLED:])
-            far = [at for at, bound in enumerate(bounds) if abs(bound / true - 1) >= _NEAR]
-            near = far[-1] + 1 if far else 0
-            row = [f"{true:.3f}", f"{late.mean():.3f} ± {late.std():.3f}", str(near) if near < ROUNDS else "–"]
-            rows.append([source.label, f"{quantile:g}", *row])
-    table = pd.concat(lines)
+            frame = pd.DataFrame({"round": range(ROUNDS), "bound": track(source, quantile, generator)})
+            frame.insert(0, "data", source.label)
+            frame.insert(1, "quantile", quantile)
+            frame.insert(2, "true", source.quantile(quantile))
+            frames.append(frame)
+    lines = []
+    for frame in frames:
+        late = frame["bound"][_SETTLED:]
+        is_far = (frame["bound"] / frame["true"] - 1).abs() >= _NEAR
+        near_from = int(frame["round"][is_far].max()) + 1 if is_far.any() else 0
+        lines.append({**frame.iloc[0], "mean": late.mean(), "std": late.std(), "near_from": near_from})
+    table = pd.concat(frames)
+    page = render(
+        "tracking.md",
+        lines=lines,
+        records=RECORDS,
+        rounds=ROUNDS,
+        first_bound=FIRST_BOUND,
+        settled=_SETTLED,
+        near=_NEAR,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     _draw(table, folder / "figure.png")
     write_atomically(folder / "bounds.csv", table.to_csv(index=False, float_format="%.6g"))
-    late_rounds, settled = f"bound in rounds {_SETTLED} to {ROUNDS}", f"within {100 * _NEAR:g} % from round"
-    head = ["norms", "γ", "true quantile", late_rounds, settled]
-    page = "\n".join([_INTRODUCTION, markdown_rows([head, *rows]), "", "![figure](figure.png)", ""])
     write_atomically(folder / "README.md", page)
     return f"{page}\nWritten to {folder}: README.md, figure.png, bounds.csv."
-
-
-_INTRODUCTION = f"""\
-# Bounds that track quantiles
-
-adaptive_quantile_clipping_2021, Fig. 2: norms from three log-normal distributions, {RECORDS} new ones in each of
-{ROUNDS} rounds, η_C = 0.2, C0 = {FIRST_BOUND}, σ_b = m/20. Made by `dpbench reproduce adaptive_quantile/figure2`, with
-the code that adapts bounds in training. What these counts cost stands in [claims](../claims/table.md).
-"""
 
 
 def _draw(table: pd.DataFrame, path: Path) -> None:

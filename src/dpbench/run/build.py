@@ -1,4 +1,7 @@
-"""From a composed configuration to objects, with one clear error where something does not fit."""
+"""From a checked configuration to objects, with one clear error where something does not fit.
+
+Options were checked by `run.config`; what is refused here shows only beside the data, or when an object is made.
+"""
 
 from __future__ import annotations
 
@@ -20,90 +23,80 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
 from dpbench.models import train_only
+from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run import processes
-from dpbench.run.averaging import moving_average
-from dpbench.run.checks import CALLBACK, Kind, class_of, parts_made_later
-from dpbench.run.devices import several
-from dpbench.run.exposure import Exposure
-from dpbench.run.options import options_of
+from dpbench.run.config import CALLBACK, class_of, parts_of_module
+from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
+from dpbench.run.processes import launched_process, trainer_options, wants_several
 from dpbench.run.search_path import choices_of
-from dpbench.run.started import options_of_started, started
-from dpbench.run.training_records import TrainingRecords
+from dpbench.run.spawned import with_launcher
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved configuration as plain data."""
+    """Convert a composed configuration to plain data, with its interpolations resolved."""
     data = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
 
 def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
-    """The strategy callback; checks every option before any data is loaded.
+    """Make the strategy, before any data are loaded.
 
     Args:
         config: The whole resolved configuration.
         folder: The run's folder, where the ledger goes.
 
     Raises:
-        ConfigurationError: An option is unknown or out of range.
+        ConfigurationError: Options do not go together.
     """
-    options = dict(config["strategy"])
-    cls = class_of(options, "strategy")
-    del options["_target_"]
+    cls = class_of(config["strategy"], "strategy")
+    options = _options(config["strategy"])
     secure = options.pop("secure", False)
     records = build_records(config)
-    if records is not None and not issubclass(cls, PrivateStrategy):
-        cls, options = FederatedAveraging, {}  # the same path, without clipping and noise
-    if not issubclass(cls, PrivateStrategy) and config.get("audit", {}).get("_target_"):
-        raise ConfigurationError("an audit asks what private releases show: choose a private strategy, or audit=none.")
-    if issubclass(cls, PrivateStrategy):
-        refuse_precision(config["trainer"].get("precision"))
-        options |= {
-            "seed": None if secure else config["seed"],
-            "ledger": str(folder.ledger),
-            "after": None if config.get("after") is None else str(RunFolder(Path(config["after"])).ledger),
-            "fingerprint": fingerprint(config),
-            "records": records,
-            "audit": build_audit(config),
-        }
-    else:  # of an experiment, perhaps: the baseline of a private run is that run with strategy=none
-        options = {name: value for name, value in options.items() if name in options_of(cls)}
-    strategy: pl.Callback = _call(cls, options, "strategy")
+    if not issubclass(cls, PrivateStrategy):
+        if config.get("audit", {}).get("_target_"):
+            raise ConfigurationError(
+                "an audit asks what private releases show: choose a private strategy, or audit=none."
+            )
+        if records is None:
+            # The options are those of an experiment: the baseline of a private run is that run with strategy=none.
+            baseline: pl.Callback = _instance(cls, _accepted(cls, options), "strategy")
+            return baseline
+        # The same path through the sessions, without clipping and noise.
+        cls = FederatedAveraging
+        options = {}
+    refuse_precision(config["trainer"].get("precision"))
+    after = config.get("after")
+    options |= {
+        "seed": None if secure else config["seed"],
+        "ledger": str(folder.ledger),
+        "after": None if after is None else str(RunFolder(Path(after)).ledger),
+        "fingerprint": fingerprint(config),
+        "records": records,
+        "audit": build_audit(config),
+    }
+    strategy: PrivateStrategy = _instance(cls, options, "strategy")
     return strategy
 
 
-def build_records(config: dict[str, Any]) -> RecordSource | None:
-    """What a record is, where it is no example; checks every option.
-
-    Raises:
-        ConfigurationError: An option is out of range, or the class is no source of records.
-    """
-    if "records" not in config:  # of an older run
-        return None
-    source = _if_chosen("records", config, lambda cls, **own: _call(cls, own, "records"))
-    if source is not None and not isinstance(source, RecordSource):
-        raise ConfigurationError(
-            f"records._target_={config['records']['_target_']} is no dpbench.records.source.RecordSource."
-        )
+def build_records(config: Mapping[str, Any]) -> RecordSource | None:
+    """Make the source that says what a record is, where it is no example."""
+    source: RecordSource | None = _build("records", config)
     return source
 
 
-def build_audit(config: dict[str, Any]) -> GradientCanaries | None:
-    """The canaries of a run that is audited."""
-    if "audit" not in config:  # of an older run
-        return None
-    audit: GradientCanaries | None = _if_chosen("audit", config, lambda cls, **own: _call(cls, own, "audit"))
+def build_audit(config: Mapping[str, Any]) -> GradientCanaries | None:
+    """Make the canaries of a run that is audited."""
+    audit: GradientCanaries | None = _build("audit", config)
     return audit
 
 
 def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
-    """The diagnostics that were asked for; they read private records without noise."""
+    """Make the diagnostics that were asked for; they read private records without noise."""
     every = config["diagnostics"]["every_n_steps"]
     watchers = build_watchers(config, folder)
     if config["strategy"].get("secure") and (every is not None or watchers):
@@ -114,43 +107,49 @@ def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Call
         return watchers
     from dpbench.run.diagnostics import GradientDiagnostics
 
-    return [_call(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics"), *watchers]
+    return [_instance(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics"), *watchers]
 
 
 def build_watchers(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
-    """Those of the diagnostics that look on at the final test too, in whatever process that is."""
+    """Make those of the diagnostics that look on at the final test too, in whatever process that is."""
+    watchers: list[pl.Callback] = []
     most = config["diagnostics"].get("training_records")  # an older run has none
+    if most is not None:
+        watchers.append(_instance(TrainingRecords, {"most": most}, "diagnostics"))
     inserted = config["data"].get("inserted")
-    return [
-        *([] if most is None else [_call(TrainingRecords, {"most": most}, "diagnostics")]),
-        *([Exposure(folder)] if isinstance(inserted, dict) and inserted.get("records") else []),
-    ]
+    if isinstance(inserted, dict) and inserted.get("records"):
+        watchers.append(Exposure(folder))
+    return watchers
 
 
 def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
-    """The moving average of the weights, if it was asked for."""
+    """Make the moving average of the weights, if it was asked for."""
     decay = config["ema_decay"]
     return [] if decay is None else [moving_average(decay)]
 
 
 def build_callbacks(config: dict[str, Any]) -> list[pl.Callback]:
-    """The callbacks that the configuration adds to those of the harness, new ones at each call."""
-    groups = {f"callbacks.{name}": options for name, options in config["callbacks"].items() if options is not None}
-    return [_call(class_of(own, group, CALLBACK), _without_marks(own), group) for group, own in groups.items()]
+    """Make the callbacks that the configuration adds to those of the harness, new ones at each call."""
+    callbacks = []
+    for name, options in config["callbacks"].items():
+        if options is not None:
+            group = f"callbacks.{name}"
+            callbacks.append(instantiate(CALLBACK.class_of(options, group), options, group))
+    return callbacks
 
 
 def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDataModule:
-    """The data module, loaded, with the sampling that the strategy needs.
+    """Make and load the data module, with the sampling that the strategy needs.
 
     Raises:
         ConfigurationError: Its training data do not come in lots that the ledger knows, or in lots of another seed.
     """
-    options = _without_marks(config["data"])
     cls = class_of(config["data"], "data")
     seed = None if config["strategy"].get("secure", False) else config["seed"]
+    options = {**config["data"], "seed": seed}
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
-    data: pl.LightningDataModule = _call(cls, {**options, "seed": seed}, "data")
+    data: pl.LightningDataModule = instantiate(cls, options, "data")
     data.prepare_data()
     data.setup("fit")
     lots = _lots_of(data)
@@ -179,7 +178,7 @@ def build_module(
     data: pl.LightningDataModule,
     weights: Mapping[str, Tensor] | None = None,
 ) -> pl.LightningModule:
-    """The LightningModule around the model, for what the data say of themselves.
+    """Make the LightningModule around the model, for what the data set provides.
 
     Args:
         config: The whole resolved configuration.
@@ -204,29 +203,34 @@ def module_for(
     monitored: str = "val",
     weights: Mapping[str, Tensor] | None = None,
 ) -> pl.LightningModule:
-    """The LightningModule of a configuration, made without its data.
+    """Make the LightningModule of a configuration without its data.
 
     Args:
         config: The whole resolved configuration.
-        model_options: What the data say, such as input_shape and num_classes.
+        model_options: What the data set provides, such as input_shape and num_classes.
         monitored: Name of the data that the validation loop sees.
         weights: Of the stage before, or None.
     """
     for group in ("model", "module"):
-        if given := [name for name in model_options if name in config[group]]:
-            raise ConfigurationError(f"{group}.{given[0]} cannot be set: the data say it themselves.")
-    made = partial(_made_for, model_options)
-    model = _if_chosen("model", config, lambda cls, **own: made("model", cls, own | _taken(cls, model_options)))
-    optimizer = _if_chosen("optimizer", config, partial)
-    schedule = _if_chosen("schedule", config, partial)
-    cls, own = class_of(config["module"], "module"), _without_marks(config["module"])
-    for name, kind in parts_made_later(cls).items():
-        if own.get(name) is not None:
-            own[name] = _later(f"module.{name}", own[name], kind)
-            _try_optimizer(own[name], None)
-    _try_optimizer(optimizer, schedule)
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "monitored": monitored}
-    module: pl.LightningModule = made("module", cls, own | _taken(cls, {**model_options, **parts}))
+        for name in model_options:
+            if name in config[group]:
+                raise ConfigurationError(f"{group}.{name} cannot be set: the data say it themselves.")
+    model = None
+    if _names_class(config["model"]):
+        model = _model_or_module("model", config, model_options, {})
+    parts: dict[str, Any] = {"model": model, "monitored": monitored}
+    for group in ("optimizer", "schedule"):
+        parts[group] = None
+        if _names_class(config[group]):
+            parts[group] = partial(class_of(config[group], group), **_options(config[group]))
+    _try_optimizer(parts["optimizer"], parts["schedule"])
+    cls = class_of(config["module"], "module")
+    for name, target in parts_of_module(cls).items():
+        options = config["module"].get(name)
+        if options is not None:
+            parts[name] = partial(target.class_of(options, f"module.{name}"), **_options(options))
+            _try_optimizer(parts[name], None)
+    module: pl.LightningModule = _model_or_module("module", config, model_options, parts)
     if weights is not None:
         _take_weights(module, weights, config["after"])
     _train_only(module if model is None else model, config)
@@ -244,16 +248,19 @@ def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], pla
     Raises:
         ConfigurationError: Nothing fits.
     """
-    own = module.state_dict()
-    taken = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    if not taken:
+    state = module.state_dict()
+    fitting = {}
+    for name, value in weights.items():
+        if name in state and state[name].shape == value.shape:
+            fitting[name] = value
+    if not fitting:
         raise ConfigurationError(
             f"after={place}: none of its weights has name and shape of this model's: take its model=."
         )
-    module.load_state_dict(taken, strict=False)
-    new = [name for name in own if name not in taken]
-    begun = f", and {', '.join(new)} begin anew" if new else ""
-    pl.utilities.rank_zero_info(f"{len(taken)} tensors are those of {place}{begun}.")
+    module.load_state_dict(fitting, strict=False)
+    new = [name for name in state if name not in fitting]
+    anew = f", and {', '.join(new)} begin anew" if new else ""
+    pl.utilities.rank_zero_info(f"{len(fitting)} tensors are those of {place}{anew}.")
 
 
 def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
@@ -263,49 +270,54 @@ def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
         return
     if hasattr(network, "generator"):
         raise ConfigurationError("trainable: a GAN trains all of its two networks: leave it out (trainable=null).")
-    _call(train_only, {"model": network, "parts": parts}, "trainable")
+    _instance(train_only, {"model": network, "parts": parts}, "trainable")
 
 
-def _made_for(model_options: Mapping[str, Any], group: str, cls: type, options: Mapping[str, Any]) -> Any:
-    """Make a model or module, and say what the data say of themselves where that is not what it needs."""
+def _model_or_module(
+    group: str,
+    config: Mapping[str, Any],
+    model_options: Mapping[str, Any],
+    parts: Mapping[str, Any],
+) -> Any:
+    """Make a model or module, and say what the data set provides where that is not what it needs."""
+    cls = class_of(config[group], group)
+    options = _options(config[group]) | _accepted(cls, {**model_options, **parts})
     try:
         inspect.signature(cls).bind(**options)
     except TypeError as error:
-        groups = ("model", "module") if group == "model" else ("module",)
-        words = [_or(f"{one}=", _choices_for(model_options, one)) for one in groups]
-        words = words if all(words) else [f"another {group}"]
+        remedies = []
+        for choosable in ("model", "module") if group == "model" else ("module",):
+            names = _choices_for(model_options, choosable)
+            if names:
+                remedies.append(f"{choosable}={_either(names)}")
+            else:
+                remedies = [f"another {group}"]
+                break
         raise ConfigurationError(
             f"{group}: {brief(error)} of {cls.__name__}; the data say {', '.join(model_options) or 'nothing'} of "
-            f"themselves: choose {' with '.join(words)}."
+            f"themselves: choose {' with '.join(remedies)}."
         ) from error
-    return _call(cls, options, group)
+    return _instance(cls, options, group)
 
 
 def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
-    """Names of a group's choices that need something of what the data say, and nothing else of them."""
-    found = []
-    for name, own in choices_of(group):
+    """Names of a group's choices that need something of what the data set provides, and nothing else."""
+    choices = []
+    for name, options in choices_of(group):
         with suppress(ConfigurationError):  # no class, or one of a package that is not installed
-            parameters = options_of(class_of(own, group)).values()
-            needed = {one.name for one in parameters if one.default is one.empty} - {"model", "optimizer", *own}
-            found += [name] if needed and needed <= model_options.keys() else []
-    return found
+            needed = set()
+            for parameter in options_of(class_of(options, group)).values():
+                if parameter.default is parameter.empty:
+                    needed.add(parameter.name)
+            needed -= {"model", "optimizer", *options}
+            if needed and needed <= model_options.keys():
+                choices.append(name)
+    return choices
 
 
-def _or(before: str, names: Sequence[str]) -> str:
-    *others, last = names or [""]
-    return f"{before}{', '.join(others)}{' or ' if others else ''}{last}" if names else ""
-
-
-def _if_chosen(group: str, config: Mapping[str, Any], make: Callable[..., Any]) -> Any:
-    """Make what a group describes; None where it names no class, and the module does without."""
-    options = config[group]
-    return None if options.get("_target_") is None else make(class_of(options, group), **_without_marks(options))
-
-
-def _taken(cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep those of some options that a class declares."""
-    return {name: value for name, value in options.items() if name in options_of(cls)}
+def _either(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:
@@ -313,22 +325,22 @@ def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[...,
     if optimizer is None:
         return
     try:
-        made = optimizer([nn.Parameter(torch.zeros(1, 1))])
+        trial = optimizer([nn.Parameter(torch.zeros(1, 1))])
         if schedule is None:
             return
-        moving = schedule(made)
+        moving = schedule(trial)
         for option in ("T_max", "total_iters"):
             if getattr(moving, option, 1) < 1:
                 raise ValueError(f"{option} must be at least 1: set trainer.max_steps, or schedule.{option}")
         for _ in range(2):
-            made.step()
+            trial.step()
             moving.step()
     except Exception as error:  # of PyTorch's or a user's own classes
         raise ConfigurationError(f"optimizer or schedule: {brief(error).rstrip('.')}.") from error
 
 
 def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> pl.Trainer:
-    """Lightning's trainer, without what this harness does itself.
+    """Make Lightning's trainer, without what this harness does itself.
 
     Args:
         config: The whole configuration.
@@ -343,42 +355,54 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
         **config["trainer"],
         **extra,
     }
-    if started() is not None and not alone:
-        options = options_of_started(options)
+    if launched_process() is not None and not alone:
+        options = trainer_options(options)
     else:  # what Slurm says of a job's tasks is not about us
         options = {"plugins": [LightningEnvironment()], **options}
-        if several(options) and (options.get("strategy") or "auto") == "auto":
+        if wants_several(options) and (options.get("strategy") or "auto") == "auto":
             options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
-    options = processes.with_launcher(options)
+    options = with_launcher(options)
     # With trainer.deterministic PyTorch fills each new tensor, for those who would read it unwritten: nobody here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    trainer: pl.Trainer = _call(class_of(options, "trainer"), _without_marks(options), "trainer")
+    trainer: pl.Trainer = instantiate(class_of(options, "trainer"), options, "trainer")
     return trainer
 
 
-def _later(group: str, options: Mapping[str, Any], kind: Kind | None = None) -> partial[Any]:
-    """The class that a group describes with its options, still without its first argument."""
-    return partial(class_of(options, group, kind), **_without_marks(options))
-
-
-def made(make: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
-    """What a class makes of a group's options, or one line that names the group and says why it made nothing.
+def instantiate(make: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
+    """Call a class with a group's options.
 
     Raises:
-        ConfigurationError: It does not take them, or fails.
+        ConfigurationError: It does not take them, or fails; one line names the group and says why.
     """
-    return _call(make, _without_marks(options), group)
+    return _instance(make, _options(options), group)
 
 
-def _without_marks(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in options.items() if not str(name).startswith("_")}
-
-
-def _call(cls: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
+def _instance(make: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:
     try:
-        inspect.signature(cls).bind(**options)
-        return cls(**options)
+        return make(**options)
     except DPBenchError:
         raise
     except Exception as error:  # of Lightning's, PyTorch's or a user's own classes
         raise ConfigurationError(f"{group}: {brief(error)}") from error
+
+
+def _build(group: str, config: Mapping[str, Any]) -> Any:
+    """Make the object of a group; None where it names no class, or the run is older than the group."""
+    options = config.get(group)
+    if options is None or not _names_class(options):
+        return None
+    return instantiate(class_of(options, group), options, group)
+
+
+def _names_class(options: Mapping[str, Any]) -> bool:
+    return options.get("_target_") is not None
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group without `_target_` and `_partial_`."""
+    return {str(name): value for name, value in options.items() if not str(name).startswith("_")}
+
+
+def _accepted(cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some options that a class declares."""
+    return {name: value for name, value in options.items() if name in options_of(cls)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import signal
 import threading
@@ -16,16 +17,91 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from dpbench.errors import OUT_OF_TIME
+from dpbench.errors import OUT_OF_TIME, ConfigurationError
 from dpbench.files import replacing, write_json
-from dpbench.run.deadline import Deadline
-from dpbench.run.requeue import bypassed
+from dpbench.run.requeue import stops_only_a_copy
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
 _FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
 _SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
+_UNITS = (86400, 3600, 60, 1)  # seconds of a day, an hour, a minute, a second
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_SLURM_DURATION = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
+_LONGEST = 10**9  # seconds
+_BEFORE_A_KILL = 30.0  # seconds: for what comes after the last checkpoint
+
+
+def seconds_of(duration: str) -> float:
+    """Seconds of a duration: 45m, 2h30m, 1d12h, or Slurm's [days-]hours:minutes:seconds.
+
+    Raises:
+        ValueError: It is no duration, or none that is positive.
+    """
+    seconds = 0
+    match = _DURATION.fullmatch(duration) or _SLURM_DURATION.fullmatch(duration)
+    if match is not None:
+        for part, unit in zip(match.groups(), _UNITS, strict=True):
+            seconds += int(part or 0) * unit
+    if not 0 < seconds < _LONGEST:
+        raise ValueError(duration)
+    return float(seconds)
+
+
+class Deadline:
+    """When a training must have ended; step by step it learns how long the next step and a checkpoint may take.
+
+    Args:
+        end: On the clock of `time.monotonic`; None for no end.
+        limit: What set it, such as `run.max_time=1h`, for messages.
+    """
+
+    def __init__(self, end: float | None = None, limit: str = "") -> None:
+        self._end = end
+        self._limit = limit
+        self._since = 0.0
+        self._longest_step = 0.0
+        self._longest_save = 0.0
+
+    def begin(self) -> None:
+        """Start the clock before the first step.
+
+        Raises:
+            ConfigurationError: The time is over already: a run that makes no step in its time would never end.
+        """
+        self._since = time.monotonic()
+        if self._end is not None and self._since >= self._end:
+            raise ConfigurationError(f"{self._limit} was over before the first step: give the run more time.")
+
+    def step_made(self) -> bool:
+        """Take the time of a step; returns whether another one and its checkpoint may come too late."""
+        now = time.monotonic()
+        self._longest_step = max(self._longest_step, now - self._since)
+        self._since = now
+        return self._end is not None and now + self._longest_step + self._longest_save >= self._end
+
+    def saved(self, seconds: float) -> None:
+        """Take the time of a checkpoint, which is no part of a step."""
+        self._longest_save = max(self._longest_save, seconds)
+        self._since = time.monotonic()
+
+
+def deadline_of(max_time: str | None, start: float) -> Deadline:
+    """The end of `run.max_time`, or of the Slurm job that this process is of, whichever comes first.
+
+    Args:
+        max_time: Of the configuration.
+        start: Of the run, on the clock of `time.monotonic`.
+    """
+    limits = []
+    if max_time is not None:
+        limits.append((start + seconds_of(max_time), f"run.max_time={max_time}"))
+    slurm_end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if slurm_end.isdecimal() and int(slurm_end):
+        remaining = int(slurm_end) - time.time() - _BEFORE_A_KILL
+        limits.append((time.monotonic() + remaining, "the time that Slurm gives this job"))
+    return Deadline(*min(limits)) if limits else Deadline()
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
@@ -46,24 +122,24 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def __init__(self, folder: RunFolder, every_n_steps: int, deadline: Deadline | None = None) -> None:
         self.folder = folder
-        self._deadline = deadline or Deadline()
-        self._every = every_n_steps
-        self._stop_file = folder.stop_request  # how spawned processes learn of a signal, all at the same step
-        self._parent = os.getpid()
-        self._listening = False
         self.interrupted = 0
         self.seconds_before = 0.0
+        self.metrics: dict[str, float] = {}
+        self._every = every_n_steps
+        self._deadline = deadline or Deadline()
         self._start = time.perf_counter()
         self._session = secrets.token_hex(8)
         self._ended = False
-        self._stopped = 0  # by what
-        self._asked = False  # to save, and go on
-        self.metrics: dict[str, float] = {}
+        self._stopped_by = 0
+        self._save_requested = False  # by a signal that stops nothing
+        self._stop_file = folder.stop_request  # how spawned processes learn of a signal, all at the same step
+        self._parent = os.getpid()
+        self._listening = False
 
     def state_dict(self) -> dict[str, Any]:
         """Wall time so far, and the session that came to its end with this checkpoint, and by what."""
         seconds = self.seconds_before + time.perf_counter() - self._start
-        return {"seconds": seconds, "ended": self._session if self._ended else None, "stopped": self._stopped}
+        return {"seconds": seconds, "ended": self._session if self._ended else None, "stopped": self._stopped_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the counts of a checkpoint."""
@@ -82,50 +158,86 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if it is time; after a signal, or when the time is over, save and stop."""
-        late = self._deadline.step_made() and trainer.global_step != trainer.max_steps and not trainer.should_stop
-        self._stopped = self._asked_to_stop(trainer, late)
-        if self._stopped:
+        is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
+        is_late = self._deadline.step_made() and not is_last
+        self._stopped_by = self._agree_on_stop(trainer, is_late)
+        if self._stopped_by:
             trainer.should_stop = True
-        self._ended = trainer.should_stop or trainer.global_step == trainer.max_steps
-        if self._ended or self._wanted(trainer) or trainer.global_step % self._every == 0:
+        self._ended = is_last or bool(self._stopped_by)
+        save_now = self._save_requested and trainer.world_size == 1  # several would have to agree on the step
+        self._save_requested = False
+        if self._ended or save_now or trainer.global_step % self._every == 0:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save also where the end comes from max_epochs or max_time."""
+        self._ended = True
+        if trainer.global_step != trainer.max_steps and not trainer.should_stop:
             self._save(trainer)
 
     def read_metrics(self) -> None:
-        """Take over what was logged up to the checkpoint, in another process or before an interruption."""
-        kept: dict[str, float | None] = {}  # of an older version, or no checkpoint yet
+        """Read what was logged up to the checkpoint, in another process or before an interruption."""
+        self.metrics = {}  # stays so for an older version, or where there is no checkpoint yet
         if self.folder.checkpoint_metrics.is_file():
-            kept = read_json(self.folder.checkpoint_metrics, Metrics, "delete {path}: what was logged before is lost")
-        self.metrics = {key: math.nan if value is None else float(value) for key, value in kept.items()}
+            values = read_json(self.folder.checkpoint_metrics, Metrics, "delete {path}: what was logged before is lost")
+            for key, value in values.items():
+                self.metrics[key] = math.nan if value is None else float(value)
 
-    def ended_here(self, kept: dict[str, Any]) -> bool:
+    def ended_here(self, checkpoint: dict[str, Any]) -> bool:
         """Whether a checkpoint is the last one of the training that this object has watched.
 
         Args:
-            kept: The content of the file.
+            checkpoint: The content of the file.
         """
-        return bool(kept["callbacks"][self.state_key].get("ended") == self._session)
+        return bool(checkpoint["callbacks"][self.state_key].get("ended") == self._session)
 
-    def stopped_by(self, kept: dict[str, Any]) -> int:
+    def stopped_by(self, checkpoint: dict[str, Any]) -> int:
         """Number of the signal that ended the training before its end, `OUT_OF_TIME`, or 0.
 
         Args:
-            kept: The content of the file.
+            checkpoint: The content of the file.
         """
-        of_workers = kept["callbacks"][self.state_key]["stopped"] if self.ended_here(kept) else 0
-        return int(self.interrupted or self._stopped or of_workers)
+        in_workers = checkpoint["callbacks"][self.state_key]["stopped"] if self.ended_here(checkpoint) else 0
+        return int(self.interrupted or self._stopped_by or in_workers)
 
-    def _save_metrics(self, trainer: pl.Trainer) -> None:
-        """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Inside, the first of these signals finishes the step and stops; a second Ctrl-C interrupts at once."""
+        self._stop_file.unlink(missing_ok=True)  # of a process that was killed while it stopped
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening = False
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._stop_file.unlink(missing_ok=True)
 
-        Checkpoints are what people publish, and some metrics are private data (nonprivate/…).
-        """
-        for logger in trainer.loggers:
-            logger.save()
-        self.metrics |= {key: float(value) for key, value in trainer.callback_metrics.items()}
-        if trainer.is_global_zero:
-            self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
-            write_json(self.folder.checkpoint_metrics, finite)
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if stops_only_a_copy(number):
+            self._save_requested = True
+            return
+        if self.interrupted in _FROM_PEOPLE and number in _FROM_PEOPLE:
+            raise KeyboardInterrupt
+        if self.interrupted and number in _FROM_PEOPLE:
+            return  # the end that a scheduler has given notice of
+        self.interrupted = number
+        self._stop_file.touch()
+
+    def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
+        """What stops the training, or 0: the same in all processes, whichever of them knows it."""
+        number = self.interrupted or (OUT_OF_TIME if is_late else 0)
+        if trainer.world_size == 1:
+            return number
+        if self._parent != os.getpid() and self._stop_file.exists():
+            number = signal.SIGTERM  # the parent knows which it was
+        greatest = torch.tensor(number, device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX)
+        return int(greatest)
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
@@ -137,53 +249,16 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         trainer.strategy.barrier(path.name)  # all processes read it in the end
         self._deadline.saved(time.monotonic() - start)
 
-    def _asked_to_stop(self, trainer: pl.Trainer, late: bool) -> int:
-        """By what, if it is so: the same in all processes, whichever of them knows it."""
-        number = self.interrupted or (OUT_OF_TIME if late else 0)
-        if trainer.world_size == 1:
-            return number
-        if self._parent != os.getpid() and self._stop_file.exists():
-            number = signal.SIGTERM  # the parent knows which it was
-        found = torch.tensor(number, device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
-        return int(found)
+    def _save_metrics(self, trainer: pl.Trainer) -> None:
+        """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save also where the end comes from max_epochs or max_time."""
-        self._ended = True
-        if trainer.global_step != trainer.max_steps and not trainer.should_stop:
-            self._save(trainer)
-
-    def _wanted(self, trainer: pl.Trainer) -> bool:
-        """Whether a signal that stops nothing has come; several processes would have to agree on the step."""
-        asked, self._asked = self._asked, False
-        return asked and trainer.world_size == 1
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if bypassed(number):
-            self._asked = True
-            return
-        if self.interrupted in _FROM_PEOPLE and number in _FROM_PEOPLE:
-            raise KeyboardInterrupt
-        if self.interrupted and number in _FROM_PEOPLE:
-            return  # the end that a scheduler has given notice of
-        self.interrupted = number
-        self._stop_file.touch()
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Inside, the first of these signals finishes the step and stops; a second Ctrl-C interrupts at once."""
-        self._stop_file.unlink(missing_ok=True)  # of a process that was killed while it stopped
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
-        self._listening = True
-        try:
-            yield
-        finally:
-            self._listening = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._stop_file.unlink(missing_ok=True)
+        Checkpoints are what people publish, and some metrics are private data (nonprivate/…).
+        """
+        for logger in trainer.loggers:
+            logger.save()
+        for key, value in trainer.callback_metrics.items():
+            self.metrics[key] = float(value)
+        if trainer.is_global_zero:
+            self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+            write_json(self.folder.checkpoint_metrics, finite)

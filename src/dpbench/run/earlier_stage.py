@@ -11,7 +11,7 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.models import merged_state
 from dpbench.privacy.accounting.seal import Seal, difference
-from dpbench.run.checks import class_of
+from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint
 from dpbench.runs.folder import RunFolder

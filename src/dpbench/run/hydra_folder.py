@@ -9,88 +9,82 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.errors import DPBenchError
-from dpbench.run.started import is_first, of_first
+from dpbench.run.processes import from_first_process, is_first
 from dpbench.runs.claim import keep_existing, make_new, remove_if_empty
-from dpbench.runs.folder import RunFolder, finished_runs_below
-from dpbench.runs.sweep import Sweep
-
-_begun: list[Sweep] = []  # by this process: Hydra makes the callback itself, and hands nothing back
+from dpbench.runs.folder import RunFolder
 
 
 class UniqueFolders(Callback):
-    """Gives runs and sweeps whose folder is named by the time a folder of their own: `-2`, `-3`, ... where it is taken.
-
-    (Hydra takes the exception of a callback for a warning: what fails here fails again, and loudly, in Hydra.)
+    """Takes away the empty folder of a job that was refused before it held it.
 
     Args:
-        swept: Keys in which the jobs of a sweep differ: for the jobs, which see one value of each. Filled in here.
+        swept: Keys in which the jobs of a sweep differ: for the jobs, which see one value of each. `claim_sweep_folder`
+            fills them in.
     """
 
     def __init__(self, swept: Sequence[str] = ()) -> None:
         self.swept = list(swept)
 
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Prepare the folder of a single run: of several processes that were started, the first one's for all."""
-        with suppress(OSError, OmegaConfBaseException, RuntimeError, DPBenchError):
-            wanted = _place(config, "run")
-            own = of_first(lambda: Path.absolute(_claim(config, "run", wanted) or wanted))
-            if not is_first():
-                with read_write(config.hydra), open_dict(config.hydra):
-                    config.hydra.run.dir = str(own)
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before a sweep; jobs compose their configuration anew, from the words of the command line."""
-        with suppress(DPBenchError, OSError, HydraException, OmegaConfBaseException):
-            wanted = _place(config, "sweep")
-            if own := _claim(config, "sweep", wanted):
-                _tell_jobs(config, f"hydra.sweep.dir={quoted(own)}")
-            swept = _swept(config.hydra)
-            _tell_jobs(config, f"++hydra.callbacks.folders.swept=[{','.join(map(quoted, swept))}]")
-            folder = own or wanted
-            before = frozenset(run.path for run in finished_runs_below([folder]))
-            own_study = config.hydra.sweeper.get("study_name") if config.hydra.sweeper.get("storage") else None
-            _begun.append(Sweep(folder, tuple(swept), before, own_study, apart=made_apart(config.hydra)))
-
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """After a job that was refused before it held its folder."""
+        """Remove the folder if it is empty, and was not there before."""
         if is_first():
             remove_if_empty(output_dir(config.hydra))
 
 
-def made_apart(hydra: Any) -> bool:
-    """Whether the jobs of a sweep are made by other processes than the one that started it."""
+def claim_run_folder(config: DictConfig) -> None:
+    """Prepare the folder of a single run: of several processes that were started, the first one's for all.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder = from_first_process(lambda: _claim(config, "run").absolute())
+    if not is_first():
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.run.dir = str(folder)
+
+
+def claim_sweep_folder(config: DictConfig, swept: Sequence[str]) -> Path:
+    """Prepare the folder of a sweep; jobs compose their configuration anew, and are told by words of the command line.
+
+    Args:
+        config: Of the sweep.
+        swept: Keys to which it gives several values.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    words = [f"++hydra.callbacks.folders.swept=[{','.join(map(quoted, swept))}]"]
+    by_time = is_named_by_time(config.hydra, "sweep")
+    folder = _claim(config, "sweep")
+    if by_time:  # a name of the user's may be another one in each job
+        words.append(f"hydra.sweep.dir={quoted(folder)}")
+    with read_write(config.hydra.overrides):
+        config.hydra.overrides.hydra.extend(words)
+    return folder
+
+
+def has_workers(hydra: Any) -> bool:
+    """Whether the jobs of a sweep are run by other processes than the one that started it.
+
+    Args:
+        hydra: Hydra's own configuration of the sweep.
+    """
     return not str(hydra.launcher["_target_"]).endswith("BasicLauncher")
-
-
-def sweep_under_way() -> Sweep | None:
-    """The sweep that this process makes."""
-    return _begun[-1] if _begun else None
-
-
-def begun_sweep() -> Sweep | None:
-    """The sweep that this process has begun since it was last asked."""
-    sweep = _begun[-1] if _begun else None
-    _begun.clear()
-    return sweep
 
 
 def quoted(path: Path | str) -> str:
     """A path as a word of Hydra's grammar that stands for itself, whatever letters are in it."""
-    text = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", str(path))  # else an interpolation
+    text = re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", str(path))  # else an interpolation
     return str(QuotedString(text, Quote.single).with_quotes())
 
 
@@ -100,41 +94,27 @@ def output_dir(hydra: Any) -> Path:
     return Path(str(raw["output_dir"]))
 
 
-def _tell_jobs(config: DictConfig, word: str) -> None:
-    with read_write(config.hydra.overrides):
-        config.hydra.overrides.hydra.append(word)
-
-
-def _swept(hydra: DictConfig) -> list[str]:
-    """Keys that a sweep gives several values, on the command line or in its sweeper's parameters."""
-    words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
-    parsed = OverridesParser.create().parse_overrides([str(word) for word in words["task"]])
-    params: Any = OmegaConf.to_container(hydra.sweeper, resolve=False)
-    swept = [one.key_or_group for one in parsed if one.is_sweep_override()]
-    own = (*(params.get("params") or {}), *(params.get("search_space") or {}))
-    return list(dict.fromkeys([*map(str, own), *swept]))
-
-
-def _place(config: DictConfig, kind: str) -> Path:
-    """The folder that the configuration names."""
+def _claim(config: DictConfig, kind: str) -> Path:
+    """Make the folder that the configuration names by the time, and write its name there; leave one of the user's."""
     before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)  # Hydra does so only afterwards, and `${hydra:...}` in names needs it
+    HydraConfig.instance().set_config(config)  # `${hydra:...}` in names needs it
     try:
-        return Path(str(config.hydra[kind].dir))
+        folder = Path(str(config.hydra[kind].dir))
     finally:
         HydraConfig.instance().cfg = before
-
-
-def _claim(config: DictConfig, kind: str, wanted: Path) -> Path | None:
-    """Make the folder that the configuration names by the time; None where the user chose the name."""
-    template = OmegaConf.to_container(config.hydra[kind], resolve=False)["dir"]  # type: ignore[index, call-overload]
-    if "${now:" not in str(template):
-        keep_existing(wanted)
-        return None
-    own = make_new(wanted)
+    if not is_named_by_time(config.hydra, kind):
+        keep_existing(folder)
+        return folder
+    folder = make_new(folder)
     with read_write(config.hydra), open_dict(config.hydra):
-        config.hydra[kind].dir = str(own)
-    return own
+        config.hydra[kind].dir = str(folder)
+    return folder
+
+
+def is_named_by_time(hydra: DictConfig, kind: str) -> bool:
+    """Whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
+    template: Any = OmegaConf.to_container(hydra[kind], resolve=False)
+    return "${now:" in str(template["dir"])
 
 
 def hydra_files(cfg: DictConfig) -> dict[str, str]:
@@ -153,3 +133,9 @@ def write_hydra_files(folder: RunFolder, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         folder.hydra.mkdir(exist_ok=True)
         (folder.hydra / name).write_text(text, encoding="utf-8")
+
+
+def folder_key() -> str:
+    """The setting that says where the run at hand lies: a job of a sweep is moved with its sweep."""
+    swept = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    return "hydra.sweep.dir" if swept else "hydra.run.dir"

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpbench.data.images import ImageDataModule, InMemoryImages
+from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import inserted_of
 from dpbench.data.sources import NOISE
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.canaries.labels import LabelScores
-from dpbench.privacy.canaries.scores import Floats
-from dpbench.run.build import module_for
-from dpbench.run.checks import class_of
+from dpbench.run.evaluation import score_members
 from dpbench.run.saved_config import read_config
+from dpbench.run.saved_module import last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import read_checkpoint
 from dpbench.runs.record import read_result
-
-_PIECE = 1000  # images looked at together
 
 
 def is_on_noise(run: RunFolder) -> bool:
     """Whether a run was trained on images of noise, and on nothing else: then each of them is a canary."""
+    # Most runs are not: the text tells so at once, and nothing else of them is read.
     if not run.begun or NOISE not in run.config.read_text(encoding="utf-8", errors="replace"):
-        return False  # of a run that is none of these, only what its audit needs is read
+        return False
     config = read_config(run)
     return config["data"].get("name") == NOISE and not (config.get("audit") or {}).get("_target_")
 
@@ -47,46 +41,37 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
     config = read_config(run)
     if not run.finished:
         raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `{run.command('resume')}`.")
-    steps, state = read_result(run)["steps"], read_checkpoint(run.checkpoint, trust=trust)
-    if state["global_step"] != steps:
+    refusal = "is no classifier, and only those learn labels: train one, module=classifier."
+    require_module(run, config, ImageClassifier, refusal)
+    checkpoint = last_checkpoint(run, trust)
+    recorded_steps = read_result(run)["steps"]
+    if checkpoint["global_step"] != recorded_steps:
         raise ConfigurationError(
-            f"{run} went on from {steps} to {state['global_step']} steps and was interrupted: "
+            f"{run} went on from {recorded_steps} to {checkpoint['global_step']} steps and was interrupted: "
             f"`{run.command('resume')}`."
         )
-    if not issubclass(class_of(config["module"], "module"), ImageClassifier):
-        raise ConfigurationError(f"{run} is no classifier, and only those learn labels: train one, module=classifier.")
+    # Copies of one record are no independent canaries: records that were inserted are left out.
     options = {name: value for name, value in config["data"].items() if name not in ("_target_", "inserted")}
     data = ImageDataModule(**options)
-    module = _trained(run, module_for(config, data.model_options(), data.monitored), state)
-    members, recalled = _margins(module, data.train_set)
-    others, guessed = _margins(module, data.test_set)
-    if not (np.isfinite(members).all() and np.isfinite(others).all()):
+    module = load_module(run, checkpoint, data.model_options()).module
+
+    def score(batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        logits = module(images).double()
+        is_right = logits.argmax(1) == labels
+        return torch.stack([margins(logits, labels), is_right], dim=1)
+
+    scores = score_members(module, data.seen_dataloader(len(data.train_set)), data.test_dataloader(), score)
+    if not all(np.isfinite(rows).all() for rows in scores):
         raise ConfigurationError(f"{run} has diverged: its outputs are not finite, and tell nothing of labels.")
-    inserted = inserted_of(config["data"].get("inserted"))  # copies of one record are no independent canaries
-    return LabelScores(members, others, recalled, guessed, inserted.records * inserted.copies)
-
-
-def _trained(run: RunFolder, module: nn.Module, state: dict[str, Any]) -> nn.Module:
-    try:
-        module.load_state_dict(state["state_dict"])
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"{run.checkpoint} is of another architecture than {run.config} says: "
-            f"{shorten(str(error), 300, placeholder=' …')}"
-        ) from error
-    return module.eval()
-
-
-@torch.no_grad()
-def _margins(module: nn.Module, images: InMemoryImages) -> tuple[Floats, float]:
-    """Margins of all labels, and the share of those that have the largest logit."""
-    found, right = [], 0
-    for start in range(0, len(images), _PIECE):
-        pixels, labels = images.__getitems__(range(start, min(start + _PIECE, len(images)))).batch
-        logits = module(pixels).double()
-        found.append(margins(logits, labels))
-        right += int((logits.argmax(1) == labels).sum())
-    return torch.cat(found).numpy(), right / len(images)
+    inserted = inserted_of(config["data"].get("inserted"))
+    return LabelScores(
+        members=scores.members[:, 0],
+        others=scores.others[:, 0],
+        recalled=float(scores.members[:, 1].mean()),
+        guessed=float(scores.others[:, 1].mean()),
+        left_out=inserted.records * inserted.copies,
+    )
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
@@ -99,6 +84,6 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         (N,).
     """
-    own = logits.gather(1, labels[:, None])
-    rest = logits.scatter(1, labels[:, None], -torch.inf)
-    return own[:, 0] - rest.logsumexp(1)
+    logit = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return logit[:, 0] - others.logsumexp(1)

@@ -54,7 +54,7 @@ def resuming(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "run": {**config["run"], "resume": True}}
 
 
-def bypassed(number: int) -> bool:
+def stops_only_a_copy(number: int) -> bool:
     """Whether a signal does not end this job: submitit's get a SIGTERM together with the notice of a preemption.
 
     Who ends there by a SIGTERM is over for submitit, though Slurm starts it again.

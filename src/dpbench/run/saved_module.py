@@ -1,17 +1,37 @@
-"""The module of a run that was trained, from its folder."""
+"""The module that a run trained, built again from the run's folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-import pytorch_lightning as pl
-
-from dpbench.errors import ConfigurationError
-from dpbench.run.build import module_for
+from dpbench.errors import ConfigurationError, brief
+from dpbench.modules.image_generator import SHAPE
+from dpbench.options import options_of
+from dpbench.run.build import instantiate, module_for
+from dpbench.run.config import class_of
+from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """What a checkpoint of a run holds.
+
+    Attributes:
+        module: In evaluation mode, on the CPU.
+        config: Of the run.
+        checkpoint: As saved.
+        model_options: What the data determine of the model, such as the shape of a record.
+    """
+
+    module: Any  # a LightningModule, of the class that the configuration names
+    config: dict[str, Any]
+    checkpoint: dict[str, Any]
+    model_options: Mapping[str, Any]
 
 
 def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
@@ -22,28 +42,55 @@ def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Raises:
-        ConfigurationError: There is none, it is damaged, or holds objects and is not trusted.
+        ConfigurationError: There is no run, no checkpoint, it is damaged, or holds objects and is not trusted.
     """
+    read_config(run)  # a folder without a run is told apart from a run without a checkpoint
     if not run.checkpoint.is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
     return read_checkpoint(run.checkpoint, trust=trust)
 
 
-def trained_module(
-    run: RunFolder, config: dict[str, Any], options: Mapping[str, Any], checkpoint: Mapping[str, Any]
-) -> pl.LightningModule:
-    """A run's module with the weights of its checkpoint.
+def require_module(run: RunFolder, config: Mapping[str, Any], kind: type, refusal: str) -> None:
+    """Refuse a run of another kind of module, before its checkpoint or its data are read.
 
     Args:
         run: Folder, for the error.
         config: Of the run.
-        options: What the data say of themselves, such as the shape of a record.
-        checkpoint: From `last_checkpoint`.
+        kind: Base class of its module.
+        refusal: What to say of the run if it has another one.
 
     Raises:
-        ConfigurationError: The checkpoint is of another architecture.
+        ConfigurationError: The module is none of that kind, or the configuration names none.
     """
-    module = module_for(config, dict(options))
+    try:
+        module_class = class_of(config["module"], "module")
+    except (ConfigurationError, AttributeError, KeyError) as error:
+        raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
+    if not issubclass(module_class, kind):
+        raise ConfigurationError(f"{run} {refusal}")
+
+
+def load_module(
+    run: RunFolder,
+    checkpoint: dict[str, Any],
+    model_options: Mapping[str, Any] | None = None,
+) -> SavedModule:
+    """Build a run's module with the weights of a checkpoint.
+
+    Args:
+        run: Folder.
+        checkpoint: From `last_checkpoint`.
+        model_options: From the data, where they are loaded already. By default the checkpoint says them (a
+            generator's does, so that it samples without its data) or the data do.
+
+    Raises:
+        ConfigurationError: It holds no run, or the checkpoint is of another architecture.
+        DataError: The data, which say what the network's inputs are, are not there.
+    """
+    config = read_config(run)
+    if model_options is None:
+        model_options = checkpoint[SHAPE] if SHAPE in checkpoint else _options_of_data(config)
+    module = module_for(config, dict(model_options))
     try:
         module.load_state_dict(checkpoint["state_dict"])
     except (KeyError, TypeError, RuntimeError) as error:
@@ -51,4 +98,16 @@ def trained_module(
             f"{run.checkpoint} is of another architecture than {run.config} says: "
             f"{shorten(str(error), 300, placeholder=' …')}"
         ) from error
-    return module
+    return SavedModule(module.eval(), config, checkpoint, model_options)
+
+
+def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Load the data for what they determine of the model; of their records nothing is kept."""
+    cls = class_of(config["data"], "data")
+    options = {**config["data"], "seed": None}
+    if "sampling" in options_of(cls) and options.get("sampling") is None:
+        options["sampling"] = "shuffled"  # any will do: no lot is drawn
+    data = instantiate(cls, options, "data")
+    data.prepare_data()
+    data.setup("fit")
+    return dict(data.model_options()) if hasattr(data, "model_options") else {}

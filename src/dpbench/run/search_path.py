@@ -29,12 +29,16 @@ def conf_dir() -> Path:
 
 
 def installing(extra: str) -> str:
-    """Command that installs an extra: in a checkout, or beside an installed wheel."""
+    """Command that installs an extra, or a plug-in of this repository: in a checkout, or beside an installed wheel."""
     checkout = conf_dir().parent
+    plugin = f"plugins/dpbench-{extra}"
     if (checkout / "pyproject.toml").is_file():
         pins = checkout / "constraints.txt"
         pinned = f'-c "{pins}" ' if pins.is_file() else ""
-        return f'pip install {pinned}-e "{checkout}[{extra}]"'
+        target = checkout / plugin if (checkout / plugin).is_dir() else f"{checkout}[{extra}]"
+        return f'pip install {pinned}-e "{target}"'
+    if extra == "ray":  # a package of its own, which is on no registry
+        return f"pip install ./{plugin} (in a checkout of dpbench)"
     return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 

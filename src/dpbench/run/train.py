@@ -17,36 +17,33 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from dpbench.callback.trainer_only import keep_scores
+from dpbench.callback.strategy import keep_scores
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
 from dpbench.files import remove_torn
 from dpbench.guards.earlier_fits import PRIVATE_PAST
 from dpbench.privacy import native
-from dpbench.run import build, wandb_log
+from dpbench.run import build, logs
 from dpbench.run.allocator import keep_large_blocks
-from dpbench.run.checkpoint import LastCheckpoint
-from dpbench.run.checks import check_config
-from dpbench.run.deadline import deadline_of
+from dpbench.run.checkpoint import LastCheckpoint, deadline_of
+from dpbench.run.config import check_config
 from dpbench.run.earlier_stage import weights_before, with_earlier_stage
-from dpbench.run.evaluation_row import EvaluationRow, log_end
 from dpbench.run.extension import Reopened, require_extendable
-from dpbench.run.hydra_folder import hydra_files, made_apart, output_dir, write_hydra_files
-from dpbench.run.loggers import build_loggers
+from dpbench.run.hydra_folder import folder_key, has_workers, hydra_files, output_dir, write_hydra_files
+from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of
 from dpbench.run.objective import optimizes, refuse_choice, value_of
-from dpbench.run.origin import Origin, folder_key, origin_of
-from dpbench.run.progress import RunProgress, bars, quiet
-from dpbench.run.requeue import note_job, resuming, started_again
-from dpbench.run.saved_config import read_config, require_resumable, write_config
-from dpbench.run.started import (
+from dpbench.run.processes import (
+    from_first_process,
     is_first,
     leave_to_first,
     losses_explained,
-    of_first,
-    require_shared,
+    require_shared_folder,
     together,
-    with_processes,
+    with_launched_processes,
 )
+from dpbench.run.progress import RunProgress, bars, quiet
+from dpbench.run.requeue import note_job, resuming, started_again
+from dpbench.run.saved_config import read_config, require_resumable, write_config
 from dpbench.run.threads import warn_of_spinning
 from dpbench.runs.claim import full_disk_explained, held
 from dpbench.runs.folder import Run, RunFolder
@@ -94,7 +91,7 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = F
     chosen = hydra.mode == RunMode.MULTIRUN and optimizes(hydra)
     if chosen:
         refuse_choice(config)
-    show = False if hydra.mode == RunMode.MULTIRUN and made_apart(hydra) else None  # the sweep has a bar of its own
+    show = False if hydra.mode == RunMode.MULTIRUN and has_workers(hydra) else None  # the sweep has a bar of its own
     own, beside = origin_of(hydra), hydra_files(cfg)
     record = train(
         config,
@@ -141,11 +138,11 @@ def train(
     own = RunFolder(folder)
     with ExitStack() as stack:
         stack.enter_context(losses_explained(lambda: own.command("resume") if own.trained else None))
-        config = with_processes(config)
-        of_first(lambda: stack.enter_context(held(own)))
-        require_shared(own.path)
+        config = with_launched_processes(config)
+        from_first_process(lambda: stack.enter_context(held(own)))
+        require_shared_folder(own.path)
         stack.enter_context(full_disk_explained(own))
-        if of_first(lambda: started_again(own, config)):
+        if from_first_process(lambda: started_again(own, config)):
             if own.finished:
                 return read_result(own) if is_first() else {}
             config = resuming(config)
@@ -173,7 +170,7 @@ def _train(
     _select_engine(config)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     run = Run(folder, config, private, trust or not config["run"]["resume"])
-    checkpoint = of_first(lambda: _prepare(run))
+    checkpoint = from_first_process(lambda: _prepare(run))
     if not config["run"]["resume"] and is_first():
         write_hydra_files(folder, beside)
     data = build.build_data(config, strategy)
@@ -199,7 +196,7 @@ def _train(
         ]
         trainer = build.build_trainer(config, logger=loggers, callbacks=callbacks, default_root_dir=str(folder))
         if config["run"]["resume"]:
-            of_first(lambda: remove_torn(folder.path))
+            from_first_process(lambda: remove_torn(folder.path))
             last.read_metrics()
         with last.on_signals():
             _fit(trainer, module, data, checkpoint, last, run.trust)
@@ -210,7 +207,7 @@ def _train(
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
         if config["logger"].get("wandb") and is_first():
-            wandb_log.finish_wandb(run, loggers, failed)
+            logs.finish_wandb(run, loggers, failed)
 
 
 def _select_engine(config: dict[str, Any]) -> None:
@@ -392,8 +389,8 @@ def _finish(
     record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
     log_end(trainer.loggers[1:], record, kept)
     if in_wandb := config["logger"].get("wandb"):
-        wandb_log.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
+        logs.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
     if reporter is not None:
-        opening = wandb_log.how_to_open(folder) if in_wandb else "not logged"
+        opening = logs.how_to_open(folder) if in_wandb else "not logged"
         reporter.summarize(run, record, opening)
     return record

@@ -1,1 +1,1 @@
-"""A private training below Lightning: the order of its steps, whoever drives it."""
+"""The order of a private step, whoever drives it."""

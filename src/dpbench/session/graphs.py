@@ -5,7 +5,7 @@ of them at once. It holds kernels only: the Python of a step ran when it was rec
 whatever of a step could come out otherwise in the next lot is looked for when it is recorded, and a step that has such
 a thing is carried out eagerly, with a line that says why.
 
-(`repeatability`). Some lots are made eagerly too, and their sums compared: what nobody has looked for shows there.
+(`_repeatability`). Some lots are made eagerly too, and their sums compared: what nobody has looked for shows there.
 
 Noise, ledger and update are as for `executors.Eager`. A recorded lot in which a record is not finite is made once more,
 eagerly: nothing of it was released.
@@ -27,7 +27,7 @@ from dpbench.data.octaves import is_checked
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource, RepeatableSums
 from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
-from dpbench.session.repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
+from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
 
 _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""

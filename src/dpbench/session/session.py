@@ -41,7 +41,7 @@ from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require
 from dpbench.records.training import Training, TrainingStep
-from dpbench.session.canaries import leave_scores, let_canaries_in
+from dpbench.session._canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
 
 _SEPARATE_BY_NOW = (

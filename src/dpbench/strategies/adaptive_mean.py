@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dpbench.callback.strategy import PrivateStrategy
+from dpbench.options import Positive
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.strategies.dpsgd import Clipping, check_bound, groups_by
+from dpbench.strategies.dpsgd import Clipping, groups_by
 
 
 class AdaptiveMeanClipping(PrivateStrategy):
@@ -36,15 +37,13 @@ class AdaptiveMeanClipping(PrivateStrategy):
     alpha: float = 1.1
     beta: float = 2.0
     norm_noise_multiplier: float | None = None
-    initial_max_grad_norm: float | None = None
+    initial_max_grad_norm: Positive | None = None
     clipping: Clipping = "per_layer"
     allocation: NoiseAllocation = "proportional"
 
     def design(self) -> Recipe:
         """Groups by `clipping`, which start at the given bound or at those that random noise gives."""
         first = self.initial_max_grad_norm
-        if first is not None:
-            check_bound("initial_max_grad_norm", first)
         return Recipe(
             groups_by(self.clipping, 1.0 if first is None else first),
             allocation=self.allocation,

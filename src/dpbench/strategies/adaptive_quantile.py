@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from dpbench.callback.strategy import PrivateStrategy
+from dpbench.options import Positive
 from dpbench.privacy.mechanism.adaptive import QuantileBounds
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.strategies.dpsgd import Clipping, check_bound, groups_by
+from dpbench.strategies.dpsgd import Clipping, groups_by
 
 
 class AdaptiveQuantileClipping(PrivateStrategy):
@@ -34,7 +35,7 @@ class AdaptiveQuantileClipping(PrivateStrategy):
 
     quantile: float = 0.5
     clip_learning_rate: float = 0.2
-    initial_max_grad_norm: float = 0.1
+    initial_max_grad_norm: Positive = 0.1
     update: Literal["geometric", "linear"] = "geometric"
     count_noise_std: float | None = None
     clipping: Clipping = "flat"
@@ -42,7 +43,6 @@ class AdaptiveQuantileClipping(PrivateStrategy):
 
     def design(self) -> Recipe:
         """Groups by `clipping`, which start at C_0."""
-        check_bound("initial_max_grad_norm", self.initial_max_grad_norm)
         adaptation = QuantileBounds(self.quantile, self.clip_learning_rate, self.update, self.count_noise_std)
         groups = groups_by(self.clipping, self.initial_max_grad_norm)
         return Recipe(groups, allocation=self.allocation, adaptation=adaptation)

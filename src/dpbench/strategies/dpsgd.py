@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from dpbench.callback.strategy import PrivateStrategy
-from dpbench.errors import ConfigurationError
+from dpbench.options import Positive
 from dpbench.privacy.mechanism.groups import GROUPINGS
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 from dpbench.privacy.mechanism.recipe import Grouping, Recipe
@@ -39,28 +39,15 @@ class DPSGD(PrivateStrategy):
         >>> trainer = pl.Trainer(max_steps=1000, callbacks=[strategy])  # doctest: +SKIP
     """
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     clipping: Clipping = "flat"
     allocation: NoiseAllocation = "equal"
 
     def design(self) -> Recipe:
         """Groups by `clipping`; the whole clipped gradient has at most norm C."""
-        check_bound("max_grad_norm", self.max_grad_norm)
         return Recipe(groups_by(self.clipping, self.max_grad_norm), allocation=self.allocation)
 
 
-def groups_by(clipping: str, max_grad_norm: float) -> Grouping:
-    """A way to group parameters; the whole clipped gradient has at most norm `max_grad_norm`.
-
-    Raises:
-        ConfigurationError: There is no way of that name.
-    """
-    if clipping not in GROUPINGS:
-        raise ConfigurationError(f"unknown clipping {clipping!r}; known are {', '.join(GROUPINGS)}.")
+def groups_by(clipping: Clipping, max_grad_norm: float) -> Grouping:
+    """Make a way to group parameters; the whole clipped gradient has at most norm `max_grad_norm`."""
     return partial(GROUPINGS[clipping], max_grad_norm=max_grad_norm)
-
-
-def check_bound(name: str, bound: float) -> None:
-    """Raise ConfigurationError unless a bound is a positive number."""
-    if not 0 < bound < float("inf"):
-        raise ConfigurationError(f"{name} must be a positive number, not {bound}.")

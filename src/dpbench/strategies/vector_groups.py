@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
+from dpbench.options import Positive
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.groups import (
     bounded_groups,
@@ -18,9 +19,6 @@ from dpbench.privacy.mechanism.groups import (
 )
 from dpbench.privacy.mechanism.plan import NoiseAllocation
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.strategies.dpsgd import check_bound
-
-_SPLITS = ("equal", "dimension", "joint")
 
 
 class VectorGroups(PrivateStrategy):
@@ -46,23 +44,19 @@ class VectorGroups(PrivateStrategy):
 
     groups: dict[str, Any] | None = None
     split: Literal["equal", "dimension", "joint"] = "dimension"
-    max_grad_norm: float | None = None
+    max_grad_norm: Positive | None = None
     max_grad_norms: dict[str, float] | None = None
     scales: dict[str, float] | None = None
     allocation: NoiseAllocation = "proportional"
 
     def design(self) -> Recipe:
         """Groups by pattern or layer, with their bounds."""
-        if self.split not in _SPLITS:
-            raise ConfigurationError(f"unknown split {self.split!r}; known are {', '.join(_SPLITS)}.")
         if (self.split == "joint") != (self.scales is not None):
             raise ConfigurationError("scales and split=joint belong together: give one scale for each group.")
         if self.max_grad_norms is not None and (self.max_grad_norm is not None or self.split == "joint"):
             raise ConfigurationError(
                 "give max_grad_norm (with a split) or max_grad_norms (one for each group), not both."
             )
-        if self.max_grad_norm is not None:
-            check_bound("max_grad_norm", self.max_grad_norm)
         return Recipe(self._partition, allocation=self.allocation)
 
     def _partition(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[VectorGroup, ...]:

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
-from dpbench.run.checks import class_of
 from dpbench.run.saved_config import read_config
-from dpbench.run.saved_module import last_checkpoint, trained_module
+from dpbench.run.saved_module import SavedModule, last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
 
 _PIECE = 1000  # images made at once
 _MOST = 10_000_000  # images
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What the last checkpoint of a run holds (never a better one).
-
-    Attributes:
-        module: In evaluation mode.
-        config: Of the run.
-        checkpoint: As saved.
-    """
-
-    module: GAN
-    config: dict[str, Any]
-    checkpoint: dict[str, Any]
-
-
-def load_gan(run: RunFolder, trust: bool = False) -> Trained:
+def load_gan(run: RunFolder, trust: bool = False) -> SavedModule:
     """A run's generator, with where it comes from.
 
     Args:
@@ -46,19 +27,11 @@ def load_gan(run: RunFolder, trust: bool = False) -> Trained:
         ConfigurationError: It holds no run, no generator, no checkpoint, one of another architecture, or one that holds
             objects and is not trusted.
     """
-    config = read_config(run)
-    try:
-        module_class = class_of(config["module"], "module")
-    except (ConfigurationError, AttributeError, KeyError) as error:
-        raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
-    if not issubclass(module_class, GAN):
-        raise ConfigurationError(f"{run} holds no generator: train one with module=gan model=conv_gan.")
-    state = last_checkpoint(run, trust)
-    if SHAPE not in state:
+    require_module(run, read_config(run), GAN, "holds no generator: train one with module=gan model=conv_gan.")
+    checkpoint = last_checkpoint(run, trust)
+    if SHAPE not in checkpoint:
         raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
-    module = trained_module(run, config, state[SHAPE], state)
-    assert isinstance(module, GAN)
-    return Trained(module.eval(), config, state)
+    return load_module(run, checkpoint)
 
 
 def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
-from dpbench.modules.image_generator import SHAPE
+from dpbench.run.saved_module import SavedModule
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.checkpoint import Trained, load_gan, make
+from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.fidelity import feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
@@ -88,12 +88,12 @@ def evaluate(
     return found
 
 
-def _real_data(run: Path, trained: Trained, on: str) -> tuple[ImageDataModule, InMemoryImages]:
+def _real_data(run: Path, trained: SavedModule, on: str) -> tuple[ImageDataModule, InMemoryImages]:
     """Load all data of the run, and those to judge on."""
     options = {key: trained.config["data"][key] for key in _OF_DATA if key in trained.config["data"]}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
-    made, own = trained.checkpoint[SHAPE], {"input_shape": data.input_shape, "num_classes": data.num_classes}
+    made, own = dict(trained.model_options), {"input_shape": data.input_shape, "num_classes": data.num_classes}
     if made != own:
         raise ConfigurationError(f"{run} was trained on other data than its configuration says: {made}, not {own}.")
     real = data.test_set if on == "test" else data.val_set

@@ -16,12 +16,13 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.run.saved_module import SavedModule
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
-from dpbench.synthesis.checkpoint import Trained, load_gan, make
+from dpbench.synthesis.checkpoint import load_gan, make
 from dpbench.synthesis.contents import new_contents, resolve_out
 
 Format = Literal["npz", "folder"]
@@ -85,7 +86,7 @@ def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
         Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(place / f"{number:07}.png")
 
 
-def _card(run: RunFolder, trained: Trained, number: int, seed: int) -> dict[str, Any]:
+def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[str, Any]:
     record = read_result(run) if run.result.exists() else {}
     config = record.get("config", trained.config)  # a resumed run may have changed it
     ledger = complete_ledger(run.ledger, trained.checkpoint)

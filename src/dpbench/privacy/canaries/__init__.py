@@ -1,1 +1,1 @@
-"""Canaries of an audited training: made-up vectors in its lots, sums of what is seen of them, and their file."""
+"""Canary gradients of an audited run, and the scores that an auditor sees."""

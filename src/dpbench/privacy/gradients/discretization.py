@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.gradients.convolution import ConvolutionGradients
+from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
 from dpbench.privacy.native import kernels
 

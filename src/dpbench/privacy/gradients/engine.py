@@ -1,38 +1,31 @@
 """Per-record gradients of a whole model from one backward pass that computes no weight gradient.
 
 Forward hooks keep each layer's input and the gradient edge of its output; one `torch.autograd.grad` gives the gradients
-of those outputs; the rules in `layers` turn the two into per-record gradients, lazily. Recurrent layers and attention
-are computed from their parts while they run (`interception`). Nothing is monkeypatched and no model is wrapped.
+of those outputs; `_uses` turns the two into per-record gradients, lazily, by the rules in `layers`. Recurrent layers
+and attention are computed from their parts while they run (`_interception`). Nothing is monkeypatched, and no model is
+wrapped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from itertools import islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
-from dpbench.privacy.gradients.calls import backward, copies, is_shared, positional, refuse_reentrant
-from dpbench.privacy.gradients.folds import Fold, is_folded
-from dpbench.privacy.gradients.interception import Arguments, Interceptions, LayerGradients, Part
-from dpbench.privacy.gradients.layers import (
-    INTERCEPTED,
-    OVER_POSITIONS,
-    RULES,
-    Rule,
-    fallback,
-    refuse_disagreement,
-    rule_of,
-    sequence_first,
-)
-from dpbench.privacy.gradients.own_code import ModuleCall, OwnCode, own_gradients
+from dpbench.privacy.gradients._calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients._interception import Arguments, Interceptions
+from dpbench.privacy.gradients._own_code import OwnCode
+from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
+from dpbench.privacy.gradients.folds import Fold
+from dpbench.privacy.gradients.layers import INTERCEPTED, RULES, Rule, rule_of, sequence_first
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import (
@@ -49,48 +42,6 @@ _NO_GRADIENT = (
     "the loss has no gradient: return it undetached, computed of the trained parameters outside of torch.no_grad() and "
     "torch.inference_mode()."
 )
-
-
-@dataclass(frozen=True)
-class _Use:
-    """One call of a layer in the forward pass, or one part of it.
-
-    Attributes:
-        name: Of the layer in the model.
-        layer: The layer.
-        inputs: Arguments by position, detached.
-        versions: Of the tensors among them, when they were seen.
-        edges: Gradient edges of the outputs.
-        rule: Of the layer; None: `fallback`.
-        output: Detached; of layers without a rule of ours only.
-        part: Of a layer that is computed from its parts.
-        call: Of a module that owns parameters beside layers.
-    """
-
-    name: str
-    layer: nn.Module
-    inputs: Arguments
-    versions: tuple[int, ...]
-    edges: tuple[GradientEdge, ...]
-    rule: Rule | None = None
-    output: Tensor | None = None
-    part: Part | None = None
-    call: ModuleCall | None = None
-
-    @property
-    def who(self) -> str:
-        """The layer, as messages name it."""
-        name = self.name or "the model"
-        kind = type(self.layer)
-        return f"{name} ({kind.__name__})"
-
-    def with_rows(self) -> list[Tensor]:
-        """What must hold the records in dimension 0, beside the gradient of the output."""
-        if self.call is not None:
-            return [seen.value for seen in self.call.with_records]
-        if type(self.layer) is nn.EmbeddingBag:  # whose tokens are in one row
-            return []
-        return [x for x in self.inputs if isinstance(x, Tensor)]
 
 
 class PerRecordEngine:
@@ -136,7 +87,7 @@ class PerRecordEngine:
             raise ConfigurationError("the model has no trainable parameters.")
         refuse_complex(zip(self.names, self.parameters, strict=True))
         self._reduction = loss_reduction
-        self._uses: list[_Use] = []
+        self._uses: list[Use] = []
         self.recording = True
         self.verified = False
         self.records: int | None = None
@@ -271,7 +222,7 @@ class PerRecordEngine:
                 return
             if kwargs:
                 args = positional(layer, args, kwargs)
-            use = _Use(
+            use = Use(
                 name,
                 layer,
                 inputs=tuple(x.detach() if isinstance(x, Tensor) else x for x in args),
@@ -322,7 +273,7 @@ class PerRecordEngine:
             call, output = self._own_code.after_module(layer, output)
             if call is not None:
                 seen = call.tensors
-                use = _Use(
+                use = Use(
                     name,
                     layer,
                     inputs=tuple(x.value for x in seen),
@@ -369,7 +320,7 @@ class PerRecordEngine:
                 )
             for part in interception.parts:
                 edges = tuple(edge for edge in part.edges if edge is not None)
-                use = _Use(
+                use = Use(
                     name,
                     layer,
                     part.inputs,
@@ -407,13 +358,13 @@ class PerRecordEngine:
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
         edges: list[Any] = [edge for use in uses for edge in use.edges]
-        targets = edges
-        # A hook may have frozen some since the lot was opened.
-        trainable = [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
+        trainable: list[int] = []
         if verify:
             refuse_reentrant(loss)
-            # In one pass: a compiled network can go back only once.
-            targets = [*edges, *(self.parameters[position] for position in trainable)]
+            # A hook may have frozen some since the lot was opened.
+            trainable += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
+        # In one pass, what the sums are compared with included: a compiled network can go back only once.
+        targets = [*edges, *(self.parameters[position] for position in trainable)]
         results = backward(loss, targets, scale, self.parameters) if targets else ()
         count = len(edges)
         grads = results[:count]
@@ -424,7 +375,7 @@ class PerRecordEngine:
                 # lot, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, records, verify=True)
                 named = {self.names[position]: self.parameters[position] for position in trainable}
-                coarse = any(_is_coarse(grad) for grad in grads if grad is not None)
+                coarse = any(is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
                 self.verified |= check_sums(
                     named,
@@ -444,9 +395,7 @@ class PerRecordEngine:
         """
         seen: set[Tensor] = set()
         for use in self._uses:
-            is_whole = use.part is not None
-            names = use.call.names if use.call is not None else _names_of(use.layer, recurse=is_whole)
-            seen.update(_parameter(use, name) for name in names)
+            seen.update(use.parameters())
         self._uses = []
         trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
         grads = torch.autograd.grad(loss, trainable, allow_unused=True)
@@ -466,19 +415,18 @@ class PerRecordEngine:
         self._uses = []
         edges: list[Any] = [edge for use in uses for edge in use.edges]
         grads_of_edges = backward(loss, edges, torch.ones_like(loss), self.parameters) if edges else ()
-        remaining = iter(grads_of_edges)
-        seen = []
-        for use in uses:
-            grads = [next(remaining) for _ in use.edges]
-            tensors = [*use.with_rows(), *(grad for grad in grads if grad is not None)]
-            if use.part is not None or use.layer in self._sequence_first:
-                tensors = []
+        seen: list[tuple[nn.Module, list[Tensor]]] = []
+        for use, grads in _by_use(uses, grads_of_edges):
+            tensors = []
+            if use.part is None and use.layer not in self._sequence_first:
+                tensors += use.with_rows()
+                tensors += [grad for grad in grads if grad is not None]
             seen.append((use.layer, tensors))
         return seen
 
     def _gradients(
         self,
-        uses: Sequence[_Use],
+        uses: Sequence[Use],
         grads: Sequence[Tensor | None],
         records: int,
         verify: bool = False,
@@ -492,53 +440,33 @@ class PerRecordEngine:
             verify: Compare those of samplers with `fallback`.
         """
         by_parameter: dict[Tensor, list[ParameterGradients]] = {parameter: [] for parameter in self.parameters}
-        remaining = iter(grads)
-        for use in uses:
-            use_grads = [next(remaining) for _ in use.edges]
+        answers = UseGradients(
+            records,
+            self._sequence_first,
+            self.folds,
+            self._shared,
+            verify,
+        )
+        for use, use_grads in _by_use(uses, grads):
             if all(grad is None for grad in use_grads):
-                continue
-            of_layer = self._use_gradients(use, use_grads, records, verify)
-            for name, gradients in of_layer.items():
-                parameter = _parameter(use, name)
+                continue  # the loss does not depend on this call
+            for name, gradients in answers.of(use, use_grads).items():
+                parameter = use.parameter(name)
                 if parameter in by_parameter:  # it is trained
                     by_parameter[parameter].append(gradients)
         return [_combine(parameter, parts, records) for parameter, parts in by_parameter.items()]
 
-    def _use_gradients(
-        self,
-        use: _Use,
-        grads: Sequence[Tensor | None],
-        records: int,
-        verify: bool,
-    ) -> LayerGradients:
-        if use.part is not None:
-            return _part_gradients(use, use.part, grads, records)
-        if use.call is not None:
-            return _own_gradients(use, use.call, grads, records, self._shared, self.folds.get(use.layer))
-        assert grads[0] is not None
-        dimension = int(use.layer in self._sequence_first)
-        fold = self.folds.get(use.layer)
-        if fold is not None and is_folded(grads[0], records) and not dimension:
-            return _folded_gradients(
-                use,
-                grads[0],
-                records,
-                self._shared,
-                verify,
-                fold,
-            )
-        return _layer_gradients(
-            use,
-            grads[0],
-            records,
-            dimension,
-            self._shared,
-            verify,
-        )
 
+def _by_use(uses: Sequence[Use], grads: Sequence[Tensor | None]) -> Iterator[tuple[Use, list[Tensor | None]]]:
+    """Each use with the gradients of its edges.
 
-def _names_of(layer: nn.Module, recurse: bool) -> list[str]:
-    return [name for name, _ in layer.named_parameters(recurse=recurse)]
+    Args:
+        uses: In the order of the forward pass.
+        grads: Of all edges of all uses, in order.
+    """
+    remaining = iter(grads)
+    for use in uses:
+        yield use, list(islice(remaining, len(use.edges)))
 
 
 def _between(layers: Mapping[nn.Module, nn.Module]) -> set[nn.Module]:
@@ -546,208 +474,9 @@ def _between(layers: Mapping[nn.Module, nn.Module]) -> set[nn.Module]:
     between = set()
     for layer, above in layers.items():
         for module in above.modules():
-            if module not in (above, layer) and any(one is layer for one in module.modules()):
+            if module not in (above, layer) and layer in set(module.modules()):
                 between.add(module)
     return between
-
-
-def _refuse_changed(use: _Use) -> None:
-    """Raise UnsupportedModuleError where a kept input is not what the layer saw."""
-    versions = tuple(x._version for x in use.inputs if isinstance(x, Tensor))
-    if versions != use.versions:
-        raise UnsupportedModuleError(f"the input of {use.who} was changed in place after its forward pass.")
-
-
-def _part_gradients(
-    use: _Use,
-    part: Part,
-    grads: Sequence[Tensor | None],
-    records: int,
-) -> LayerGradients:
-    _refuse_changed(use)
-    if part.records != records:
-        is_cell = isinstance(use.layer, nn.RNNCellBase)
-        where = "dimension 0" if is_cell else "dimension 0 with batch_first=True, else in dimension 1"
-        raise UnsupportedModuleError(
-            f"{use.who} saw {part.records} records in a lot of {records}: its input must carry the records in {where}."
-        )
-    remaining = iter(grads)
-    output_grads: list[Tensor | None] = []
-    for edge in part.edges:
-        grad = None if edge is None else next(remaining)
-        output_grads.append(_summable(grad))
-    gradients = part.gradients(output_grads)
-    # The layer may lack biases, or have a weight under two names.
-    names = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}
-    return {name: gradients[name] for name in gradients if name in names}
-
-
-def _is_coarse(x: Tensor) -> bool:
-    """Whether numbers are in half precision or below."""
-    return x.dtype.itemsize < 4
-
-
-def _summable(grad: Tensor | None) -> Tensor | None:
-    """An output gradient in float32 at least: half precision is too coarse for norms and sums."""
-    if grad is None or not grad.is_floating_point():
-        return grad
-    return grad.float() if _is_coarse(grad) else grad
-
-
-def _layer_gradients(
-    use: _Use,
-    grad: Tensor,
-    records: int,
-    dimension: int,
-    shared: dict[nn.Module, str],
-    verify: bool,
-) -> LayerGradients:
-    """Gradients by the layer's rule or by `fallback`.
-
-    Args:
-        use: A call of the layer.
-        grad: Gradient of its output.
-        records: R.
-        dimension: Where the layer has the records.
-        shared: Names of embeddings that were called with the same tokens for all records.
-        verify: Compare those of a sampler with `fallback`.
-    """
-    _refuse_changed(use)
-    for x in (*use.with_rows(), grad):
-        _refuse_other_rows(use, x, records, dimension, shared)
-    grad = cast(Tensor, _summable(grad))
-    output = use.output
-    inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
-    if dimension:
-        grad = grad.transpose(0, 1)
-        output = None if output is None else output.transpose(0, 1)
-    try:
-        if use.rule is None:
-            assert output is not None
-            return fallback(
-                use.layer,
-                inputs,
-                grad,
-                output,
-                dimension,
-            )
-        gradients = use.rule(use.layer, inputs, grad)
-        if verify and output is not None:
-            refuse_disagreement(
-                use.layer,
-                inputs,
-                grad,
-                output,
-                dimension,
-                gradients,
-            )
-        return gradients
-    except UnsupportedModuleError as error:
-        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
-
-
-def _folded_gradients(
-    use: _Use,
-    grad: Tensor,
-    records: int,
-    shared: dict[nn.Module, str],
-    verify: bool,
-    fold: Fold,
-) -> LayerGradients:
-    """Gradients of a layer that saw several rows of each record.
-
-    Args:
-        use: A call of the layer.
-        grad: Gradient of its output, of k·R rows.
-        records: R.
-        shared: Names of embeddings that were called with the same tokens for all records.
-        verify: Compare those of a sampler with `fallback`.
-        fold: Which rows are a record's.
-    """
-    rows = len(grad)
-    for x in use.with_rows():
-        if x.dim() < 1 or len(x) != rows:
-            _refuse_other_rows(use, x, records, 0, shared)
-    if use.rule in OVER_POSITIONS:
-        _refuse_changed(use)
-        inputs = tuple(fold.by_record(x, records) if isinstance(x, Tensor) else x for x in use.inputs)
-        versions = tuple(x._version for x in inputs if isinstance(x, Tensor))
-        folded = replace(use, inputs=inputs, versions=versions)
-        return _layer_gradients(folded, fold.by_record(grad, records), records, 0, shared, verify)
-    gradients = _layer_gradients(use, grad, rows, 0, shared, verify)
-    record_of = fold.record_of(rows, records, grad.device)
-    return {name: of_rows.merge(record_of, records, 1.0) for name, of_rows in gradients.items()}
-
-
-def _own_gradients(
-    use: _Use,
-    call: ModuleCall,
-    grads: Sequence[Tensor | None],
-    records: int,
-    shared: dict[nn.Module, str],
-    fold: Fold | None,
-) -> LayerGradients:
-    """Gradients of the parameters that a module owns beside layers."""
-    _refuse_changed(use)
-    for seen in call.tensors:
-        if seen.edge is not None and not (fold is not None and is_folded(seen.value, records)):
-            _refuse_other_rows(use, seen.value, records, 0, shared)
-    try:
-        return own_gradients(call, [_summable(grad) for grad in grads], records, fold)
-    except UnsupportedModuleError as error:
-        raise UnsupportedModuleError(f"no per-record gradients for {use.who}: {error}.") from error
-
-
-def _refuse_other_rows(
-    use: _Use,
-    x: Tensor,
-    records: int,
-    dimension: int,
-    shared: dict[nn.Module, str],
-) -> None:
-    """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""
-    if x.dim() <= dimension or x.shape[dimension] != records:
-        raise UnsupportedModuleError(
-            f"{use.who} saw a tensor of shape {tuple(x.shape)} for a lot of {records} records: "
-            f"every layer must carry the records in dimension 0, one row each{_hint(use, x, records, shared)}."
-        )
-
-
-def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
-    """An argument of a layer as rules take it: of the output gradient's type, with the records in dimension 0."""
-    if not isinstance(x, Tensor):
-        return x
-    if x.is_floating_point():
-        x = x.to(dtype)
-    return x.transpose(0, 1) if dimension else x
-
-
-def _hint(
-    use: _Use,
-    x: Tensor,
-    records: int,
-    shared: dict[nn.Module, str],
-) -> str:
-    """What may have brought about a wrong shape, and the way out; empty where nothing is likely.
-
-    Args:
-        use: A call of the layer.
-        x: A tensor that does not have the records where they belong.
-        records: R.
-        shared: Names of embeddings that were called with the same tokens for all records.
-    """
-    if type(use.layer) is nn.Embedding:
-        return f": pass its tokens (position ids are some) with shape ({records}, ...), for example by tokens.expand"
-    if shared and x.dim() > 2 and x.shape[:2] == (1, records):
-        return f" ({', '.join(shared.values())} already gives one row for each record: leave out unsqueeze(0))"
-    if x.dim() > 1 and x.shape[1] == records:
-        return " (recurrent layers and transformers: batch_first=True)"
-    if records and x.dim() and x.shape[0] > records and x.shape[0] % records == 0:
-        return (
-            " (several rows of a record: run them one after another and take the mean of the losses, or make them in "
-            "the collate_fn: LotLoader(..., record_of_row=...))"
-        )
-    return ""
 
 
 def _combine(
@@ -762,14 +491,3 @@ def _combine(
     if not others:
         return first
     return first.plus(others)
-
-
-def _parameter(use: _Use, name: str) -> nn.Parameter:
-    """The layer's parameter of this name; UnsupportedModuleError where it is none any more."""
-    try:
-        return use.layer.get_parameter(name)
-    except AttributeError as error:
-        raise UnsupportedModuleError(
-            f"{name} of {use.who} is no longer a parameter: it was replaced during the training (by pruning, say), and "
-            "nothing is released to what took its place. Change the network before or after the training."
-        ) from error

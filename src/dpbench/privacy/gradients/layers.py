@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError, brief
-from dpbench.privacy.gradients.attention import AttentionInterception
-from dpbench.privacy.gradients.convolution import ConvolutionGradients
-from dpbench.privacy.gradients.interception import Arguments, Interception, LayerGradients
+from dpbench.privacy.gradients._attention import AttentionInterception
+from dpbench.privacy.gradients._convolution import ConvolutionGradients
+from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
+from dpbench.privacy.gradients._recurrent import CellInterception, RecurrentInterception
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
@@ -26,7 +27,6 @@ from dpbench.privacy.gradients.parameter import (
     ParameterGradients,
     zero_gradients,
 )
-from dpbench.privacy.gradients.recurrent import CellInterception, RecurrentInterception
 from dpbench.privacy.gradients.samplers import of_opacus, sampler_of
 from dpbench.privacy.native import kernels
 from dpbench.privacy.native.choices import fastest

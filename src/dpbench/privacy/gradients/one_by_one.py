@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.privacy.gradients.calls import backward, refuse_reentrant
+from dpbench.privacy.gradients._calls import backward, refuse_reentrant
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.parameter import OneRecord, ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.validation import refuse_complex, refuse_statistics

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients.interception import Arguments, LayerGradients
+from dpbench.privacy.gradients._interception import Arguments, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 
 _REGISTRY = "opacus.grad_sample"

@@ -12,7 +12,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients.calls import nodes_of
+from dpbench.privacy.gradients._calls import nodes_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 _SHOWN = 3

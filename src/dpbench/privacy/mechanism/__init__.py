@@ -1,4 +1,4 @@
-"""From per-record gradients to a private sum: clip, add up, add noise, correct, adapt."""
+"""From per-record gradients to a private sum: clip, sum, add noise, denoise, adapt."""
 
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge

@@ -14,9 +14,9 @@ from typing import Any
 
 from dpbench.canonical import digest_of
 from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
+from dpbench.privacy.mechanism._description import describe
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
-from dpbench.privacy.mechanism.description import describe
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Kernels in C++ (`native.cpp`), compiled when they are first wanted; everything can be computed without them, too."""
+"""Kernels in C++ (`native.cpp`), compiled on first use; everything works without them."""
 
 from dpbench.privacy.native.loader import (
     Mode,

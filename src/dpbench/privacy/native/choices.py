@@ -14,7 +14,7 @@ from functools import cache
 from tempfile import NamedTemporaryFile
 
 from dpbench.privacy import native
-from dpbench.privacy.native.trust import mistrust, mistrusted_folder
+from dpbench.privacy.native._trust import mistrust, mistrusted_folder
 
 _REPEATS = 3
 _LOST = 20

@@ -1,4 +1,4 @@
-"""How the records of a lot are drawn: one class for each scheme, which also gives its accounting event."""
+"""Sampling schemes: the draws of a lot, and their accounting event."""
 
 from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
 

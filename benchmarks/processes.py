@@ -1,0 +1,145 @@
+"""Processes that are measured, one of them computing at a time, and whether the machine is quiet meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import worker
+
+_ROOT = Path(__file__).parents[1]
+_PRELOADED = ("benchmarks.ours", "dpbench.run.train", "hydra")
+_BUSY_CORES = 0.10
+_PATIENCE = 30.0  # seconds for a process to end by itself
+
+
+class Worker:
+    """A process that obeys orders (`benchmarks.orders`).
+
+    It is forked from one that has imported what most of them need: ten imports of PyTorch and Lightning at a time were
+    half of a benchmark's minutes, and memory that is shared now.
+
+    Args:
+        words: What it does, for `benchmarks.worker`.
+        environment: Variables; with them it is no fork, since libraries read some of them when they are loaded.
+        python: The interpreter of another environment; no fork either.
+
+    Attributes:
+        facts: What it said of itself when it was ready.
+        error: Why it measures nothing any more.
+    """
+
+    def __init__(
+        self, words: tuple[str, ...], environment: Mapping[str, str] | None = None, python: Path | None = None
+    ) -> None:
+        self.error: str | None = None
+        self._process: Any
+        self._pipe, theirs = multiprocessing.Pipe()
+        if environment is None:
+            self._process = _forkserver().Process(target=_serve, args=(theirs, words), daemon=True)
+            self._process.start()
+        else:
+            self._process = subprocess.Popen(
+                [str(python or sys.executable), "-m", "benchmarks.worker", str(theirs.fileno()), *words],
+                env={**os.environ, **environment},
+                cwd=_ROOT,
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        theirs.close()
+        self.facts = self.ask()
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """Send an order and wait for the answer; without one, wait only."""
+        try:
+            if order:
+                self._pipe.send(order)
+            answer: dict[str, Any] = self._pipe.recv()
+        except (EOFError, OSError):
+            self.close()
+            answer = {"error": f"the process ended ({self._status()})"}
+            self.error = answer["error"]
+        return answer
+
+    def _status(self) -> int | None:
+        status: int | None = getattr(self._process, "exitcode", None) or getattr(self._process, "returncode", None)
+        return status
+
+    def close(self) -> None:
+        """Let it end by itself, so that processes of its own (Ray's) end with it; kill it if it does not."""
+        self._pipe.close()
+        if isinstance(self._process, subprocess.Popen):
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        else:
+            self._process.kill()
+            self._process.join()
+
+
+@cache
+def _forkserver() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
+
+
+def _serve(pipe: Connection, words: tuple[str, ...]) -> None:
+    """A forked worker: what libraries print goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the process
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a process that is killed would leave behind
+    worker.main(pipe, words)
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """Cores that the machine used meanwhile, from /proc/stat; 0 where that cannot be read."""
+    try:
+        before = _used_ticks()
+        time.sleep(seconds)
+        return (_used_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    except OSError:
+        return 0.0
+
+
+def _used_ticks() -> int:
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + soft + steal
+
+
+def wait_until_quiet(patience: float) -> bool:
+    """Whether nobody else computes, waiting for it for so many seconds."""
+    end = time.monotonic() + patience
+    while busy_cores() > _BUSY_CORES:
+        if time.monotonic() > end:
+            return False
+    return True
+
+
+def free_mb() -> float:
+    """Memory that processes may still take; infinite where that cannot be read."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return float("inf")
+    facts = dict(line.split(":", 1) for line in lines)
+    return float(facts["MemAvailable"].split()[0]) / 1024 if "MemAvailable" in facts else float("inf")

@@ -1,0 +1,216 @@
+"""The measuring loop: methods take turns, one of them computing at a time.
+
+Not all methods fit into memory at once, so peers are measured after ours, what has no room after the rest, and every
+time against the same reference: what is compared in the end is a method's time relative to the reference's time in the
+same minutes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.methods import REFERENCE, together
+from benchmarks.processes import Worker, free_mb, wait_until_quiet
+from benchmarks.rows import Row
+from benchmarks.workloads import SEEDS, workload_named
+
+_TURN = {"cpu": 0.25, "cuda": 0.2}  # seconds that a method computes before it is the next one's turn
+_ROOM_MB = 2000.0  # free memory before two more processes start: this,
+_GROWTH = 3.0  # and so many times what a first step took
+_SLOW = 1.0  # seconds of a step that needs no warming
+_ENOUGH = 6.0  # seconds of single steps, after which a slow method has no more turns
+_WARM_OF_MANY = 2  # steps that do not count, in a turn of more than ten
+Say = Callable[[str], None]
+
+
+@dataclass
+class Timed:
+    """A method, the process that makes its steps, and what was measured.
+
+    Attributes:
+        method: Name of the method.
+        worker: Its process, which other methods may share.
+        batch: Records in a lot on average: where lots differ in size, time is taken in proportion.
+        error: Why it is measured no more.
+        peak_mb: Memory of the first steps.
+        walls: Seconds of a step, in each turn.
+        cpus: CPU seconds of a step, in each turn that counted them.
+    """
+
+    method: str
+    worker: Worker
+    batch: int | None = None
+    error: str | None = None
+    peak_mb: float | None = None
+    walls: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
+
+    def turn(self, steps: int = 1, warm: int = 0, threads: int | None = None) -> tuple[float, float] | None:
+        """Make steps and measure them, unless the method has failed.
+
+        Args:
+            steps: That count.
+            warm: That do not, before them.
+            threads: Of an operator; None: as they are.
+
+        Returns:
+            Wall and CPU seconds of a step.
+        """
+        self.error = self.error or self.worker.error
+        if self.error is not None:
+            return None
+        answer = self.worker.ask(method=self.method, steps=steps, warm=warm, threads=threads)
+        if "error" in answer:
+            self.error = answer["error"]
+            return None
+        records = answer["records"]
+        lots = records / self.batch if records and self.batch else steps
+        return answer["wall"] / lots, answer["cpu"] / lots
+
+
+def measure_steps(
+    workload: str,
+    methods: Sequence[str],
+    device: str,
+    threads: int,
+    repeats: tuple[int, int],
+    patience: float,
+    say: Say,
+) -> list[Row]:
+    """Measure steps of methods against each other.
+
+    Args:
+        workload: Name of the workload.
+        methods: Names of the methods.
+        device: "cpu" or "cuda".
+        threads: Of the wall time; CPU time is taken on one.
+        repeats: Turns for wall time and for CPU time.
+        patience: Seconds to wait for a quiet machine.
+        say: Told what is being done.
+
+    Returns:
+        A row for each method: medians in milliseconds a step, and those of the reference beside it.
+    """
+    rows: list[Row] = []
+    for group in together(methods, device):
+        left = list(group)
+        while left:
+            say("starting")
+            wanted = [REFERENCE, *(method for method in left if method != REFERENCE)]
+            timed = _start_all(workload, wanted, device)
+            quiet = wait_until_quiet(patience)
+            _alternate(timed, device, threads, repeats, say)
+            for worker in {id(one.worker): one.worker for one in timed}.values():
+                worker.close()
+            new = [_row(workload, one, device, threads, quiet) for one in timed]
+            for row in new:
+                row["reference_wall_ms"] = new[0]["wall_ms"]
+                row["reference_cpu_ms"] = new[0]["cpu_ms"]
+            rows += [row for row in new if row["method"] in left]
+            measured = {row["method"] for row in new}
+            left = [method for method in left if method not in measured]
+    return rows
+
+
+def _start_all(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
+    """Start workers of the first of these methods, as many as fit into memory: at least two."""
+    if device == "cuda":
+        # One context of the device for all, but for the harness, whose loop is not ours.
+        alone = [method for method in methods if method.startswith("harness/")]
+        shared = [method for method in methods if method not in alone]
+        return [*_start(workload, shared, device), *(_start(workload, [method], device)[0] for method in alone)]
+    timed: list[Timed] = []
+    with ThreadPoolExecutor(2) as pool:
+        for first in range(0, len(methods), 2):
+            most = max((one.peak_mb or 0.0 for one in timed), default=0.0)
+            if timed and free_mb() < _ROOM_MB + _GROWTH * most:
+                break
+            for started in pool.map(lambda method: _start(workload, [method], device), methods[first : first + 2]):
+                timed += started
+    return timed
+
+
+def _start(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
+    """Start a worker and wait until it has made the first steps of its methods."""
+    worker = Worker(("steps", workload, device, *methods))
+    batch = workload_named(workload).batch
+    timed = []
+    for method in methods:
+        facts = worker.facts.get("methods", {}).get(method, {})
+        error = worker.facts.get("error") or facts.get("error")
+        timed.append(Timed(method, worker, batch, error, facts.get("peak_mb")))
+    return timed
+
+
+def _alternate(timed: Sequence[Timed], device: str, threads: int, repeats: tuple[int, int], say: Say) -> None:
+    """Let methods take turns, of as many steps as fit into a turn: first for wall time, then for CPU time."""
+    guesses: dict[str, float] = {}
+    for one in timed:
+        measured = _step_for_a_while(one, device, threads, guesses.get(one.method, 1.0))
+        if measured is None:
+            continue
+        guesses[one.method] = measured[0]
+        if measured[0] >= _SLOW:  # a turn that takes seconds counts from the first on
+            one.walls.append(measured[0])
+    for number in range(sum(repeats)):
+        counts_cpu = number >= repeats[0]
+        if counts_cpu and device == "cuda":
+            break
+        say(f"turn {number + 1}")
+        for one in timed:
+            series = one.cpus if counts_cpu else one.walls
+            if sum(series) > _ENOUGH:
+                continue
+            likely = min([*series, *one.walls], default=guesses.get(one.method, 1.0))
+            measured = _step_for_a_while(one, device, 1 if counts_cpu else threads, likely)
+            if measured is not None:
+                series.append(measured[1] if counts_cpu else measured[0])
+
+
+def _step_for_a_while(one: Timed, device: str, threads: int, likely: float) -> tuple[float, float] | None:
+    """Make a turn, given the seconds that a step is likely to take."""
+    steps = max(1, round(_TURN[device] / likely))
+    warm = 0 if likely >= _SLOW else _WARM_OF_MANY if steps > 10 else 1
+    return one.turn(steps, warm, threads)
+
+
+def _row(workload: str, one: Timed, device: str, threads: int, quiet: bool) -> Row:
+    # The way of `SEEDS` networks makes so many steps at once.
+    scale = 1e3 / (SEEDS if one.method.startswith("seeds/") else 1)
+    walls = [] if one.error else [scale * seconds for seconds in one.walls]
+    cpus = [] if one.error else [scale * seconds for seconds in one.cpus]
+    return {
+        "workload": workload,
+        "method": one.method,
+        "device": device,
+        "threads": threads if device == "cpu" else None,
+        "wall_ms": statistics.median(walls) if walls else None,
+        "wall_ms_range": [min(walls), max(walls)] if walls else None,
+        "cpu_ms": statistics.median(cpus) if cpus else None,
+        "peak_mb": one.peak_mb if walls else None,
+        "quiet": quiet,
+        "error": one.error,
+    }
+
+
+def measure_rounds(timed: Sequence[Timed], turns: int, skipped: int, say: Say, **order: Any) -> None:
+    """Let methods take turns of a fixed number of steps.
+
+    Args:
+        timed: The methods; their times are added to what they hold.
+        turns: That count.
+        skipped: Turns before them, which do not.
+        say: Told what is being done.
+        **order: What each turn is (`Timed.turn`).
+    """
+    for turn in range(skipped + turns):
+        say(f"turn {turn + 1} of {skipped + turns}")
+        for one in timed:
+            measured = one.turn(**order)
+            if measured is not None and turn >= skipped:
+                one.walls.append(measured[0])
+                one.cpus.append(measured[1])

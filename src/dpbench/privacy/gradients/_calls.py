@@ -1,0 +1,154 @@
+"""How a layer was called: with names, with the same tokens for all records, in a network that is checkpointed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.privacy.gradients._interception import Arguments
+
+_UNLIKELY = 8
+"""From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
+
+
+def positional(
+    layer: nn.Module,
+    args: Arguments,
+    kwargs: dict[str, Any],
+) -> Arguments:
+    """The arguments of a call in the order of `forward`.
+
+    Raises:
+        UnsupportedModuleError: Some can be given by name only.
+    """
+    kind = type(layer)
+    signature = inspect.signature(kind.forward)
+    bound = signature.bind(layer, *args, **kwargs)
+    if not bound.kwargs:
+        return bound.args[1:]
+    # A default that lies between positions may be all that is missing.
+    bound.apply_defaults()
+    if bound.kwargs:
+        names = ", ".join(bound.kwargs)
+        raise UnsupportedModuleError(
+            f"{kind.__name__} is called with {names} by name only: per-record gradients need "
+            "arguments that can be given by position."
+        )
+    return bound.args[1:]
+
+
+def is_shared(tokens: Tensor, records: int, before: bool) -> bool:
+    """Whether an embedding is asked for the same tokens for all records, as for positions 0, 1, 2, ...
+
+    Args:
+        tokens: Of shape (1, ...), or (T,) without a dimension for records.
+        records: R.
+        before: Whether it was so in an earlier call.
+    """
+    if tokens.dim() > 1:
+        return tokens.shape[0] == 1 and records != 1
+    if tokens.dim() < 1 or len(tokens) == 1:
+        return False
+    if len(tokens) != records or before:
+        return True
+    # One token a record, or the positions of as many tokens as there are records.
+    return records >= _UNLIKELY and bool((tokens.diff() == 1).all())
+
+
+def copies(shared: Tensor, tokens: Tensor, records: int) -> Tensor:
+    """What was shared by all records (tokens, or their embeddings), once for each: a view (R, T, ...)."""
+    shape = shared.shape[1:] if tokens.dim() > 1 else shared.shape
+    return shared.expand(records, *shape)
+
+
+_REENTRANT = (
+    "gradient checkpointing with use_reentrant=True hides the layers inside from everything but loss.backward(): pass "
+    "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs in transformers)."
+)
+
+_WITHIN_BACKWARD = (
+    "a backward pass within the backward pass (a custom autograd Function that calls backward(), as reversible "
+    "networks do) adds the gradients of its layers to p.grad, where nothing clips them, so that they would never be "
+    "trained: leave the Function out (torch.utils.checkpoint with use_reentrant=False saves memory, too)."
+)
+
+
+def nodes_of(loss: Tensor) -> Iterator[Any]:
+    """Nodes of the graph behind a loss, each once."""
+    visited: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        yield node
+        stack += [following for following, _ in node.next_functions]
+
+
+def refuse_reentrant(loss: Tensor) -> None:
+    """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes_of(loss)):
+        raise UnsupportedModuleError(_REENTRANT)
+
+
+def refuse_other_losses(loss: Tensor) -> None:
+    """Raise ConfigurationError where a loss is not one number, or depends on nothing that is trained."""
+    if loss.numel() != 1:
+        raise ConfigurationError(
+            f"the loss must be one number, not a tensor of shape {tuple(loss.shape)}, as reduction='none' gives it: "
+            "return the mean over the records (with loss_reduction='sum' the sum)."
+        )
+    if not loss.requires_grad:
+        raise ConfigurationError(
+            "the loss depends on no trainable parameter: return it as it was computed, without detach(), item() or "
+            "torch.no_grad()."
+        )
+
+
+def backward(
+    loss: Tensor,
+    inputs: Sequence[Any],
+    scale: Tensor,
+    parameters: Sequence[nn.Parameter],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a loss times `scale`, None where it does not depend on an input.
+
+    Args:
+        loss: Scalar.
+        inputs: Tensors and gradient edges.
+        scale: Scalar.
+        parameters: Of the network. Nothing may be added to their `grad`, which is out of sight meanwhile.
+
+    Raises:
+        ConfigurationError: The loss is not one number, or depends on nothing.
+        UnsupportedModuleError: The network has layers whose gradients come about in another way.
+    """
+    refuse_other_losses(loss)
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    # Hooks such as those that log gradients: a sum over private records is none of theirs. They see what is released.
+    hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
+    copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]
+    for tensor_hooks in hooks:
+        tensor_hooks.clear()
+    try:
+        gradients = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+        if any(parameter.grad is not None for parameter in parameters):
+            raise UnsupportedModuleError(_WITHIN_BACKWARD)
+        return gradients
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise UnsupportedModuleError(_REENTRANT) from error
+    finally:
+        for tensor_hooks, copy in zip(hooks, copies_of_hooks, strict=True):
+            tensor_hooks.update(copy)
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient

@@ -1,0 +1,66 @@
+"""The benchmark on a GPU, tried on the CPU: its ways to make a step, what it times, its page."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import pages
+from benchmarks.__main__ import main
+from benchmarks.gpu_ways import WAYS
+from benchmarks.methods import GPU_METHODS, builder, methods_on_gpu, together
+from benchmarks.users import plain
+from benchmarks.users.tasks import TASKS
+from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS
+
+SLOW = ("seeds/flat", "compiled/flat")  # and without a compiler the last one fails
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
+def test_each_way_makes_steps(way: str) -> None:
+    step = builder(way, WORKLOADS["mlp b256"], "cpu")()
+    try:
+        step()
+    except torch._dynamo.exc.BackendCompilerFailed:  # type: ignore[attr-defined]
+        assert way == "compiled/flat"
+
+
+def test_graphs_have_a_process_of_their_own() -> None:
+    for name in GPU_WORKLOADS:
+        chosen = methods_on_gpu(name)
+        groups = together(chosen, "cuda")
+        assert sorted(chain(*groups)) == sorted(chosen) and set(chosen) <= set(GPU_METHODS)
+        assert all(len({"graph" in method for method in group}) == 1 for group in groups)
+
+
+def test_several_users_at_once_make_a_round() -> None:
+    torch.manual_seed(0)
+    plain.together(TASKS["mlp_2nn 5x20"], 3, 2, "cpu")()
+
+
+@pytest.mark.slow
+def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpu", "--device", "cpu", "--parts", "steps", "--workloads", "mlp b256", "--out", str(tmp_path)]
+    assert main([*words, "--methods", "plain/channels_last,ours/flat,graph/flat"]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    kept = json.loads(page.with_suffix(".json").read_text())
+    assert {row["method"] for row in kept["steps"]} == {"plain/channels_last", "ours/flat", "graph/flat"}
+    assert "| mlp b256 |" in page.read_text() and page.with_suffix(".png").exists()
+    check = {**kept["steps"][0], "about": "It is there.", "holds": False, "found": "no | noise"}
+    kept["checks"] = {"noise": check}  # as files of 2026 have them
+    kept["rounds"]["mlp"] = {**kept["steps"][0], "users": 10, "one after the other": 20.0, "10 at once": "KeyError: no"}
+    page.with_suffix(".json").write_text(json.dumps(kept))
+    text = pages.write(page.with_suffix(".json")).read_text()
+    assert "| It is there. | **no** | no / noise |" in text and "| mlp | 10 | 20 | KeyError: no |" in text
+
+
+def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", "--device", "cpu", "--parts", "speed"]) == 2
+    assert "there is no part 'speed'; known: steps; rounds." in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["gpu"]) == 2
+        assert "there is no GPU: try all of it with --device cpu." in capsys.readouterr().err

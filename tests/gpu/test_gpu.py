@@ -1,0 +1,224 @@
+"""What must hold on any device: gradients, sensitivity, noise, graphs, resuming, several processes.
+
+On a machine with a GPU: `python -m pytest -m gpu --device cuda tests/gpu`. What dpbench needs suffices there, beside
+pytest: nothing of the extra `dev`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.gpu_ways import on_device
+from benchmarks.ours import STRATEGIES, loop, mechanism_of
+from benchmarks.workloads import WORKLOADS, Workload
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
+from dpbench.privacy.randomness import keyed_generator
+from dpbench.session.executors import REFERENCE, Eager
+from dpbench.session.graphs import Graphs
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+FEW = 6  # records
+LOT = 64  # of a release, whose counts have noise of their own
+CLOSE = 1e-4  # relative, of gradients and weights
+CLOSE_IN_TF32 = 2e-2
+ROUNDING = 1e-5  # of the bound, that a record may move a sum by beyond it, for the rounding of the sum itself
+STD = 1.7
+NUMBERS = 2_000_000
+LEVEL = 1 - 1e-6
+REPEATED = 60  # steps by graphs
+RUN = (
+    "model=mnist_cnn",
+    "data=digits",
+    "data.image_size=28",
+    "data.expected_batch_size=64",
+    "logger=none",
+    "strategy.delta=1e-4",
+    "seed=1",
+    "run.group=gpu",
+    "run.checkpoint_every_n_steps=10",
+)
+
+
+def few(workload: Workload, records: int = FEW) -> Workload:
+    """The workload with few records, each of one example."""
+    return replace(workload, batch=records, microbatch_size=1)
+
+
+@contextmanager
+def tf32(convolutions: bool, products: bool) -> Iterator[None]:
+    """The precision of a GPU's convolutions and matrix products; a CPU has one only."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.backends.cuda.matmul.allow_tf32 = products
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def clipped_by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Sum over records of gradients whose norms are brought down to 1: record by record, in float64, on the CPU."""
+    model = copy.deepcopy(model).cpu().double()
+    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for record, label in zip(x.cpu().double().split(1), y.cpu().split(1), strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(model(record), label), list(model.parameters()))
+        gradient = torch.cat([part.flatten() for part in gradients])
+        total += gradient / gradient.norm().clamp(min=1.0)
+    return total
+
+
+def clipped_by_engine(engine: PerRecordEngine, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    group = VectorGroup("all", tuple(range(len(engine.parameters))), 1.0)
+    gradients = engine.backward(F.cross_entropy(model(x), y), len(x))
+    with torch.no_grad():
+        sums, _ = clip_and_sum(gradients, (group,))
+    return torch.cat([part.flatten() for part in sums]).cpu().double()
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_clipped_sums_are_those_of_autograd(name: str, device: str) -> None:
+    for convolutions_in_tf32, close in ((False, CLOSE), (True, CLOSE_IN_TF32)):
+        model, x, y = on_device(few(WORKLOADS[name]), device)
+        expected = clipped_by_autograd(model, x, y)
+        with tf32(convolutions_in_tf32, False):
+            actual = clipped_by_engine(PerRecordEngine(model), model, x, y)
+        assert float((actual - expected).norm() / expected.norm()) < close
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, device: str) -> None:
+    model, x, y = on_device(few(WORKLOADS[name]), device)
+    engine = PerRecordEngine(model)
+    with tf32(True, False):
+        for record, label in zip(x.split(1), y.split(1), strict=True):
+            assert float(clipped_by_engine(engine, model, record, label).norm()) <= 1 + ROUNDING
+
+
+def check_noise(draw: Callable[[int], Tensor]) -> None:
+    """Noise of a key has the declared scale (and not 2/3 or 3/2 of it), repeats, and differs with another key."""
+    noise = draw(1)
+    other = draw(2)
+    assert torch.equal(noise, draw(1)) and not torch.equal(noise, other), "noise is not a function of its key"
+    limit = NormalDist().inv_cdf(LEVEL) * math.sqrt(2 / NUMBERS)  # of the variance, relative
+    variance = float(noise.double().square().mean())
+    assert abs(variance / STD**2 - 1) < limit, f"the variance is {variance}, not {STD**2}"
+    for wrong in (2 / 3, 3 / 2):
+        assert abs(variance / (wrong * STD) ** 2 - 1) > limit
+    correlation = float((noise.double() * other.double()).mean()) / STD**2
+    assert abs(correlation) < NormalDist().inv_cdf(LEVEL) / math.sqrt(NUMBERS), f"two keys correlate by {correlation}"
+
+
+def test_noise_has_its_scale_and_repeats_with_its_key(device: str) -> None:
+    check_noise(lambda key: add_gaussian_noise(torch.zeros(NUMBERS, device=device), [(NUMBERS, STD)], (key,)))
+
+
+def test_noise_of_another_scale_is_caught(device: str) -> None:
+    def twice(key: int) -> Tensor:
+        return torch.empty(NUMBERS, device=device).normal_(generator=keyed_generator((key,), device)).mul_(2 * STD)
+
+    with pytest.raises(AssertionError, match="the variance is"):
+        check_noise(twice)
+
+
+@pytest.mark.long  # the tests of strategies make the same statement on a CPU
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_makes_a_finite_release(strategy: str, name: str, device: str) -> None:
+    workload = few(WORKLOADS[name], LOT)
+    model, x, y = on_device(workload, device)
+    engine = PerRecordEngine(model)
+    mechanism = mechanism_of(strategy, workload, engine)
+    gradients = engine.backward(F.cross_entropy(model(x), y), len(x))
+    with torch.no_grad():
+        mechanism.accumulate(gradients, len(x))
+        mechanism.add_noise(lambda step: (1, 1))
+        for released in mechanism.post_process():
+            assert bool(released.isfinite().all())
+
+
+class GraphsLikeEager(Graphs):
+    """Graphs with the keys of the reference: the noise is the same, and what differs is rounding."""
+
+    name = REFERENCE
+    needs_gpu = False
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist_cnn b256", "mlp b256", pytest.param("small_alexnet b128", marks=pytest.mark.slow)]
+)
+def test_a_repeated_graph_makes_the_release_of_an_eager_lot(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = []
+    executors = (Eager(), GraphsLikeEager())
+    for executor in executors:
+        monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda _, executor=executor: executor)
+        torch.manual_seed(0)
+        step, model = loop(few(WORKLOADS[name], LOT), device, "auto")
+        for _ in range(REPEATED):
+            step()
+        weights.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
+    assert executors[1].repeats > REPEATED // 4  # type: ignore[attr-defined]
+    eager, repeated = weights
+    assert float((eager - repeated).norm() / eager.norm()) < CLOSE_IN_TF32
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long  # the tests of ledgers make the same statement on a CPU
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(device: str, tmp_path: Path) -> None:
+    words = [*RUN, f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    run("dpbench", "train", *words, "trainer.max_steps=40", f"hydra.run.dir={whole}")
+    run("dpbench", "train", *words, "trainer.max_steps=20", f"hydra.run.dir={parts}")
+    run("dpbench", "resume", str(parts), "trainer.max_steps=40")
+    assert (whole / "ledger.jsonl").read_bytes() == (parts / "ledger.jsonl").read_bytes()
+    states = []
+    for folder in (whole, parts):
+        state = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=False)
+        states.append(state["state_dict"])
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+@pytest.mark.long  # the tests of DDP make the same statement on a CPU
+def test_two_processes_make_the_releases_of_one_up_to_rounding(device: str, tmp_path: Path) -> None:
+    alone = tmp_path / "alone" / "weights.pt"
+    together = tmp_path / "together" / "weights.pt"
+    for file in (alone, together):
+        file.parent.mkdir()
+    run("tests.gpu.ranks", device, str(alone))
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(*torchrun, "-m", "tests.gpu.ranks", device, str(together))
+    weights = torch.load(alone)
+    for name, value in torch.load(together).items():
+        assert float((weights[name] - value).abs().max() / weights[name].abs().max()) < CLOSE, name
