@@ -63,7 +63,7 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert facts["population"] == 1_000_000 and facts["nominal_population"] and not facts["guarantee"]
     assert main(["account", str(tmp_path), "--population", "1000000", "--batch-size", "5000"]) == 0
     told = capsys.readouterr().out
-    assert "1000000   nominal: the runs had fewer or more" in told and "5000 examples, rate 0.005" in told
+    assert "1000000   nominal: the runs had fewer or more" in told and "5000 examples, sampling rate 0.005" in told
     assert main(["account", str(tmp_path), "--json"]) == 0
     assert not json.loads(capsys.readouterr().out)["nominal_population"]
     assert main(["account", str(tmp_path), "--population", "1e6", "--json"]) == 0

@@ -188,7 +188,7 @@ def test_the_first_line_tells_the_noise(tmp_path: Path, capsys: pytest.CaptureFi
     trainer = trainer_for(tmp_path, strategy, 3, more=[RunProgress()], enable_progress_bar=True)
     trainer.fit(Classifier(), loader_of(pictures()))
     first = capsys.readouterr().err.strip().splitlines()[0]
-    assert first.startswith(f"noise multiplier {strategy.noise_multiplier:.5g} for epsilon 3, lots of ")
+    assert first.startswith(f"noise multiplier {strategy.noise_multiplier:.5g} for epsilon 3, expected batch size ")
 
 
 SHARED = "hydra.run.dir='outputs/${now:%Y}/run'"  # whenever in the year they begin

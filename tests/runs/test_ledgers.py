@@ -193,7 +193,7 @@ def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     main(["account", str(tmp_path)])
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["noise multiplier"].strip() == "1.5"
-    assert lines["lots"].strip() == "50 examples, rate 0.05"
+    assert lines["expected batch size"].strip() == "50 examples, sampling rate 0.05"
 
 
 def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path) -> None:
