@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.processes import wait_until_quiet
+from benchmarks.machine import wait_until_quiet
 from benchmarks.rows import Row
 from benchmarks.timing import Say
 from benchmarks.workloads import STARTUP

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
 import time
-from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.orders import Orders, one_line
 
 _SIZES = 60  # lots, after which nearly all sizes were met
@@ -79,7 +76,7 @@ def _users(
         torch.set_num_threads(1)
     task = TASKS[name]
     # Flower trains in processes of Ray's.
-    orders = Orders(pipe, device, cpu_clock=cpu_of_tree if family == "flower" else time.process_time)
+    orders = Orders(pipe, device, cpu_clock=machine.cpu_of_tree if family == "flower" else time.process_time)
     if family == "pfl":
         from benchmarks.users.pfl_ import serve as serve_pfl
 
@@ -108,45 +105,13 @@ def first_steps(step: Any, device: str, steps: int = 2) -> float:
             step()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    with suppress(OSError):  # else the peak is that of the whole life of the process
-        Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
-    libraries = _resident("RssFile")
+    machine.reset_peak()
+    before = machine.resident_mb("VmRSS")
+    libraries = machine.resident_mb("RssFile")
     for _ in range(steps):
         step()
-    mapped = _resident("RssFile") - libraries  # by the first use of an operator: no memory of a step
-    return max(_resident("VmHWM") - before - mapped, 0.0)
-
-
-def _resident(key: str) -> float:
-    """VmRSS, VmHWM or RssFile in MB."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
-    facts = dict(line.split(":", 1) for line in lines)
-    return float(facts[key].split()[0]) / 1024
-
-
-def cpu_of_tree() -> float:
-    """CPU seconds of this process and of all below it, those that have ended included; from /proc, in 10 ms."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
-    total = 0
-    for process, used in ticks.items():
-        ancestor = process
-        while ancestor != os.getpid() and ancestor in parents:
-            ancestor = parents[ancestor]
-        if ancestor == os.getpid():
-            total += used
-    return total / os.sysconf("SC_CLK_TCK")
+    mapped = machine.resident_mb("RssFile") - libraries  # by the first use of an operator: no memory of a step
+    return max(machine.resident_mb("VmHWM") - before - mapped, 0.0)
 
 
 if __name__ == "__main__":

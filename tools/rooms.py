@@ -23,8 +23,8 @@ _PACKAGE = "dpbench."
 def contracts() -> list[dict[str, Any]]:
     """The contracts on imports."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    found: list[dict[str, Any]] = project["tool"]["importlinter"]["contracts"]
-    return found
+    listed: list[dict[str, Any]] = project["tool"]["importlinter"]["contracts"]
+    return listed
 
 
 def floors(container: str = "dpbench") -> list[list[str]]:
@@ -36,8 +36,8 @@ def floors(container: str = "dpbench") -> list[list[str]]:
 def table() -> str:
     """A row for each room, from the top."""
     rows = [["floor", "room", "holds", "never imports, not even through others"]]
-    whole = floors()
-    for number, layer in zip(range(len(whole), 0, -1), whole, strict=True):
+    every_floor = floors()
+    for number, layer in zip(range(len(every_floor), 0, -1), every_floor, strict=True):
         for room in layer:
             rows.append([str(number), f"`{_path(room)}`", _holds(room), _never(room)])
             if room == "dpbench.privacy":
@@ -78,9 +78,9 @@ def _never(room: str) -> str:
             forbidden |= dict.fromkeys(contract["forbidden_modules"])
         if contract["type"] == "independence" and room in contract["modules"]:
             forbidden |= dict.fromkeys(contract["modules"])
-    whole = [*floors(), *floors("dpbench.privacy")]
-    (own,) = (number for number, layer in enumerate(whole) if room in layer)
-    for layer in whole[: own + 1]:
+    every_floor = [*floors(), *floors("dpbench.privacy")]
+    (level,) = (number for number, layer in enumerate(every_floor) if room in layer)
+    for layer in every_floor[: level + 1]:
         for above in layer:
             forbidden.pop(above, None)
     return ", ".join(f"`{name.removeprefix(_PACKAGE)}`{_exceptions(room, name)}" for name in forbidden)
@@ -100,8 +100,8 @@ def page(text: str) -> str:
 
 def with_table(text: str, begin: str, end: str, written: str) -> str:
     """A page with another table between two marks."""
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
+    before, _, remainder = text.partition(begin)
+    _, _, after = remainder.partition(end)
     return f"{before}{begin}\n\n{written}\n\n{end}{after}"
 
 
