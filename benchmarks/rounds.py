@@ -99,13 +99,12 @@ def measure(
                 chosen = [method for method in crew.methods if method in {*methods, LIMIT, OURS}]
                 python = Path(sys.executable) if crew.family == "own" else peers.absolute() / "bin" / "python"
                 if not python.exists():
-                    error = f"not installed: `make bench-users` installs it into {peers}"
-                    missing |= dict.fromkeys(chosen, error)
+                    missing |= dict.fromkeys(chosen, f"not installed: `make bench-users` installs it into {peers}")
                 elif chosen:
                     words = ("users", crew.family, crew.kind, task, str(users), "cpu", *crew.methods)
                     workers.append(Worker(words, _environment(crew, folder), python))
-                    error = workers[-1].facts.get("error")
-                    timed += [Timed(method, workers[-1], error=error) for method in chosen]
+                    failure = workers[-1].facts.get("error")
+                    timed += [Timed(method, workers[-1], error=failure) for method in chosen]
             quiet = wait_until_quiet(patience)
             measure_rounds(timed, turns, 1, say)
         finally:

@@ -48,6 +48,7 @@ def measure(repeats: int, patience: float, say: Say) -> list[Row]:
         for turn in range(repeats):
             say(f"turn {turn + 1}")
             for name, series in times.items():
+                words: tuple[str, ...]
                 if name == FIRST:
                     words = (*_DIGITS, "trainer.max_steps=1", f"hydra.run.dir=first_{turn}")
                     measured = _time(words, Path(folder), Path(folder, f"first_{turn}", "ledger.jsonl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,14 +25,16 @@ def main(pipe: Connection, words: tuple[str, ...]) -> None:
     """
     try:
         if words[0] == "steps":
-            _steps(pipe, *words[1:3], methods=words[3:])
+            _, workload, device, *methods = words
+            _steps(pipe, workload, device, methods)
         else:
-            _users(pipe, *words[1:6], methods=words[6:])
+            _, family, kind, task, users, device, *methods = words
+            _users(pipe, family, kind, task, users, device, methods)
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         pipe.send({"error": one_line(error)})
 
 
-def _steps(pipe: Connection, name: str, device: str, methods: tuple[str, ...]) -> None:
+def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> None:
     """Steps of one or several methods; says first how much memory the first two steps of each took, or what failed."""
     import torch
 
@@ -65,7 +68,7 @@ def _steps(pipe: Connection, name: str, device: str, methods: tuple[str, ...]) -
 
 
 def _users(
-    pipe: Connection, family: str, kind: str, name: str, users: str, device: str, methods: tuple[str, ...]
+    pipe: Connection, family: str, kind: str, name: str, users: int, device: str, methods: Sequence[str]
 ) -> None:
     """Rounds of users, by dpbench or by a peer; says first what it found out about itself."""
     import torch
@@ -80,18 +83,18 @@ def _users(
     if family == "pfl":
         from benchmarks.users.pfl_ import serve as serve_pfl
 
-        serve_pfl(task, int(users), orders, kind, {"peer": f"pfl {version('pfl')}"})
+        serve_pfl(task, users, orders, kind, {"peer": f"pfl {version('pfl')}"})
     elif family == "flower":
         from benchmarks.users.flower_ import serve as serve_flower
 
         peer = {"peer": f"flwr {version('flwr')}, ray {version('ray')}"}
-        serve_flower(task, int(users), orders, kind, peer)
+        serve_flower(task, users, orders, kind, peer)
     else:
         from benchmarks.users.ours import serve
         from benchmarks.users.plain import add_functions
 
-        facts = add_functions(orders.functions, task, int(users), device, methods)
-        serve(task, int(users), orders, facts, device)
+        facts = add_functions(orders.functions, task, users, device, methods)
+        serve(task, users, orders, facts, device)
 
 
 def first_steps(step: Any, device: str, steps: int = 2) -> float:

@@ -111,7 +111,9 @@ def _seconds(go: Round) -> float:
 def together(task: Task, users: int, at_once: int, device: str) -> Round:
     """Local training of `at_once` users in one call, clipped sum, noise, server SGD with momentum."""
     server = task.model().to(device)
-    inputs, targets = (x.to(device).unflatten(1, (task.steps, task.batch)) for x in task.data(users))
+    inputs, targets = (x.to(device) for x in task.data(users))
+    inputs = inputs.view(users, task.steps, task.batch, *inputs.shape[2:])
+    targets = targets.view(users, task.steps, task.batch, *targets.shape[2:])
     named = dict(server.named_parameters())
     optimizer = torch.optim.SGD(server.parameters(), lr=1.0, momentum=MOMENTUM)
 
