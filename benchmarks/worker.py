@@ -29,7 +29,7 @@ def main(pipe: Connection, words: tuple[str, ...]) -> None:
             _steps(pipe, workload, device, methods)
         else:
             _, family, kind, task, users, device, *methods = words
-            _users(pipe, family, kind, task, users, device, methods)
+            _users(pipe, family, kind, task, int(users), device, methods)
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         pipe.send({"error": one_line(error)})
 
