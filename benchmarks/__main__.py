@@ -27,7 +27,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks import busy, networks, pages, rounds, rows, startup
+from benchmarks import busy, machine, networks, pages, rounds, rows, startup
 from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for, methods_on_gpu
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
@@ -105,22 +105,24 @@ def _refusal(options: argparse.Namespace, path: Path) -> str | None:
     elif options.what == "gpu":
         workloads = GPU_WORKLOADS
         methods = GPU_METHODS
-    for kind, names, known in (
+    for kind, names, choices in (
         ("workload", options.workloads, workloads),
         ("method", options.methods, methods),
         ("part", options.parts, _GPU_PARTS),
     ):
         for name in names or ():
-            if name not in known:
-                return f"there is no {kind} {name!r}; known: {'; '.join(known)}."
+            if name not in choices:
+                return f"there is no {kind} {name!r}; known: {'; '.join(choices)}."
     if options.what == "report" and not path.exists():
         return f"there is no {path}: measure first, or name a file with --file."
     if options.what in ("steps", "growth", "startup", "users"):
         # Times of two machines do not compare, and their rows would stand in one table.
         other = rows.of_another_processor(rows.read(path))
         if other is not None:
-            this = rows.processor()
-            return f"{path} holds times of another machine ({other}; this is {this}): choose a folder with --out."
+            own_processor = machine.processor()
+            return (
+                f"{path} holds times of another machine ({other}; this is {own_processor}): choose a folder with --out."
+            )
     return None
 
 

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.processes import Worker, wait_until_quiet
+from benchmarks.machine import wait_until_quiet
+from benchmarks.processes import Worker
 from benchmarks.rows import Row, origin
 from benchmarks.timing import Say, Timed
 from dpbench.run.threads import SPINS
@@ -56,8 +57,8 @@ def measure(repeats: int, patience: float, say: Say) -> list[Row]:
         for name, walls in times.items():
             row = {"waiting": name, "beside": beside, "wall_ms": statistics.median(walls), "walls_ms": walls}
             rows.append({**row, "quiet": quiet, **origin()})
-    for one in (*timed.values(), *companions.values()):
-        one.worker.close()
+    for entry in (*timed.values(), *companions.values()):
+        entry.worker.close()
     return rows
 
 

@@ -63,10 +63,10 @@ def draw_ratios(rows: Sequence[Row], path: Path, labels: Mapping[str, str] | Non
     panels: dict[str, list[Row]] = {}
     for row in rows:
         if labels is None:
-            wanted = bool(row["ratio_to_limit"]) and (MALLOC not in row["method"] or "opacus" in row["method"])
+            is_drawn = bool(row["ratio_to_limit"]) and (MALLOC not in row["method"] or "opacus" in row["method"])
         else:
-            wanted = is_pictured(row)
-        if wanted:
+            is_drawn = is_pictured(row)
+        if is_drawn:
             panels.setdefault(row["workload"], []).append(row)
     if not panels:
         return
@@ -77,9 +77,9 @@ def draw_ratios(rows: Sequence[Row], path: Path, labels: Mapping[str, str] | Non
     for number, (title, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[number], sharex=axes)
         _draw_panel(axes, title, panel, labels or {})
-    shown = [row for panel in panels.values() for row in panel]
-    _set_scale(axes, [row["ratio_to_limit"] for row in shown])
-    families = {_family(row["method"]) for row in shown}
+    drawn = [row for panel in panels.values() for row in panel]
+    _set_scale(axes, [row["ratio_to_limit"] for row in drawn])
+    families = {_family(row["method"]) for row in drawn}
     handles = []
     for family in (*_FAMILIES.values(), _OTHER_FAMILY):
         if family in families:

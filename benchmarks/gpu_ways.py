@@ -93,11 +93,11 @@ def private_graph(workload: Workload, device: str) -> Step:
         loss = (F.cross_entropy(model(rows), labels, reduction="none") * mask).sum()
         gradients = engine.backward(loss, room)
         with torch.no_grad():
-            norms = torch.stack([one.squared_norms() for one in gradients])
+            norms = torch.stack([part.squared_norms() for part in gradients])
             finite.copy_(norms.isfinite().all())
             weights = clip_factors(norms.sum(0), 1.0) * mask
-            for one, view in zip(gradients, mechanism.gradients, strict=True):
-                one.add_weighted_sum(weights, view)
+            for part, view in zip(gradients, mechanism.gradients, strict=True):
+                part.add_weighted_sum(weights, view)
 
     def release() -> None:
         with torch.no_grad():
@@ -177,8 +177,8 @@ def seeds(workload: Workload, device: str) -> Step:
     lots, labels = x[orders], y[orders]
     base = networks[0]
 
-    def loss(own: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(base, own, (one[None],)), label[None])
+    def loss(own: dict[str, Tensor], part: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(base, own, (part[None],)), label[None])
 
     def release(own: dict[str, Tensor], lot: Tensor, label: Tensor) -> dict[str, Tensor]:
         rows = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(own, lot, label)

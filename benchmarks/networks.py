@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from benchmarks import pages, rows
-from benchmarks.processes import wait_until_quiet
+from benchmarks.machine import processor, wait_until_quiet
 from benchmarks.timing import Say
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
@@ -259,7 +259,7 @@ def write_page(path: Path, turns: int, patience: float, say: Say) -> Path:
         "networks",
         path,
         origin=rows.origin(),
-        processor=rows.processor(),
+        processor=processor(),
         quiet=is_quiet,
         records=RECORDS,
         turns=turns,

@@ -19,10 +19,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
+from benchmarks.machine import busy_cores
 from benchmarks.ours import bare
 from benchmarks.pages import render
 from benchmarks.plain import MakeOptimizer, Step, plain
-from benchmarks.processes import busy_cores
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.code import versions
 from dpbench.files import write_atomically

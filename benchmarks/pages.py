@@ -94,8 +94,8 @@ def judged(goal: str, asked: float, reached: float | None, at_least: bool, besid
         verdict = "not measured"
     else:
         # What is printed is what is judged: 1.184 is 1.18.
-        shown = round(reached, 2)
-        met = shown >= asked if at_least else shown <= asked
+        rounded = round(reached, 2)
+        met = rounded >= asked if at_least else rounded <= asked
         verdict = "met" if met else "**not met**"
     return {"goal": goal, "asked": asked, "reached": reached, "beside": beside, "verdict": verdict}
 
@@ -122,31 +122,31 @@ def goals(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _reached(goal: Mapping[str, str], measured: Mapping[tuple[str, str], Row]) -> tuple[float | None, float | None]:
     """What was measured of a goal in wall time, or in memory, and in CPU time."""
     workload = goal["workload"]
-    own: Row | None = None
+    slowest: Row | None = None
     for method in goal["method"].split(";"):
         row = measured.get((workload, method))
         # Of several methods, the slowest is judged.
-        if row and (own is None or (row["ratio_to_limit"] or 0) > (own["ratio_to_limit"] or 0)):
-            own = row
+        if row and (slowest is None or (row["ratio_to_limit"] or 0) > (slowest["ratio_to_limit"] or 0)):
+            slowest = row
     other = measured.get((goal["other_workload"] or workload, goal["other"]), {})
-    if own is None:
+    if slowest is None:
         return None, None
     match goal["measure"]:
         case "limit":
-            return own["ratio_to_limit"], own["cpu_ratio_to_limit"]
+            return slowest["ratio_to_limit"], slowest["cpu_ratio_to_limit"]
         case "ratio":
-            wall = quotient(own["ratio_to_limit"], other.get("ratio_to_limit"))
-            return wall, quotient(own["cpu_ratio_to_limit"], other.get("cpu_ratio_to_limit"))
+            wall = quotient(slowest["ratio_to_limit"], other.get("ratio_to_limit"))
+            return wall, quotient(slowest["cpu_ratio_to_limit"], other.get("cpu_ratio_to_limit"))
         case "speedup":
             peers = [row for (name, method), row in measured.items() if name == workload and MALLOC in method]
-            wall = quotient(least(peers, ("opacus/",)), relative(own))
-            return wall, quotient(least(peers, ("opacus/",), "cpu_ms"), relative(own, "cpu_ms"))
+            wall = quotient(least(peers, ("opacus/",)), relative(slowest))
+            return wall, quotient(least(peers, ("opacus/",), "cpu_ms"), relative(slowest, "cpu_ms"))
         case "memory":
-            return quotient(own["peak_mb"], other.get("peak_mb")), None
+            return quotient(slowest["peak_mb"], other.get("peak_mb")), None
         case "seconds":
-            return quotient(own["wall_ms"], 1e3), quotient(own["cpu_ms"], 1e3)
+            return quotient(slowest["wall_ms"], 1e3), quotient(slowest["cpu_ms"], 1e3)
         case "cpu_seconds":
-            seconds = quotient(own["cpu_ms"], 1e3)
+            seconds = quotient(slowest["cpu_ms"], 1e3)
             return seconds, seconds
     raise ValueError(f"goals.csv: unknown measure {goal['measure']!r}")
 

@@ -1,4 +1,4 @@
-"""Processes that are measured, one of them computing at a time, and whether the machine is quiet meanwhile."""
+"""Processes that are measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from functools import cache
 from multiprocessing.connection import Connection
@@ -21,7 +20,6 @@ from benchmarks import worker
 
 _ROOT = Path(__file__).parents[1]
 _PRELOADED = ("benchmarks.ours", "dpbench.run.train", "hydra")
-_BUSY_CORES = 0.10
 _PATIENCE = 30.0  # seconds for a process to end by itself
 
 
@@ -109,37 +107,3 @@ def _serve(pipe: Connection, words: tuple[str, ...]) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a process that is killed would leave behind
     worker.main(pipe, words)
-
-
-def busy_cores(seconds: float = 0.5) -> float:
-    """Cores that the machine used meanwhile, from /proc/stat; 0 where that cannot be read."""
-    try:
-        before = _used_ticks()
-        time.sleep(seconds)
-        return (_used_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
-    except OSError:
-        return 0.0
-
-
-def _used_ticks() -> int:
-    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return user + nice + system + irq + soft + steal
-
-
-def wait_until_quiet(patience: float) -> bool:
-    """Whether nobody else computes, waiting for it for so many seconds."""
-    end = time.monotonic() + patience
-    while busy_cores() > _BUSY_CORES:
-        if time.monotonic() > end:
-            return False
-    return True
-
-
-def free_mb() -> float:
-    """Memory that processes may still take; infinite where that cannot be read."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return float("inf")
-    facts = dict(line.split(":", 1) for line in lines)
-    return float(facts["MemAvailable"].split()[0]) / 1024 if "MemAvailable" in facts else float("inf")

@@ -15,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.machine import wait_until_quiet
 from benchmarks.methods import GPU_WAYS, MALLOC
-from benchmarks.processes import Worker, wait_until_quiet
+from benchmarks.processes import Worker
 from benchmarks.rows import Row
 from benchmarks.timing import Say, Timed, measure_rounds
 from benchmarks.users.tasks import TASKS
@@ -95,22 +96,21 @@ def measure(
         say("starting")
         try:
             for crew in CREWS:
-                wanted = [method for method in crew.methods if method in {*methods, LIMIT, OURS}]
+                chosen = [method for method in crew.methods if method in {*methods, LIMIT, OURS}]
                 python = Path(sys.executable) if crew.family == "own" else peers.absolute() / "bin" / "python"
                 if not python.exists():
-                    error = f"not installed: `make bench-users` installs it into {peers}"
-                    missing |= dict.fromkeys(wanted, error)
-                elif wanted:
+                    missing |= dict.fromkeys(chosen, f"not installed: `make bench-users` installs it into {peers}")
+                elif chosen:
                     words = ("users", crew.family, crew.kind, task, str(users), "cpu", *crew.methods)
                     workers.append(Worker(words, _environment(crew, folder), python))
-                    error = workers[-1].facts.get("error")
-                    timed += [Timed(method, workers[-1], error=error) for method in wanted]
+                    failure = workers[-1].facts.get("error")
+                    timed += [Timed(method, workers[-1], error=failure) for method in chosen]
             quiet = wait_until_quiet(patience)
             measure_rounds(timed, turns, 1, say)
         finally:
             for worker in workers:
                 worker.close()
-    by_method = {one.method: one for one in timed}
+    by_method = {entry.method: entry for entry in timed}
     rows = []
     for method in METHODS:
         if method in by_method or method in missing:
@@ -141,9 +141,9 @@ def row_of(task: str, users: int, method: str, timed: Mapping[str, Timed], missi
         missing: Why the method could not be started.
         quiet: Whether the machine was.
     """
-    own = timed.get(method)
-    cpus = own.cpus if own else []
-    facts = own.worker.facts if own else {}
+    entry = timed.get(method)
+    cpus = entry.cpus if entry else []
+    facts = entry.worker.facts if entry else {}
     return {
         "workload": task,
         "method": method,
@@ -152,14 +152,14 @@ def row_of(task: str, users: int, method: str, timed: Mapping[str, Timed], missi
         "turns": len(cpus),
         "cpu_s": statistics.median(cpus) if cpus else None,
         "cpu_s_range": [min(cpus), max(cpus)] if cpus else None,
-        "wall_s": statistics.median(own.walls) if own and own.walls else None,
+        "wall_s": statistics.median(entry.walls) if entry and entry.walls else None,
         "ratio_to_limit": _median_ratio(cpus, timed[LIMIT].cpus),
         "ratio_to_ours": _median_ratio(cpus, timed[OURS].cpus),
         "asked_of_limit": TASKS[task].asked if method == OURS else None,
         "limit": facts.get("limit") if method == LIMIT else None,
         "peer": facts.get("peer"),
         "quiet": quiet,
-        "error": own.error if own else missing,
+        "error": entry.error if entry else missing,
     }
 
 
@@ -184,8 +184,8 @@ def measure_on_gpu(name: str, users: int, repeats: int, device: str, say: Say) -
     row: dict[str, Any] = {"users": users, "steps": task.steps, "rows": task.batch}
     for way in GPU_WAYS[:1] if name == _RECURRENT else GPU_WAYS:
         worker = Worker(("users", "own", "", name, str(users), device, way))
-        one = Timed(way, worker, error=worker.facts.get("error"))
-        measure_rounds([one], repeats, 1, lambda text, way=way: say(f"{way}: {text}"))  # type: ignore[misc]
+        entry = Timed(way, worker, error=worker.facts.get("error"))
+        measure_rounds([entry], repeats, 1, lambda text, way=way: say(f"{way}: {text}"))  # type: ignore[misc]
         worker.close()
-        row[way] = one.error or 1e3 * statistics.median(one.walls)
+        row[way] = entry.error or 1e3 * statistics.median(entry.walls)
     return row

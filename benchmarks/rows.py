@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import processor
 from benchmarks.methods import DRAWN, MALLOC
 from benchmarks.workloads import STARTUP, workload_named
 from dpbench.code import versions
@@ -94,21 +94,6 @@ def origin() -> Row:
         "versions": {**versions(), **peers},
         "hardware": {**provenance.hardware(), "instructions": instructions(), "processor": processor()},
     }
-
-
-def processor() -> str | None:
-    """What tells processors of one name apart: generation and features; None where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
-    except OSError:
-        return None
-    facts: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        facts[key.strip()] = value.strip()
-    generation = ", ".join(f"{key} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts)
-    features = hashlib.sha256(facts.get("flags", facts.get("Features", "")).encode()).hexdigest()[:8]
-    return f"{generation}, features {features}"
 
 
 def of_another_processor(rows: Iterable[Row]) -> str | None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.processes import wait_until_quiet
+from benchmarks.machine import wait_until_quiet
 from benchmarks.rows import Row
 from benchmarks.timing import Say
 from benchmarks.workloads import STARTUP
@@ -48,6 +48,7 @@ def measure(repeats: int, patience: float, say: Say) -> list[Row]:
         for turn in range(repeats):
             say(f"turn {turn + 1}")
             for name, series in times.items():
+                words: tuple[str, ...]
                 if name == FIRST:
                     words = (*_DIGITS, "trainer.max_steps=1", f"hydra.run.dir=first_{turn}")
                     measured = _time(words, Path(folder), Path(folder, f"first_{turn}", "ledger.jsonl"))

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.machine import free_mb, wait_until_quiet
 from benchmarks.methods import REFERENCE, together
-from benchmarks.processes import Worker, free_mb, wait_until_quiet
+from benchmarks.processes import Worker
 from benchmarks.rows import Row
 from benchmarks.workloads import SEEDS, workload_named
 
@@ -97,22 +98,22 @@ def measure_steps(
     """
     rows: list[Row] = []
     for group in together(methods, device):
-        left = list(group)
-        while left:
+        remaining = list(group)
+        while remaining:
             say("starting")
-            wanted = [REFERENCE, *(method for method in left if method != REFERENCE)]
-            timed = _start_all(workload, wanted, device)
+            chosen = [REFERENCE, *(method for method in remaining if method != REFERENCE)]
+            timed = _start_all(workload, chosen, device)
             quiet = wait_until_quiet(patience)
             _alternate(timed, device, threads, repeats, say)
-            for worker in {id(one.worker): one.worker for one in timed}.values():
+            for worker in {id(entry.worker): entry.worker for entry in timed}.values():
                 worker.close()
-            new = [_row(workload, one, device, threads, quiet) for one in timed]
+            new = [_row(workload, entry, device, threads, quiet) for entry in timed]
             for row in new:
                 row["reference_wall_ms"] = new[0]["wall_ms"]
                 row["reference_cpu_ms"] = new[0]["cpu_ms"]
-            rows += [row for row in new if row["method"] in left]
+            rows += [row for row in new if row["method"] in remaining]
             measured = {row["method"] for row in new}
-            left = [method for method in left if method not in measured]
+            remaining = [method for method in remaining if method not in measured]
     return rows
 
 
@@ -126,7 +127,7 @@ def _start_all(workload: str, methods: Sequence[str], device: str) -> list[Timed
     timed: list[Timed] = []
     with ThreadPoolExecutor(2) as pool:
         for first in range(0, len(methods), 2):
-            most = max((one.peak_mb or 0.0 for one in timed), default=0.0)
+            most = max((entry.peak_mb or 0.0 for entry in timed), default=0.0)
             if timed and free_mb() < _ROOM_MB + _GROWTH * most:
                 break
             for started in pool.map(lambda method: _start(workload, [method], device), methods[first : first + 2]):
@@ -149,51 +150,51 @@ def _start(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
 def _alternate(timed: Sequence[Timed], device: str, threads: int, repeats: tuple[int, int], say: Say) -> None:
     """Let methods take turns, of as many steps as fit into a turn: first for wall time, then for CPU time."""
     guesses: dict[str, float] = {}
-    for one in timed:
-        measured = _step_for_a_while(one, device, threads, guesses.get(one.method, 1.0))
+    for entry in timed:
+        measured = _step_for_a_while(entry, device, threads, guesses.get(entry.method, 1.0))
         if measured is None:
             continue
-        guesses[one.method] = measured[0]
+        guesses[entry.method] = measured[0]
         if measured[0] >= _SLOW:  # a turn that takes seconds counts from the first on
-            one.walls.append(measured[0])
+            entry.walls.append(measured[0])
     for number in range(sum(repeats)):
         counts_cpu = number >= repeats[0]
         if counts_cpu and device == "cuda":
             break
         say(f"turn {number + 1}")
-        for one in timed:
-            series = one.cpus if counts_cpu else one.walls
+        for entry in timed:
+            series = entry.cpus if counts_cpu else entry.walls
             if sum(series) > _ENOUGH:
                 continue
-            likely = min([*series, *one.walls], default=guesses.get(one.method, 1.0))
-            measured = _step_for_a_while(one, device, 1 if counts_cpu else threads, likely)
+            likely = min([*series, *entry.walls], default=guesses.get(entry.method, 1.0))
+            measured = _step_for_a_while(entry, device, 1 if counts_cpu else threads, likely)
             if measured is not None:
                 series.append(measured[1] if counts_cpu else measured[0])
 
 
-def _step_for_a_while(one: Timed, device: str, threads: int, likely: float) -> tuple[float, float] | None:
+def _step_for_a_while(entry: Timed, device: str, threads: int, likely: float) -> tuple[float, float] | None:
     """Make a turn, given the seconds that a step is likely to take."""
     steps = max(1, round(_TURN[device] / likely))
     warm = 0 if likely >= _SLOW else _WARM_OF_MANY if steps > 10 else 1
-    return one.turn(steps, warm, threads)
+    return entry.turn(steps, warm, threads)
 
 
-def _row(workload: str, one: Timed, device: str, threads: int, quiet: bool) -> Row:
+def _row(workload: str, entry: Timed, device: str, threads: int, quiet: bool) -> Row:
     # The way of `SEEDS` networks makes so many steps at once.
-    scale = 1e3 / (SEEDS if one.method.startswith("seeds/") else 1)
-    walls = [] if one.error else [scale * seconds for seconds in one.walls]
-    cpus = [] if one.error else [scale * seconds for seconds in one.cpus]
+    scale = 1e3 / (SEEDS if entry.method.startswith("seeds/") else 1)
+    walls = [] if entry.error else [scale * seconds for seconds in entry.walls]
+    cpus = [] if entry.error else [scale * seconds for seconds in entry.cpus]
     return {
         "workload": workload,
-        "method": one.method,
+        "method": entry.method,
         "device": device,
         "threads": threads if device == "cpu" else None,
         "wall_ms": statistics.median(walls) if walls else None,
         "wall_ms_range": [min(walls), max(walls)] if walls else None,
         "cpu_ms": statistics.median(cpus) if cpus else None,
-        "peak_mb": one.peak_mb if walls else None,
+        "peak_mb": entry.peak_mb if walls else None,
         "quiet": quiet,
-        "error": one.error,
+        "error": entry.error,
     }
 
 
@@ -209,8 +210,8 @@ def measure_rounds(timed: Sequence[Timed], turns: int, skipped: int, say: Say, *
     """
     for turn in range(skipped + turns):
         say(f"turn {turn + 1} of {skipped + turns}")
-        for one in timed:
-            measured = one.turn(**order)
+        for entry in timed:
+            measured = entry.turn(**order)
             if measured is not None and turn >= skipped:
-                one.walls.append(measured[0])
-                one.cpus.append(measured[1])
+                entry.walls.append(measured[0])
+                entry.cpus.append(measured[1])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.orders import Orders, one_line
 
 _SIZES = 60  # lots, after which nearly all sizes were met
@@ -27,14 +25,16 @@ def main(pipe: Connection, words: tuple[str, ...]) -> None:
     """
     try:
         if words[0] == "steps":
-            _steps(pipe, *words[1:3], methods=words[3:])
+            _, workload, device, *methods = words
+            _steps(pipe, workload, device, methods)
         else:
-            _users(pipe, *words[1:6], methods=words[6:])
+            _, family, kind, task, users, device, *methods = words
+            _users(pipe, family, kind, task, int(users), device, methods)
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         pipe.send({"error": one_line(error)})
 
 
-def _steps(pipe: Connection, name: str, device: str, methods: tuple[str, ...]) -> None:
+def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> None:
     """Steps of one or several methods; says first how much memory the first two steps of each took, or what failed."""
     import torch
 
@@ -68,7 +68,7 @@ def _steps(pipe: Connection, name: str, device: str, methods: tuple[str, ...]) -
 
 
 def _users(
-    pipe: Connection, family: str, kind: str, name: str, users: str, device: str, methods: tuple[str, ...]
+    pipe: Connection, family: str, kind: str, name: str, users: int, device: str, methods: Sequence[str]
 ) -> None:
     """Rounds of users, by dpbench or by a peer; says first what it found out about itself."""
     import torch
@@ -79,22 +79,22 @@ def _users(
         torch.set_num_threads(1)
     task = TASKS[name]
     # Flower trains in processes of Ray's.
-    orders = Orders(pipe, device, cpu_clock=cpu_of_tree if family == "flower" else time.process_time)
+    orders = Orders(pipe, device, cpu_clock=machine.cpu_of_tree if family == "flower" else time.process_time)
     if family == "pfl":
         from benchmarks.users.pfl_ import serve as serve_pfl
 
-        serve_pfl(task, int(users), orders, kind, {"peer": f"pfl {version('pfl')}"})
+        serve_pfl(task, users, orders, kind, {"peer": f"pfl {version('pfl')}"})
     elif family == "flower":
         from benchmarks.users.flower_ import serve as serve_flower
 
         peer = {"peer": f"flwr {version('flwr')}, ray {version('ray')}"}
-        serve_flower(task, int(users), orders, kind, peer)
+        serve_flower(task, users, orders, kind, peer)
     else:
         from benchmarks.users.ours import serve
         from benchmarks.users.plain import add_functions
 
-        facts = add_functions(orders.functions, task, int(users), device, methods)
-        serve(task, int(users), orders, facts, device)
+        facts = add_functions(orders.functions, task, users, device, methods)
+        serve(task, users, orders, facts, device)
 
 
 def first_steps(step: Any, device: str, steps: int = 2) -> float:
@@ -108,45 +108,13 @@ def first_steps(step: Any, device: str, steps: int = 2) -> float:
             step()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    with suppress(OSError):  # else the peak is that of the whole life of the process
-        Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
-    libraries = _resident("RssFile")
+    machine.reset_peak()
+    before = machine.resident_mb("VmRSS")
+    libraries = machine.resident_mb("RssFile")
     for _ in range(steps):
         step()
-    mapped = _resident("RssFile") - libraries  # by the first use of an operator: no memory of a step
-    return max(_resident("VmHWM") - before - mapped, 0.0)
-
-
-def _resident(key: str) -> float:
-    """VmRSS, VmHWM or RssFile in MB."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
-    facts = dict(line.split(":", 1) for line in lines)
-    return float(facts[key].split()[0]) / 1024
-
-
-def cpu_of_tree() -> float:
-    """CPU seconds of this process and of all below it, those that have ended included; from /proc, in 10 ms."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
-    total = 0
-    for process, used in ticks.items():
-        ancestor = process
-        while ancestor != os.getpid() and ancestor in parents:
-            ancestor = parents[ancestor]
-        if ancestor == os.getpid():
-            total += used
-    return total / os.sysconf("SC_CLK_TCK")
+    mapped = machine.resident_mb("RssFile") - libraries  # by the first use of an operator: no memory of a step
+    return max(machine.resident_mb("VmHWM") - before - mapped, 0.0)
 
 
 if __name__ == "__main__":

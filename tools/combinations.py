@@ -257,8 +257,8 @@ def table(found: dict[Cell, str]) -> str:
     for clipping, transform, denoiser in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
         row = [clipping, transform, denoiser]
         for sampler, unit in columns:
-            own = [found[Cell(clipping, transform, denoiser, sampler, unit, name)] for name in OPTIMIZERS]
-            marks = {"✓" if not reason else f"[{reasons.index(reason) + 1}]" for reason in own}
+            reasons_here = [found[Cell(clipping, transform, denoiser, sampler, unit, name)] for name in OPTIMIZERS]
+            marks = {"✓" if not reason else f"[{reasons.index(reason) + 1}]" for reason in reasons_here}
             row.append(" ".join(sorted(marks)))
         lines.append(row)
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]

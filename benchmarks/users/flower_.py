@@ -71,13 +71,13 @@ def serve(task: Task, users: int, orders: Orders, kind: str, facts: dict[str, An
         arrays = ArrayRecord(task.model().state_dict())
         strategy.start(grid, arrays, num_rounds=10**6, timeout=3600, evaluate_fn=between)
 
-    one = {"num_cpus": 1, "num_gpus": 0.0}
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
     run_simulation(
         server,
         client_app,
         users,
         backend_config={
-            "client_resources": one,
+            "client_resources": resources,
             "init_args": {"num_cpus": 1, "include_dashboard": False, "log_to_driver": False},
         },
     )

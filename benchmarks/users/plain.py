@@ -50,11 +50,10 @@ def limit(task: Task, users: int, tries: int = 2) -> tuple[Round, str]:
     Returns:
         The round; and a word for what was fastest.
     """
-    few = min(users, _FEW)
     times = {}
-    for how in task.plain:
-        go = _gradients(task, few, *how)
-        times[how] = min(_seconds(go) for _ in range(1 + tries))
+    for size, layout in task.plain:
+        go = _gradients(task, min(users, _FEW), size, layout)
+        times[size, layout] = min(_seconds(go) for _ in range(1 + tries))
     size, layout = min(times, key=times.__getitem__)
     word = "channels-last" if layout is torch.channels_last else "contiguous"
     return _gradients(task, users, size, layout), f"batches of {size}, {word}"
@@ -93,11 +92,11 @@ def naive(task: Task, users: int) -> Round:
         total = [torch.zeros_like(p) for p in parameters]
         for user in range(users):
             difference = update(user)
-            norm = float(torch.stack([one.norm() for one in difference]).norm())
-            for whole, one in zip(total, difference, strict=True):
-                whole.add_(one * min(1.0, CLIP / norm))
-        for p, whole in zip(parameters, total, strict=True):
-            p.grad = (whole + NOISE * CLIP * torch.randn_like(whole)) / users
+            norm = float(torch.stack([change.norm() for change in difference]).norm())
+            for accumulated, change in zip(total, difference, strict=True):
+                accumulated.add_(change * min(1.0, CLIP / norm))
+        for p, accumulated in zip(parameters, total, strict=True):
+            p.grad = (accumulated + NOISE * CLIP * torch.randn_like(accumulated)) / users
         optimizer.step()
 
     return go
@@ -112,7 +111,9 @@ def _seconds(go: Round) -> float:
 def together(task: Task, users: int, at_once: int, device: str) -> Round:
     """Local training of `at_once` users in one call, clipped sum, noise, server SGD with momentum."""
     server = task.model().to(device)
-    inputs, targets = (x.to(device).unflatten(1, (task.steps, task.batch)) for x in task.data(users))
+    inputs, targets = (x.to(device) for x in task.data(users))
+    inputs = inputs.view(users, task.steps, task.batch, *inputs.shape[2:])
+    targets = targets.view(users, task.steps, task.batch, *targets.shape[2:])
     named = dict(server.named_parameters())
     optimizer = torch.optim.SGD(server.parameters(), lr=1.0, momentum=MOMENTUM)
 

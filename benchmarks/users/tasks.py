@@ -47,8 +47,8 @@ class Task:
 
     def data(self, users: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (users, rows, ...), the same in every process."""
-        made = self.rows(users * self.rows_of_user, torch.Generator().manual_seed(1))
-        inputs, targets = (x.view(users, self.rows_of_user, *x.shape[1:]) for x in made)
+        examples = self.rows(users * self.rows_of_user, torch.Generator().manual_seed(1))
+        inputs, targets = (x.view(users, self.rows_of_user, *x.shape[1:]) for x in examples)
         return inputs, targets
 
     def model(self) -> nn.Module:

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import busy, optimizers, pages, rows, startup, timing
+from benchmarks import busy, machine, optimizers, pages, rows, startup, timing
 from benchmarks.__main__ import main
 from benchmarks.methods import METHODS, QUICK, methods_for
 from benchmarks.opacus_ import opacus
@@ -144,7 +144,7 @@ def test_processors_of_one_name_have_files_of_their_own(monkeypatch: pytest.Monk
 
 def test_times_of_two_machines_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = rows.origin()["hardware"]
-    assert mine["processor"] == rows.processor() != "other" and "features" in mine["processor"]
+    assert mine["processor"] == machine.processor() != "other" and "features" in mine["processor"]
     path = tmp_path / f"{rows.hardware('cpu', 2)}.json"
     rows.write(path, [row("ours/flat", 1.0, hardware=mine), row("ours/flat", 1.0, hardware={})])
     assert rows.of_another_processor(rows.read(path)) is None

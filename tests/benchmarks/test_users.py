@@ -18,11 +18,11 @@ from torch import nn
 
 from benchmarks import pages, rounds
 from benchmarks.__main__ import main
+from benchmarks.machine import cpu_of_tree
 from benchmarks.orders import Orders
 from benchmarks.timing import Timed
 from benchmarks.users import plain, tasks
 from benchmarks.users.ours import fit
-from benchmarks.worker import cpu_of_tree
 
 ROOT = Path(__file__).parents[2]
 CNN, LSTM, _ = tasks.TASKS

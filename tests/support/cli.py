@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,16 @@ def dpbench(folder: Path, *words: str, status: int = 0) -> tuple[str, str]:
     """Standard output and error of a command, in this process: another one would import PyTorch for five seconds."""
     out = io.StringIO()
     err = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        # As a user has them: here they would be errors.
+        warnings.simplefilter("default")
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
         try:
             actual: Any = main(list(words))
         except SystemExit as ended:

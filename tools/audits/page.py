@@ -105,8 +105,8 @@ def _above(good: pd.DataFrame) -> str:
 
 def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
     sizes = runs[runs["table"] == "sizes"]
-    for text, name, canaries, asked, least in _SHARES:
-        own = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(asked)]
+    for text, name, canaries, epsilons, least in _SHARES:
+        own = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(epsilons)]
         shares = (100 * own[name] / own["sound"]).round()
         goal = f"{text}, {canaries:,} canaries: ≥ {least} % of the sound ε"
         yield _goal(goal, _span(shares, 0, " %"), bool(len(shares)) and bool((shares >= least).all()))
@@ -117,11 +117,13 @@ def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
     yield _goal(f"{_USUAL:,} canaries add ≤ 25 %", _span(slower, 0, " %"), bool((slower <= 25).all()))
     noise = 100 * (good["declared_mu"] / good["measured_mu"] - 1).abs()
     worst = good.iloc[int(noise.argmax())]
-    told = f"{(noise <= 10).sum()} of {len(noise)}; {worst['name']}, ε {worst['asked']:g}: {noise.max():.0f} %"
-    yield _goal("noise within 10 % of the declared", told, bool((noise <= 10).all()))
+    measured = f"{(noise <= 10).sum()} of {len(noise)}; {worst['name']}, ε {worst['asked']:g}: {noise.max():.0f} %"
+    yield _goal("noise within 10 % of the declared", measured, bool((noise <= 10).all()))
     named = mutants["name"].isin(ELSEWHERE)
-    found = (mutants["verdict"] != "CONSISTENT") | named
-    yield _goal("all mutants found", f"{(~named).sum()} by the audit, {named.sum()} by named tests", bool(found.all()))
+    finders = (mutants["verdict"] != "CONSISTENT") | named
+    yield _goal(
+        "all mutants found", f"{(~named).sum()} by the audit, {named.sum()} by named tests", bool(finders.all())
+    )
     accused = int((good["verdict"] == "VIOLATED").sum())
     yield _goal("0 of 20 correct runs VIOLATED", f"{accused} of {len(good)}", accused == 0)
 
@@ -160,7 +162,7 @@ def _shares(runs: pd.DataFrame) -> str:
 def _mutants(runs: pd.DataFrame) -> str:
     lines = [["mechanism", "sound", "family", "game", "noise", "verdict", "found by", "seconds"]]
     for row in runs.to_dict("records"):
-        found = [str(row[name]) for name in ("violated", "failed") if isinstance(row[name], str) and row[name]]
+        finders = [str(row[name]) for name in ("violated", "failed") if isinstance(row[name], str) and row[name]]
         noise = row["declared_mu"] / row["measured_mu"] if row["measured_mu"] else float("nan")
         lines.append(
             [
@@ -168,7 +170,7 @@ def _mutants(runs: pd.DataFrame) -> str:
                 *(_number(row[name]) for name in ("sound", "family", "game")),
                 _number(noise),
                 str(row["verdict"]),
-                "; ".join(found) or ELSEWHERE.get(str(row["name"]), "nothing"),
+                "; ".join(finders) or ELSEWHERE.get(str(row["name"]), "nothing"),
                 _number(row["train_seconds"] + row["audit_seconds"], 1),
             ]
         )

@@ -42,9 +42,9 @@ def look_at_docstrings(app: Sphinx) -> None:
 def rooms() -> list[str]:
     """Full names of the rooms, from the top; instead of `privacy` what it consists of."""
     inside = [room for layer in layers("dpbench.privacy") for room in layer]
-    whole = [room for layer in layers() for room in layer]
-    at = whole.index("dpbench.privacy")
-    return [*whole[:at], *inside, *whole[at + 1 :]]
+    every_room = [room for layer in layers() for room in layer]
+    at = every_room.index("dpbench.privacy")
+    return [*every_room[:at], *inside, *every_room[at + 1 :]]
 
 
 def modules_of(room: str) -> list[str]:
@@ -52,8 +52,8 @@ def modules_of(room: str) -> list[str]:
     path = ROOT / "src" / Path(*room.split("."))
     if not path.is_dir():
         return [room]
-    found = [".".join(file.relative_to(ROOT / "src").with_suffix("").parts) for file in sorted(path.rglob("*.py"))]
-    named = [name.removesuffix(".__init__") for name in found]
+    modules = [".".join(file.relative_to(ROOT / "src").with_suffix("").parts) for file in sorted(path.rglob("*.py"))]
+    named = [name.removesuffix(".__init__") for name in modules]
     return sorted(name for name in named if not any(part.startswith("_") for part in name.split(".")))
 
 

@@ -23,8 +23,8 @@ def register(app: Sphinx) -> None:
 
 def helps() -> dict[str, str]:
     """Help of each command, by name."""
-    whole = parser()
-    (commands,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
+    command_line = parser()
+    (commands,) = (action for action in command_line._actions if isinstance(action, argparse._SubParsersAction))
     with mock.patch.dict(os.environ, {"COLUMNS": _WIDTH}):
         return {name: _help(name, command) for name, command in commands.choices.items()}
 

@@ -15,11 +15,11 @@ _ENTRY = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: ((?:.+\n?)(?:^ {8}.*\n?)*)", re
 @cache
 def arguments(thing: Callable[..., Any]) -> dict[str, str]:
     """Name → what the docstring of a function, or of a class and its bases, says of an argument, in one line."""
-    found: dict[str, str] = {}
-    for one in thing.__mro__ if isinstance(thing, type) else (thing,):
-        for name, text in _entries(inspect.cleandoc(one.__doc__ or "")):
-            found.setdefault(name, text)
-    return found
+    meanings: dict[str, str] = {}
+    for documented in thing.__mro__ if isinstance(thing, type) else (thing,):
+        for name, text in _entries(inspect.cleandoc(documented.__doc__ or "")):
+            meanings.setdefault(name, text)
+    return meanings
 
 
 def _entries(docstring: str) -> Iterator[tuple[str, str]]:

@@ -45,8 +45,8 @@ def _linked(env: BuildEnvironment) -> dict[str, set[str]]:
     """Files by the page that links to them."""
     if not hasattr(env, "dpbench_files"):
         env.dpbench_files = {}  # type: ignore[attr-defined]
-    found: dict[str, set[str]] = env.dpbench_files  # type: ignore[attr-defined]
-    return found
+    linked: dict[str, set[str]] = env.dpbench_files  # type: ignore[attr-defined]
+    return linked
 
 
 def _reference(app: Sphinx, page: str, path: str, children: list[nodes.Node]) -> nodes.reference:
@@ -65,16 +65,18 @@ class _Files(SphinxPostTransform):
     builders = ("html", "dummy")
 
     def run(self, **options: Any) -> None:
-        here = os.path.dirname(self.env.docname)
+        folder = os.path.dirname(self.env.docname)
         for node in list(self.document.findall(addnodes.download_reference)):
-            self._show(node, node["reftarget"] if node["reftarget"].startswith("/") else f"{here}/{node['reftarget']}")
+            self._show(
+                node, node["reftarget"] if node["reftarget"].startswith("/") else f"{folder}/{node['reftarget']}"
+            )
         for node in list(self.document.findall(addnodes.pending_xref)):
             if node.get("reftype") != "myst":
                 continue
             if node["refdomain"] == "doc" and node["reftarget"] not in self.env.found_docs:
                 self._show(node, f"{node['reftarget']}.md")
-            elif node["refdomain"] is None and (ROOT / here / node["reftarget"]).is_dir():
-                self._show(node, f"{here}/{node['reftarget']}")
+            elif node["refdomain"] is None and (ROOT / folder / node["reftarget"]).is_dir():
+                self._show(node, f"{folder}/{node['reftarget']}")
 
     def _show(self, node: nodes.Element, target: str) -> None:
         path = normpath(target.lstrip("/"))
@@ -89,13 +91,13 @@ class _Files(SphinxPostTransform):
 
 def _pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """A page for each linked file, and for each text file in a linked folder."""
-    shown: set[str] = set()
+    pages: set[str] = set()
     waiting = sorted(set().union(*_linked(app.env).values()))
     while waiting:
         path = waiting.pop()
-        if path in shown:
+        if path in pages:
             continue
-        shown.add(path)
+        pages.add(path)
         body = _listing(path) if (ROOT / path).is_dir() else _source(ROOT / path)
         if (ROOT / path).is_dir():
             waiting += [f"{path}/{entry.name}" for entry in _entries(path)]

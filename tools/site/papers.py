@@ -43,12 +43,12 @@ def paper_of(words: str) -> str:
     """Key of the paper that a mention means."""
     if words in papers():
         return words
-    known = {name: key for key, name in papers().items()}
+    key_of = {name: key for key, name in papers().items()}
     plain = words.replace("(", "").replace(")", "")
-    if plain in known:
-        return known[plain]
+    if plain in key_of:
+        return key_of[plain]
     year, author = plain[-4:], re.split(r"[ ,]", plain)[0]
-    return next(key for name, key in known.items() if name.startswith(author) and name.endswith(year))
+    return next(key for name, key in key_of.items() if name.startswith(author) and name.endswith(year))
 
 
 class _Papers(SphinxPostTransform):
@@ -70,9 +70,9 @@ class _Papers(SphinxPostTransform):
         if number % 2 == 0:
             return nodes.Text(part)
         key = paper_of(part)
-        shown = papers()[key] if part == key else part
+        text = papers()[key] if part == key else part
         uri = self.app.builder.get_relative_uri(self.env.docname, PAGE)
-        return nodes.reference("", shown, refuri=f"{uri}#{nodes.make_id(key)}", internal=True)
+        return nodes.reference("", text, refuri=f"{uri}#{nodes.make_id(key)}", internal=True)
 
 
 def _inside(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
