@@ -27,11 +27,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks import busy, networks, pages, rows, startup
+from benchmarks import busy, networks, pages, rounds, rows, startup
 from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for, methods_on_gpu
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
-from benchmarks.users import measure as users
 from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import FIRST_WORKLOAD, GPU_WORKLOADS, STARTUP, WORKLOADS, growth_workloads, workload_named
 
@@ -102,7 +101,7 @@ def _refusal(options: argparse.Namespace, path: Path) -> str | None:
     methods: Sequence[str] = METHODS
     if options.what == "users":
         workloads = TASKS
-        methods = users.METHODS
+        methods = rounds.METHODS
     elif options.what == "gpu":
         workloads = GPU_WORKLOADS
         methods = GPU_METHODS
@@ -241,11 +240,11 @@ def _users(options: argparse.Namespace, path: Path) -> None:
     """Task by task; what was measured is on disk after each."""
     origin = rows.origin()
     for task in options.workloads or TASKS:
-        new = users.measure(
+        new = rounds.measure(
             task,
             options.users,
             options.repeats,
-            options.methods or users.METHODS,
+            options.methods or rounds.METHODS,
             options.peers,
             options.wait,
             lambda text, task=task: _say(f"{task}: {text}"),  # type: ignore[misc]
@@ -267,7 +266,7 @@ def _gpu(options: argparse.Namespace, path: Path) -> None:
         data["steps"] = rows.with_ratios(rows.merged(data["steps"], [row | origin for row in new]))
         rows.write(path, data)
     for name in TASKS if "rounds" in options.parts else ():
-        round_ = users.measure_on_gpu(name, 10 if tried else options.users, repeats, options.device, _say)
+        round_ = rounds.measure_on_gpu(name, 10 if tried else options.users, repeats, options.device, _say)
         data["rounds"][name] = round_ | origin
         rows.write(path, data)
 

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from benchmarks.methods import SEEDS
 from benchmarks.ours import loop, mechanism_of
 from benchmarks.plain import Step, laid_out
-from benchmarks.workloads import Workload
+from benchmarks.workloads import SEEDS, Workload
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import clip_factors
 from dpbench.privacy.randomness import keyed_generator

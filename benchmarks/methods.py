@@ -12,7 +12,7 @@ PURE = "pure"
 COMPILED = "compiled"
 REFERENCE = "plain/channels_last"
 DRAWN = "plain/channels_last drawn"  # sizes of lots
-SEEDS = 4  # networks that "seeds/flat" trains at once
+GPU_WAYS = ("one after the other", "10 at once", "50 at once")  # to make a round of users
 METHODS = (
     "plain/contiguous",
     "plain/channels_last",

@@ -11,15 +11,23 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks import busy, figures
-from benchmarks.methods import DRAWN, MALLOC, REFERENCE, SEEDS
+from benchmarks.methods import DRAWN, GPU_WAYS, MALLOC, REFERENCE
 from benchmarks.rows import Row, least, quotient, relative
-from benchmarks.workloads import FOUR, STARTUP, WORKLOADS
+from benchmarks.workloads import FOUR, SEEDS, STARTUP, WORKLOADS
 from dpbench.files import write_atomically
 
 _FOLDER = Path(__file__).parent
 _EPOCHS = 60  # whose minutes the page tells
 _FASTER_THAN_PEERS = 2.0  # the goal of a round of users
-_GPU_COLUMNS = ("ours/flat", "ours/discretized", "harness/flat", "harness/flat graph", "graph/flat", "bf16/flat")
+_GPU_COLUMNS = (
+    "ours/flat",
+    "ours/discretized",
+    "harness/flat",
+    "harness/flat graph",
+    "graph/flat",
+    "bf16/flat",
+    "seeds/flat",
+)
 
 
 def write(path: Path) -> Path:
@@ -145,26 +153,32 @@ def _reached(goal: Mapping[str, str], measured: Mapping[tuple[str, str], Row]) -
 
 def _steps(rows: list[Row]) -> dict[str, Any]:
     """What the page of `make bench` shows."""
-    tables = {name: _of_workload(rows, name) for name in WORKLOADS}
-    summary = {name: _costs(name, tables[name]) for name in FOUR}
-    harness = [row for row in rows if row["method"].startswith("harness/")]
+    tables = _by_workload(rows)
+    summary = {}
+    for name in FOUR:
+        costs = _costs(name, tables.get(name, []))
+        if costs:
+            summary[name] = costs
     return {
         "origin": _origin(rows),
         "loud": _list(row["workload"] for row in rows if not row["quiet"]),
-        "summary": {name: costs for name, costs in summary.items() if costs},
+        "summary": summary,
         "epochs": _EPOCHS,
         "has_figure": any(figures.is_pictured(row) for row in rows),
         "goals": goals(rows),
         "reference": REFERENCE,
         "has_drawn_sizes": any(row["method"] == DRAWN for row in rows),
-        "has_record_numbers": all(row.get("records") for row in harness),
-        "tables": {name: table for name, table in tables.items() if table},
-        "startup": _of_workload(rows, STARTUP),
+        "has_record_numbers": all(row.get("records") for row in rows if row["method"].startswith("harness/")),
+        "tables": {name: tables[name] for name in WORKLOADS if name in tables},
+        "startup": tables.get(STARTUP),
     }
 
 
-def _of_workload(rows: Iterable[Row], name: str) -> list[Row]:
-    return [row for row in rows if row["workload"] == name]
+def _by_workload(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        tables.setdefault(row["workload"], []).append(row)
+    return tables
 
 
 def _costs(name: str, rows: Sequence[Row]) -> Row | None:
@@ -172,19 +186,22 @@ def _costs(name: str, rows: Sequence[Row]) -> Row | None:
     limit = min((row["wall_ms"] for row in rows if row["ratio_to_limit"] == 1), default=None)
     if limit is None:
         return None
-    opacus = [row for row in rows if row["method"].startswith("opacus/") and MALLOC in row["method"]]
-    engine = _least_ratio(row for row in rows if row["method"] == "ours/flat")
-    harness = _least_ratio(row for row in rows if row["method"] == "harness/flat")
-    jax = _least_ratio(row for row in rows if row["method"].startswith("jax/"))
-    ratios = [1.0, engine, harness, _least_ratio(opacus), jax]
+    ratios: dict[str, float] = {"plain": 1.0}
+    for row in rows:
+        kind = row["method"] if row["method"] in ("ours/flat", "harness/flat") else row["method"].partition("/")[0]
+        ratio = row["ratio_to_limit"]
+        # Opacus as it comes.
+        if ratio and (kind != "opacus" or MALLOC in row["method"]):
+            ratios[kind] = min(ratio, ratios.get(kind, ratio))
     workload = WORKLOADS[name]
     minutes = limit * _EPOCHS * workload.records / workload.batch / 60_000
-    shown = [_minutes(minutes * ratio) if ratio else "" for ratio in (1.0, harness, _least_ratio(opacus))]
-    return {"workload": name, "ratios": ratios, "minutes": shown}
-
-
-def _least_ratio(rows: Iterable[Row]) -> float | None:
-    return min((row["ratio_to_limit"] for row in rows if row["ratio_to_limit"]), default=None)
+    return {
+        "workload": name,
+        "ratios": [ratios.get(kind) for kind in ("plain", "ours/flat", "harness/flat", "opacus", "jax")],
+        "minutes": [
+            _minutes(minutes * ratios[kind]) if kind in ratios else "" for kind in ("plain", "harness/flat", "opacus")
+        ],
+    }
 
 
 def _origin(rows: Sequence[Row]) -> str:
@@ -208,27 +225,23 @@ def _origin(rows: Sequence[Row]) -> str:
 
 def _gpu(data: Mapping[str, Any]) -> dict[str, Any]:
     """What the page of a GPU shows; only older files have checks, which are tests today (`pytest -m gpu`)."""
-    steps: list[Row] = data["steps"]
-    workloads = dict.fromkeys(row["workload"] for row in steps)
-    tables = {name: _of_workload(steps, name) for name in workloads}
+    tables = _by_workload(data["steps"])
     rounds: dict[str, Row] = data["rounds"]
     checks = list(data.get("checks", {}).values())
-    ways: dict[str, None] = {}
-    for row in rounds.values():
-        ways |= dict.fromkeys(key for key in row if "at once" in key or "after" in key)
-    measured = [*checks, *steps, *rounds.values()]
     machines = []
-    for row in measured:
+    commits = []
+    for row in [*checks, *data["steps"], *rounds.values()]:
         hardware = row["hardware"]
         machines.append(f"{hardware['gpu'] or hardware['cpu']}, PyTorch {row['versions'].get('torch')}")
+        commits.append(row["commit"] and f"{row['commit']} ({row['date']})")
     return {
-        "origins": ", ".join(sorted({f"{row['commit']} ({row['date']})" for row in measured if row.get("commit")})),
+        "origins": _list(commits, ", "),
         "machines": _list(machines),
         "seeds": SEEDS,
         "summary": {name: _gpu_summary(table) for name, table in tables.items()},
         "notes": data.get("notes", ()),
         "checks": checks,
-        "ways": list(ways),
+        "ways": GPU_WAYS if rounds else (),
         "rounds": rounds,
         "tables": tables,
     }
@@ -239,16 +252,16 @@ def _gpu_summary(rows: Sequence[Row]) -> list[float | None]:
     by_method = {row["method"]: row for row in rows}
     limit = least(rows, ("plain/",))
     fastest = [row["wall_ms"] for row in rows if limit and relative(row) == limit]
-    numbers: list[float | None] = [fastest[0] if fastest else None]
-    for method in (*_GPU_COLUMNS, "seeds/flat"):
-        numbers.append(by_method.get(method, {}).get("ratio_to_limit"))
-    numbers.append(by_method.get("ours/flat", {}).get("speedup_over_best_peer"))
-    return numbers
+    return [
+        fastest[0] if fastest else None,
+        *(by_method.get(method, {}).get("ratio_to_limit") for method in _GPU_COLUMNS),
+        by_method.get("ours/flat", {}).get("speedup_over_best_peer"),
+    ]
 
 
 def _users(rows: list[Row]) -> dict[str, Any]:
     """What the page of rounds of users shows."""
-    tables = {task: _of_workload(rows, task) for task in dict.fromkeys(row["workload"] for row in rows)}
+    tables = _by_workload(rows)
     lines = []
     for task, table in tables.items():
         by_method = {row["method"]: row for row in table}
@@ -259,11 +272,11 @@ def _users(rows: list[Row]) -> dict[str, Any]:
             faster = by_method.get(f"{peer} {MALLOC}", {}).get("ratio_to_ours")
             lines.append(judged(f"{task}: times faster than {peer}", _FASTER_THAN_PEERS, faster, True))
     return {
-        "origins": ", ".join(sorted({f"{row['commit']} ({row['date']})" for row in rows})),
+        "origins": _list((f"{row['commit']} ({row['date']})" for row in rows), ", "),
         "cpu": rows[0]["hardware"]["cpu"],
         "peers": _list(row["peer"] for row in rows),
-        "turns": " or ".join(str(turns) for turns in sorted({row["turns"] for row in rows if row["turns"]})),
-        "limits": "; ".join(f"{row['limit']} for the {row['workload']}" for row in rows if row["limit"]),
+        "turns": _list((str(row["turns"] or "") for row in rows), " or "),
+        "limits": [row for row in rows if row["limit"]],
         "quiet": all(row["quiet"] for row in rows),
         "goals": lines,
         "tables": tables,
@@ -281,12 +294,11 @@ def _busy(rows: list[Row]) -> dict[str, Any]:
         "steps": busy.STEPS,
         "companies": list(dict.fromkeys(row["beside"] for row in rows)),
         "times": times,
-        "alone": rows[0]["wall_ms"],
     }
 
 
-def _list(words: Iterable[str | None]) -> str:
-    return "; ".join(sorted({word for word in words if word}))
+def _list(words: Iterable[str | None], separator: str = "; ") -> str:
+    return separator.join(sorted({word for word in words if word}))
 
 
 def _minutes(minutes: float) -> str:

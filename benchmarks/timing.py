@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.methods import REFERENCE, SEEDS, together
+from benchmarks.methods import REFERENCE, together
 from benchmarks.processes import Worker, free_mb, wait_until_quiet
 from benchmarks.rows import Row
-from benchmarks.workloads import workload_named
+from benchmarks.workloads import SEEDS, workload_named
 
 _TURN = {"cpu": 0.25, "cuda": 0.2}  # seconds that a method computes before it is the next one's turn
 _ROOM_MB = 2000.0  # free memory before two more processes start: this,

@@ -17,6 +17,7 @@ CIFAR = (3, 32, 32)
 FIRST_WORKLOAD = "mnist_cnn b256"
 FOUR = (FIRST_WORKLOAD, "mlp b256", "small_alexnet b128", "densenet40 b64")  # which stand for all
 STARTUP = "start-up"  # stands where rows have their workload
+SEEDS = 4  # networks that the method "seeds/flat" trains at once
 _LOTS = (16, 64, 256, 1024, 4096)
 _WIDTHS = {"small_alexnet": (16, 32, 64, 128), "mlp": (250, 1000, 4000)}
 

@@ -18,7 +18,7 @@ from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
 from dpbench.run import search_path
 from dpbench.runs.provenance import config_hash, fingerprint
-from tests.support.cli import ROOT, dpbench, start, weights
+from tests.support.cli import ROOT, dpbench_in_a_process, start, weights
 
 WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
 
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
 def runs(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of the plug-in: private, and the baseline, of the same experiment."""
     folder = tmp_path_factory.mktemp("runs")
-    dpbench(folder, "train", "-m", *WAVES, "strategy=radius,none", "hydra.sweep.dir=runs", PYTHONPATH=site)
+    dpbench_in_a_process(folder, "train", "-m", *WAVES, "strategy=radius,none", "hydra.sweep.dir=runs", PYTHONPATH=site)
     return folder / "runs"
 
 
@@ -51,7 +51,7 @@ def test_a_strategy_a_model_a_data_set_and_a_task(runs: Path) -> None:
 
 
 def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
-    out, _ = dpbench(runs, "table", str(runs), PYTHONPATH=site)
+    out, _ = dpbench_in_a_process(runs, "table", str(runs), PYTHONPATH=site)
     assert "test/error" in out and "RadiusDPSGD" in out and "NonPrivate" in out
 
 
@@ -62,12 +62,12 @@ def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     process = start(runs, *command, module="tests.support.signalled", PYTHONPATH=site)
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 143 and "dpbench resume" in err
-    dpbench(runs, "resume", "cut", PYTHONPATH=site)
+    dpbench_in_a_process(runs, "resume", "cut", PYTHONPATH=site)
     assert (weights(runs / "cut") == weights(runs / "0-waves")).all()
 
 
 def test_the_help_lists_its_files(runs: Path, site: str) -> None:
-    out, _ = dpbench(runs, "train", "--help", PYTHONPATH=site)
+    out, _ = dpbench_in_a_process(runs, "train", "--help", PYTHONPATH=site)
     for choice in ("| waves", "| readout", "| regressor", "| radius"):
         assert choice in out
 
@@ -100,10 +100,10 @@ def test_its_options_are_checked(runs: Path, site: str) -> None:
 @pytest.mark.slow
 def test_a_sweeper_chooses_on_records_that_are_held_out(runs: Path, site: str) -> None:
     words = ["train", "-m", *WAVES, "hydra/sweeper=better_of_two", "hydra.sweep.dir=chosen"]
-    _, err = dpbench(runs, *words, status=1, PYTHONPATH=site)
+    _, err = dpbench_in_a_process(runs, *words, status=1, PYTHONPATH=site)
     assert "only test data are there to measure it: hold records out" in err and err.count("\n") == 1
     assert not (runs / "chosen").exists()
-    dpbench(runs, *words, "data.val_size=128", PYTHONPATH=site)
+    dpbench_in_a_process(runs, *words, "data.val_size=128", PYTHONPATH=site)
     results = [json.loads(path.read_text()) for path in sorted((runs / "chosen").glob("*/result.json"))]
     errors = [result["metrics"]["val/error"] for result in results]
     assert len(errors) == 2 and errors[1] < errors[0]
@@ -155,7 +155,7 @@ def test_a_broken_plugin_is_one_line(value: str, message: str, tmp_path: Path, m
 
 @pytest.mark.slow
 def test_its_model_is_exported(runs: Path, site: str, tmp_path: Path) -> None:
-    dpbench(tmp_path, "export", str(runs / "0-waves"), "--out", "model", "--insecure", PYTHONPATH=site)
+    dpbench_in_a_process(tmp_path, "export", str(runs / "0-waves"), "--out", "model", "--insecure", PYTHONPATH=site)
     built = json.loads((tmp_path / "model" / "config.json").read_text())
     assert built["target"].startswith("waves.") and "no class of dpbench" in built["note"]
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -15,7 +15,7 @@ import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType, UnionType
@@ -107,10 +107,11 @@ def check_options(
     group: str | None = None,
     reserved: Collection[str] = (),
     narrower: Mapping[str, Any] | None = None,
+    is_complete: bool = False,
 ) -> dict[str, Any]:
     """Refuse options that a class or function does not have, or whose values its annotations do not allow.
 
-    An option whose annotation is a dataclass may be a mapping, which is checked likewise.
+    An option whose annotation is a dataclass may be a mapping, which is checked likewise, and must be complete.
 
     Args:
         target: What the options are for.
@@ -118,6 +119,7 @@ def check_options(
         group: Of a configuration, shown before the names; "": its top. None: they are arguments of the target.
         reserved: Options that the harness sets itself.
         narrower: Annotations that say more than those of the target.
+        is_complete: Whether options without a default must be there.
 
     Returns:
         The options as the target takes them, see `fitting`.
@@ -129,11 +131,12 @@ def check_options(
     prefix = f"{group}." if group else ""
     checked = {}
     for name, value in options.items():
+        path = f"{prefix}{name}"
         if name in reserved:
-            raise ConfigurationError(f"{prefix}{name} cannot be set: dpbench sets it itself.")
+            raise ConfigurationError(f"{path} cannot be set: dpbench sets it itself.")
         if name not in parameters and not takes_any:
             known = sorted(set(parameters) - set(reserved))
-            subject = f"there is no key {prefix}{name}"
+            subject = f"there is no key {path}"
             if group is None:
                 subject = f"{target.__name__} has no option {name!r}"
             hint = did_you_mean(str(name), parameters, prefix)
@@ -141,19 +144,12 @@ def check_options(
         annotation = parameters[name].annotation if name in parameters else Any
         annotation = (narrower or {}).get(name, annotation)
         if isinstance(annotation, type) and is_dataclass(annotation) and not isinstance(value, annotation):
-            checked[name] = check_fields(annotation, require_group(value, prefix + name), prefix + name)
+            checked[name] = check_options(annotation, require_group(value, path), path, is_complete=True)
         else:
-            checked[name] = fitting(annotation, value, prefix + name)
-    return checked
-
-
-def check_fields(cls: Any, options: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Check options of a dataclass as `check_options` does; refuse, too, that one without a default is missing."""
-    checked = check_options(cls, options, group)
-    for field in fields(cls):
-        if field.name not in options and field.default is MISSING and field.default_factory is MISSING:
-            path = f"{group}.{field.name}" if group else field.name
-            raise ConfigurationError(f"{path} is missing: it cannot be left out.")
+            checked[name] = fitting(annotation, value, path)
+    for name, parameter in parameters.items() if is_complete else ():
+        if parameter.default is Parameter.empty and name not in {*options, *reserved}:
+            raise ConfigurationError(f"{prefix}{name} is missing: it cannot be left out.")
     return checked
 
 
@@ -194,13 +190,17 @@ def fitting(annotation: Any, value: Any, name: str) -> Any:
             reason = detail.get("ctx", {}).get("error")
             if isinstance(reason, ConfigurationError):
                 raise reason from None
-        raise ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.") from None
+        raise _refusal(annotation, value, name) from None
     if isinstance(checked, float) and not isinstance(plain, int | float):
         # Pydantic takes whatever has a `__float__`, such as a tensor.
-        raise ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.")
+        raise _refusal(annotation, value, name)
     # Keys of seeded runs tell 1 from 1.0, so that a number stays as it was written.
     keeps = isinstance(plain, int | float | list | tuple | dict) and plain == checked
     return plain if keeps or isinstance(checked, Iterator) else checked
+
+
+def _refusal(annotation: Any, value: Any, name: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.")
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:

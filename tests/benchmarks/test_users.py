@@ -16,11 +16,11 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from benchmarks import pages
+from benchmarks import pages, rounds
 from benchmarks.__main__ import main
 from benchmarks.orders import Orders
 from benchmarks.timing import Timed
-from benchmarks.users import measure, plain, tasks
+from benchmarks.users import plain, tasks
 from benchmarks.users.ours import fit
 from benchmarks.worker import cpu_of_tree
 
@@ -149,16 +149,16 @@ def timed(method: str, cpus: list[float], **facts: str) -> Timed:
 
 def test_ratios_are_of_the_same_turn_and_failures_say_why(tmp_path: Path) -> None:
     results = {
-        measure.LIMIT: timed(measure.LIMIT, [1.0, 2.0, 1.0], limit="batches of 20, contiguous"),
-        measure.OURS: timed(measure.OURS, [1.2, 2.6, 1.1]),
-        measure.PFL: timed(measure.PFL, [3.6, 5.2, 2.0], peer="pfl 0.6.0"),
+        rounds.LIMIT: timed(rounds.LIMIT, [1.0, 2.0, 1.0], limit="batches of 20, contiguous"),
+        rounds.OURS: timed(rounds.OURS, [1.2, 2.6, 1.1]),
+        rounds.PFL: timed(rounds.PFL, [3.6, 5.2, 2.0], peer="pfl 0.6.0"),
     }
     missing = "not installed: `make bench-users` installs it into here"
-    by_method = {method: measure.row_of(CNN, 100, method, results, None, True) for method in results}
-    by_method[measure.FLOWER] = measure.row_of(CNN, 100, measure.FLOWER, results, missing, True)
-    assert by_method[measure.OURS]["ratio_to_limit"] == pytest.approx(1.2)
-    assert by_method[measure.PFL]["ratio_to_ours"] == pytest.approx(2.0)
-    assert by_method[measure.FLOWER]["cpu_s"] is None
+    by_method = {method: rounds.row_of(CNN, 100, method, results, None, True) for method in results}
+    by_method[rounds.FLOWER] = rounds.row_of(CNN, 100, rounds.FLOWER, results, missing, True)
+    assert by_method[rounds.OURS]["ratio_to_limit"] == pytest.approx(1.2)
+    assert by_method[rounds.PFL]["ratio_to_ours"] == pytest.approx(2.0)
+    assert by_method[rounds.FLOWER]["cpu_s"] is None
     origin = {"commit": "abc", "date": "2026-01-01", "hardware": {"cpu": "a processor", "cores": 2}}
     path = tmp_path / "here-users.json"
     path.write_text(json.dumps([row | origin for row in by_method.values()]), encoding="utf-8")
@@ -179,15 +179,15 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_real_measurement_goes_on_where_a_peer_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "users", "--workloads", LSTM, "--users", "2", "--repeats", "1"]
     options = ["--wait", "0", "--peers", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
-    chosen = ["--methods", f"naive,{measure.PFL}"]
+    chosen = ["--methods", f"naive,{rounds.PFL}"]
     done = subprocess.run([*command, *options, *chosen], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*-users.json")
     table = {row["method"]: row for row in json.loads(file.read_text(encoding="utf-8"))}
-    assert list(table) == ["limit", "naive", "ours", measure.PFL]
+    assert list(table) == ["limit", "naive", "ours", rounds.PFL]
     assert all(table[name]["cpu_s"] > 0 and table[name]["error"] is None for name in ("limit", "naive", "ours"))
     assert table["ours"]["ratio_to_limit"] > 0.5 and table["limit"]["limit"].startswith("batches of ")
-    assert table[measure.PFL]["error"].startswith("not installed: `make bench-users`")
+    assert table[rounds.PFL]["error"].startswith("not installed: `make bench-users`")
     assert file.with_suffix(".md").read_text(encoding="utf-8").count("\n| ") > 8
 
 
@@ -197,8 +197,8 @@ PEERS = ROOT / ".venv-peers"
 @pytest.mark.slow
 @pytest.mark.skipif(not (PEERS / "bin" / "python").exists(), reason="no environment of peers (make bench-users)")
 def test_peers_make_rounds(tmp_path: Path) -> None:
-    methods = [measure.PFL, measure.EVALUATED, measure.FLOWER, measure.PRIVATE]
-    rows = measure.measure(LSTM, 2, 1, methods, PEERS, 0.0, lambda what: None)
+    methods = [rounds.PFL, rounds.EVALUATED, rounds.FLOWER, rounds.PRIVATE]
+    rows = rounds.measure(LSTM, 2, 1, methods, PEERS, 0.0, lambda what: None)
     table = {row["method"]: row for row in rows}
     assert [table[name]["error"] for name in methods] == [None] * 4
     assert all(table[name]["cpu_s"] > 0 for name in methods)

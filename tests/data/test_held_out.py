@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dpbench.data import ImageDataModule, UserDataModule
-from dpbench.data.held_out import name_bytes, parted, parted_by_hash
-from dpbench.data.images import InMemoryImages, _split
+from dpbench.data.held_out import image_bytes, name_bytes, parted, parted_by_hash
+from dpbench.data.images import InMemoryImages
 from dpbench.data.sources import Images
 from dpbench.errors import ConfigurationError, DataError
 
@@ -41,11 +41,19 @@ def without(whole: Images, position: int) -> Images:
     return Images(whole.pixels[rest], whole.labels[rest])
 
 
+def split_off(whole: Images, val_size: int) -> tuple[Images, Images]:
+    """What `data.val_size` holds out of some images, and the others."""
+    data = ImageDataModule("digits", val_size=val_size)
+    chosen = data._hold_out(np.ones(len(whole.labels), np.int64), lambda: image_bytes(whole.pixels, whole.labels))
+    held, train = (Images(whole.pixels[positions], whole.labels[positions]) for positions in chosen)
+    return held, train
+
+
 @pytest.mark.parametrize("position", [0, 137, 1999])
 def test_an_image_less_moves_no_other(position: int) -> None:
     whole = images(2000)
-    held, train = _split(whole, 400)
-    less_held, less_train = _split(without(whole, position), 400)
+    held, train = split_off(whole, 400)
+    less_held, less_train = split_off(without(whole, position), 400)
     gone = {whole.pixels[position].numpy().tobytes()}
     assert rows(held) - gone == rows(less_held)
     assert rows(train) - gone == rows(less_train)
@@ -55,8 +63,8 @@ def test_an_image_less_moves_no_other(position: int) -> None:
 def test_the_order_of_images_decides_nothing() -> None:
     whole = images(500)
     order = torch.randperm(500)
-    held, train = _split(whole, 100)
-    other_held, other_train = _split(Images(whole.pixels[order], whole.labels[order]), 100)
+    held, train = split_off(whole, 100)
+    other_held, other_train = split_off(Images(whole.pixels[order], whole.labels[order]), 100)
     assert rows(held) == rows(other_held) and rows(train) == rows(other_train)
 
 
@@ -123,7 +131,7 @@ def test_who_it_is_depends_on_no_process_and_no_kind_of_name() -> None:
 def test_twins_go_the_same_way() -> None:
     whole = images(300)
     twice = Images(whole.pixels.repeat(2, 1, 1, 1), whole.labels.repeat(2))
-    held, train = _split(twice, 150)
+    held, train = split_off(twice, 150)
     assert not rows(held) & rows(train)
     assert len(held.labels) == 2 * len(rows(held))
 
@@ -144,8 +152,8 @@ def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
     [
         (lambda _: ImageDataModule("digits", split="random"), "data.split must be hash or permutation, not 'random'"),
         (lambda _: UserDataModule("digits_users", split="random"), "data.split must be hash or permutation"),
-        (lambda _: _split(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
-        (lambda _: _split(twins(50), 1), "data.val_size=1 holds none of 50 training records out: .* raise it"),
+        (lambda _: split_off(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
+        (lambda _: split_off(twins(50), 1), "data.val_size=1 holds out no example of 50 training records: .* raise it"),
         (lambda folder: module(table(folder, USERS[:2])), "held_out=0.1 holds none of the 2 users .* another share"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpbench.data import sources
+from dpbench.data import noise, sources
 from dpbench.data.images import ImageDataModule, normalize
 from dpbench.data.sources import SOURCES, Images, data_root
 from dpbench.errors import ConfigurationError, DataError
@@ -94,7 +94,7 @@ def test_an_image_of_one_color_is_standardized_to_zeros() -> None:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_labels_of_noise_do_not_repeat_its_pixels(split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sources._NOISE_BYTES, split, 3 * 28 * 28)  # three images; the others from another stream
+    monkeypatch.setitem(noise._BYTES_BEFORE_LABELS, split, 3 * 28 * 28)  # three images; the others from another stream
     few, more = (sources.noise_like(SOURCES["mnist"], size, size).load(Path(), split, False) for size in (3, 20))
     assert torch.equal(more.pixels[:3], few.pixels) and torch.equal(more.labels[:3], few.labels)
     assert len(torch.unique(more.pixels.flatten(1), dim=0)) == 20

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import lzma
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,9 +16,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpbench.data import UserDataset, read_leaf_json, read_tff_hdf5, read_tff_sqlite, read_user_table
+from dpbench.data import UserDataset, read_tff_sqlite, read_user_table
 from dpbench.data.readers.protobuf import parse_example
-from dpbench.data.sequences import Sequences
+from dpbench.data.texts import Sequences
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
 
@@ -187,62 +184,9 @@ def test_tff_sqlite_of_texts_with_tags(tmp_path: Path) -> None:
 
 
 def range_of(text: str) -> list[int]:
-    from dpbench.data.sequences import CHARACTERS
+    from dpbench.data.texts import CHARACTERS
 
     return [CHARACTERS.index(sign) + 1 for sign in text]
-
-
-def leaf(users: dict[str, dict[str, list[Any]]], counts: list[int] | None = None) -> str:
-    sizes = [len(own["x"]) for own in users.values()] if counts is None else counts
-    return json.dumps({"users": list(users), "num_samples": sizes, "user_data": users})
-
-
-def leaf_digits() -> dict[str, dict[str, list[Any]]]:
-    users: dict[str, dict[str, list[Any]]] = {name: {"x": [], "y": []} for name in ("ann", "bob", "cat", "eve")}
-    for i, owner in enumerate(OWNERS):
-        users[owner]["x"].append(PIXELS[i].ravel().tolist())
-        users[owner]["y"].append(i)
-    return users
-
-
-def test_leaf_json_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
-    every = leaf_digits()
-    (tmp_path / "all.json").write_text(leaf(every))
-    users = read_leaf_json(tmp_path / "all.json", features={"x": [1, 2, 2], "y": None})
-    assert users.names == ["ann", "bob", "cat", "eve"] and users.sizes.tolist() == [3, 3, 1, 0]
-    same_users(users)
-    (tmp_path / "parts").mkdir()
-    for number, name in enumerate(every):
-        (tmp_path / "parts" / f"{number}.json").write_text(leaf({name: every[name]}))
-    same_users(read_leaf_json(tmp_path / "parts"))
-    text = {"ham": {"x": ["To be ", "or no"], "y": ["o", "t"]}}
-    (tmp_path / "text.json").write_text(leaf(text))
-    assert read_leaf_json(tmp_path / "text.json").batch(0, [1]) == [("or no",), ("t",)]
-
-
-def write_hdf5(path: Path, clients: dict[str, dict[str, Any]]) -> Path:
-    with h5py.File(path, "w") as file:
-        for name, features in clients.items():
-            for feature, values in features.items():
-                file[f"examples/{name}/{feature}"] = values
-    return path
-
-
-def own(name: str) -> list[int]:
-    return [i for i, owner in enumerate(OWNERS) if owner == name]
-
-
-def test_tff_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = {
-        name: {"label": np.array(own(name), np.int32), "pixels": PIXELS[own(name)]} for name in ("ann", "bob", "cat")
-    }
-    same_users(read_tff_hdf5(write_hdf5(tmp_path / "d.h5", clients), features=["pixels", "label"]))
-    texts = {"ham": {"snippets": np.array([b"To be", "or nöt".encode()], dtype=object)}}
-    path = write_hdf5(tmp_path / "t.h5", texts)
-    assert read_tff_hdf5(path).batch(0, [1, 0]) == [("or nöt", "To be")]
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigurationError, match=r'HDF5 needs h5py: pip install "dpbench-lightning\[hdf5\]"'):
-        read_tff_hdf5(path)
 
 
 def frame() -> pd.DataFrame:
@@ -325,12 +269,13 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     assert data.held_out == "users" and len(data.test) == 1  # type: ignore[arg-type]
     assert data.model_options == {"input_shape": (1, 2, 2), "num_classes": 10}
     same_users(data.train)
-    every = leaf_digits()
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "a.json").write_text(leaf(every))
-    (tmp_path / "test.json").write_text(leaf({"bob": {"x": [[0.0] * 4], "y": [1]}}))
-    data = load("leaf_json", tmp_path, path="train", test_path="test.json", num_classes=12)
-    assert data.held_out == "rows" and data.model_options == {"input_shape": (4,), "num_classes": 12}
+    write_sqlite(
+        tmp_path / "test.sqlite",
+        [("test", "bob", serialized({"pixels": [0.0] * 4, "label": [1]}))],
+        {("bob", "test"): 1},
+    )
+    data = load("tff_sqlite", tmp_path, path="d.sqlite", test_path="test.sqlite", features=PLAIN, num_classes=12)
+    assert data.held_out == "rows" and data.model_options == {"input_shape": (1, 2, 2), "num_classes": 12}
     assert data.test_users is not None and data.test_users.names == ["bob"]
     frame().to_parquet(tmp_path / "t.parquet")
     pd.DataFrame({"user": list("abc"), "x": [1, 2, 3], "y": [4.0, 5, 6], "label": [0, 1, 2]}).to_csv(tmp_path / "t.csv")
@@ -340,8 +285,9 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
     assert not set(data.train.names) & set(data.test_users.names)
     assert len(data.test) == data.test_users.sizes.sum() == 7 - data.train.sizes.sum()  # type: ignore[arg-type]
-    write_hdf5(tmp_path / "t.h5", {name: {"text": np.array([b"abc"] * 2, dtype=object)} for name in "abc"})
-    data = load("tff_hdf5", tmp_path, path="t.h5", text="characters")
+    texts = [("train", name, serialized({"text": [b"abc"]})) for name in "aabbcc"]
+    write_sqlite(tmp_path / "t.sqlite", texts, {(name, "train"): 2 for name in "abc"})
+    data = load("tff_sqlite", tmp_path, path="t.sqlite", text="characters")
     assert data.model_options == {"vocabulary_size": 90} and data.train.batch(0, [0])[0].shape == (1, 80)
 
 
@@ -349,9 +295,7 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     ("name", "options", "says"),
     [
         ("tff_sqlite", {}, "data.options.path must say which file"),
-        ("leaf_json", {"path": "none.json"}, r"there is no file .*none\.json"),
         ("tff_sqlite", {"path": "none.sqlite"}, r"there is no file .*none\.sqlite"),
-        ("tff_hdf5", {"path": "none.h5"}, r"there is no file .*none\.h5"),
         ("user_table", {"path": "none.csv"}, r"there is no file .*none\.csv"),
         ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv nor \.parquet"),
         ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
@@ -429,52 +373,6 @@ def test_damaged_sqlite(tmp_path: Path) -> None:
     (tmp_path / "cut.sqlite.lzma").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="cannot be read as an SQLite"):
         read_tff_sqlite(tmp_path / "cut.sqlite.lzma")
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"users": [', r"d\.json is no JSON"),
-        ("[1]", "none of LEAF's: it needs the entries users, num_samples and user_data"),
-        (leaf({"ann": {"x": [[1.0]], "y": [0]}}, [2]), "user 'ann' has 2 num_samples, but 1 of x, 1 of y"),
-        (leaf({"ann": {"x": [[1.0]], "y": [0]}}, [1, 1]), "1 users and 2 num_samples"),
-        (leaf({"ann": {"x": [[1.0]], "z": [0]}}), "user 'ann' have no feature 'y'; they have x, z"),
-        (leaf({"ann": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}), r"'x' of user 'ann', example 1 is \[1\.0, 2\.0\]"),
-        (leaf({"a": {"x": [[1.0]], "y": [0]}, "b": {"x": [[1.0, 2.0]], "y": [0]}}), "of user 'b' have the shapes"),
-        (leaf({"ann": {"x": [{"a": 1}], "y": [0]}}), r"'x' of user 'ann', example 0 is \{'a': 1\}"),
-        (leaf({"ann": {"x": ["a", 3], "y": [0, 1]}}), "'x' of user 'ann', example 1 is no text, but 3"),
-        ('{"users": ["ann"], "user_data": {}}', "user 'ann' has no user_data"),
-        ('{"users": [], "user_data": {}}', "holds no example"),
-    ],
-)  # fmt: skip
-def test_damaged_json(content: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "d.json").write_text(content)
-    with pytest.raises(DataError, match=says):
-        read_leaf_json(tmp_path / "d.json")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty holds no \.json file"):
-        read_leaf_json(tmp_path / "empty")
-
-
-def test_damaged_hdf5(tmp_path: Path) -> None:
-    (tmp_path / "no.h5").write_bytes(b"none" * 100)
-    with pytest.raises(DataError, match=r"no\.h5 cannot be read as HDF5"):
-        read_tff_hdf5(tmp_path / "no.h5")
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["weights"] = [1.0]
-    with pytest.raises(DataError, match="no group examples/<client>"):
-        read_tff_hdf5(tmp_path / "other.h5")
-    uneven = {"ann": {"x": np.zeros((2, 3)), "y": np.zeros(3)}}
-    with pytest.raises(DataError, match="user 'ann' has different numbers of examples by feature: 2 of x, 3 of y"):
-        read_tff_hdf5(write_hdf5(tmp_path / "uneven.h5", uneven))
-    clients = {"ann": {"x": np.zeros((1, 3)), "y": np.zeros(1)}, "bob": {"x": np.zeros((1, 3))}}
-    write_hdf5(tmp_path / "lack.h5", clients)
-    with pytest.raises(DataError, match="examples of user 'bob' have no feature 'y'; they have x"):
-        read_tff_hdf5(tmp_path / "lack.h5", features=["x", "y"])
-    whole = write_hdf5(tmp_path / "big.h5", {"ann": {"x": np.random.default_rng(0).random((100, 100))}}).read_bytes()
-    (tmp_path / "big.h5").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"big\.h5 cannot be read as HDF5"):
-        read_tff_hdf5(tmp_path / "big.h5")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpbench.data.sequences import (
+from dpbench.data.texts import (
     CHARACTER_TOKENS,
     CHARACTERS,
     Sequences,

@@ -133,7 +133,7 @@ def test_what_learned_from_canaries_stands_apart_and_shows_no_accuracy(tmp_path:
     finished(tmp_path / "c", 0.1, 2, 0.1, config={"audit": {"_target_": "dpbench.privacy.canaries.GradientCanaries"}})
     first, second = cells(grouped([tmp_path], ["optimizer.lr"]))
     assert {first["n"]: first[ACCURACY], second["n"]: second[ACCURACY]} == {"2": "80.00 ± 14.14", "1": "–"}
-    assert {first["learned from canaries"], second["learned from canaries"]} == {"–", "yes"}
+    assert {first["trained with canaries"], second["trained with canaries"]} == {"–", "yes"}
 
 
 def test_a_doubtful_ledger_marks_the_epsilon_of_its_row(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
     text = RunTable.read_sources([str(tmp_path)]).compare()
     assert "| evaluation/accuracy_cnn | 87.50 % |" in text and "| evaluation/coverage | 0.5 |" in text
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "judged_on": "val"}))
-    assert RunTable.read([tmp_path]).frame()["images judged on"].tolist() == ["val"]
+    assert RunTable.read([tmp_path]).frame()["evaluation split"].tolist() == ["val"]
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps({**found, "steps": 900}))  # of a checkpoint on the way
     assert "accuracy of a CNN on synthetic images (%)" not in RunTable.read([tmp_path]).frame()
     (tmp_path / "a" / "evaluation.json").write_text("{")
@@ -86,7 +86,7 @@ def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) ->
         path.write_text(json.dumps(record))
     table = RunTable.read([tmp_path]).frame().set_index("run")
     assert table.loc["b", "test accuracy (%)"] == 90 and table["test accuracy (%)"].isna()["a"]
-    assert list(table["learned from canaries"]) == ["yes", "–"]
+    assert list(table["trained with canaries"]) == ["yes", "–"]
 
 
 def test_a_column_says_where_runs_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

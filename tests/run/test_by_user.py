@@ -43,7 +43,7 @@ def test_the_unit_is_said_wherever_epsilon_is(capsys: pytest.CaptureFixture[str]
     privacy = result["privacy"]
     assert (privacy["unit"], privacy["population"], privacy["sampling"]["unit"]) == ("user", 100, "user")
     shown = capsys.readouterr().out
-    assert "unit: user" in shown and "lots of 10 of 100 users" in shown
+    assert "unit: user" in shown and "expected batch size 10 of 100 users" in shown
     assert main(["account", "run"]) == 0
     assert "unit                       user" in (shown := capsys.readouterr().out) and "10 users" in shown
     trained("example", *PRIVATE, "records=examples", "data.unit=example")
@@ -90,8 +90,8 @@ def test_users_that_diverge_are_counted_where_metrics_are_logged() -> None:
     [
         (["records=examples"], "the items of the data set are users"),
         (["data.unit=example"], "with data.unit=user); or leave out records= (records=examples)"),
-        (["records.local.batch_size=0"], "batch_size of the local training must be a whole number from 1 on, not 0"),
-        (["records.local.lr=0"], "lr of the local training must be a positive number"),
+        (["records.local.batch_size=0"], "records.local.batch_size must be a whole number from 1 on or null, not 0"),
+        (["records.local.lr=0"], "records.local.lr must be a positive number, not 0"),
         (["records.local.lrr=1"], "there is no key records.local.lrr. Did you mean records.local.lr"),
         (["data.expected_batch_size=101"], "between 1 and the 100 training users, not 101"),
         (["data.sampling=shuffled"], "no accountant covers"),

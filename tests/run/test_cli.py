@@ -18,7 +18,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run.saved_config import SCHEMA, write_config
 from dpbench.run.train import _prepare
 from dpbench.runs.folder import Run, RunFolder
-from tests.support.cli import PRIVATE, TINY, dpbench, signalled, train, weights
+from tests.support.cli import PRIVATE, TINY, dpbench, dpbench_in_a_process, signalled, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,8 @@ def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
         "trainer.max_steps=60",
     ]
     one = train(tmp_path, "one", *words)
-    two = train(tmp_path, "two", *words, "trainer=ddp_cpu", "trainer.max_steps=60")
+    dpbench_in_a_process(tmp_path, "train", *TINY, "hydra.run.dir=two", *words, "trainer=ddp_cpu")
+    two = tmp_path / "two"
     torch.testing.assert_close(weights(two), weights(one), rtol=1e-3, atol=1e-4)
     results = [json.loads((run / "result.json").read_text()) for run in (one, two)]
     assert 3.99 < results[0]["privacy"]["epsilon"]["rdp"] <= 4
@@ -280,7 +281,7 @@ def test_secure_runs_differ(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sweep(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=10", "hydra.sweep.dir=sweep", "launcher=joblib", "seed=0,1"]
-    dpbench(tmp_path, "train", "-m", *words)
+    dpbench_in_a_process(tmp_path, "train", "-m", *words)
     results = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/result.json"))]
     assert sorted(result["seed"] for result in results) == [0, 1]
     assert results[0]["config_hash"] != results[1]["config_hash"]
@@ -362,21 +363,21 @@ def test_bad_input_is_one_clear_line(
 
 @pytest.mark.slow
 def test_refused_in_a_process_of_its_own(tmp_path: Path) -> None:
-    _, err = dpbench(tmp_path, "train", *TINY, "strategy.noise_multiplier=0", status=1)
+    _, err = dpbench_in_a_process(tmp_path, "train", *TINY, "strategy.noise_multiplier=0", status=1)
     assert err.count("\n") == 1
     assert err.startswith("dpbench: error: noise_multiplier must be a positive number")
 
 
 @pytest.mark.slow
 def test_wrong_usage(tmp_path: Path) -> None:
-    _, err = dpbench(tmp_path, "trian", status=2)
+    _, err = dpbench_in_a_process(tmp_path, "trian", status=2)
     assert err == "dpbench: error: there is no command trian. Did you mean train? See dpbench --help.\n"
     _, err = dpbench(tmp_path, "resume", "nowhere", status=1)
     assert "nowhere holds no run of dpbench" in err
 
 
 def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
-    out, _ = dpbench(tmp_path, "--help")
+    out, _ = dpbench_in_a_process(tmp_path, "--help")
     assert "dpbench train data=mnist" in out
     code = (
         "import sys, dpbench.cli as c; c.parser(); assert not {'torch', 'hydra', 'wandb', 'pandas'} & set(sys.modules)"

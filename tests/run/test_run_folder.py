@@ -168,7 +168,7 @@ def test_a_full_disk_says_what_is_lost(
     run_training(config, run, show=False, reporter=EndOfRun())
     privacy = json.loads((run / "result.json").read_text())["privacy"]
     assert privacy["releases"] == 8 and 3.99 < privacy["epsilon"]["rdp"] <= 4
-    shown = f"noise multiplier {privacy['noise_multiplier']:.5g}, lots of 64 of 1437 examples"
+    shown = f"noise multiplier {privacy['noise_multiplier']:.5g}, expected batch size 64 of 1,437 examples"
     assert shown in capsys.readouterr().out
 
 

@@ -187,7 +187,7 @@ def test_the_noise_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (privacy["noise_multiplier"], privacy["sample_rate"], privacy["expected_batch_size"]) == (1.5, 0.05, 50)
     assert "noise_std_over_max_grad_norm" not in privacy
     record = json.loads((tmp_path / "result.json").read_text())
-    assert "noise multiplier 1.5, lots of 50 of 1000 examples (rate 0.05)" in summary(
+    assert "noise multiplier 1.5, expected batch size 50 of 1,000 examples (sampling rate 0.05)" in summary(
         record, RunFolder(tmp_path), "not logged"
     )
     main(["account", str(tmp_path)])
@@ -208,4 +208,4 @@ def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path)
     assert privacy["noise_multiplier"] == [1.5, 2.0]
     assert privacy["noise_std_over_max_grad_norm"] == [3.0, 4.0]  # strategy.noise_multiplier
     assert privacy["sample_rate"] == 0.05
-    assert "noise multiplier 3 to 4, lots of 50" in noise_text(privacy)
+    assert "noise multiplier 3 to 4, expected batch size 50" in noise_text(privacy)

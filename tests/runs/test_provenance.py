@@ -53,7 +53,7 @@ def test_the_folder_of_peoples_own_files_is_part_of_the_fingerprint(monkeypatch:
         data = {"_target_": "dpbench.data.UserDataModule", "name": name, "root": root}
         return fingerprint({**CONFIG, "data": data}), config_hash({**CONFIG, "data": data})
 
-    for name in ("user_table", "leaf_json", "tff_sqlite", "a_plug_ins"):
+    for name in ("user_table", "tff_sqlite", "a_plug_ins"):
         assert not {*of(name, "/fold1")} & {*of(name, "/fold2")}
         monkeypatch.setenv("DPBENCH_DATA", "/fold1")
         assert of(name, None) == of(name, "/fold1")

@@ -331,10 +331,13 @@ def test_private_optimizers_equal_plain_ones_fed_with_the_released_gradients(
         (lambda: AutomaticClipping(stability=-1, noise_multiplier=1), "stability must be"),
         (lambda: AutomaticClipping(stability=0, noise_multiplier=1), "AUTO-V has 0.*rounding error"),
         (lambda: VectorGroups(split="joint", noise_multiplier=1), "scales and split=joint belong together"),
-        (lambda: VectorGroups(split="odd", noise_multiplier=1), "unknown split 'odd'"),  # type: ignore[arg-type]
+        (lambda: VectorGroups(split="odd", noise_multiplier=1), "split must be equal, dimension or joint, not 'odd'"),  # type: ignore[arg-type]
         (lambda: VectorGroups(max_grad_norm=1, max_grad_norms={"a": 1}, noise_multiplier=1), "not both"),
         (lambda: AdaptiveQuantileClipping(initial_max_grad_norm=0, noise_multiplier=1), "initial_max_grad_norm"),
-        (lambda: AdaptiveMeanClipping(clipping="odd", noise_multiplier=1), "unknown clipping 'odd'"),  # type: ignore
+        (
+            lambda: AdaptiveMeanClipping(clipping="odd", noise_multiplier=1),
+            "clipping must be flat, .* or by_dimension, not",
+        ),  # type: ignore
     ],
 )
 def test_bad_options_are_refused_at_once(make: Callable[[], Any], words: str) -> None:

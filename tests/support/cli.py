@@ -1,14 +1,19 @@
-"""The command line on small runs on the digits, in processes of its own."""
+"""The command line on small runs on the digits, in this process or in one of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from dpbench.cli import main
 
 # A small image keeps a step at a few milliseconds.
 TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
@@ -31,7 +36,21 @@ def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> sub
     )
 
 
-def dpbench(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str, str]:
+def dpbench(folder: Path, *words: str, status: int = 0) -> tuple[str, str]:
+    """Standard output and error of a command, in this process: another one would import PyTorch for five seconds."""
+    out = io.StringIO()
+    err = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            actual: Any = main(list(words))
+        except SystemExit as ended:
+            actual = ended.code
+    assert (actual or 0) == status, f"{words}\n{out.getvalue()}\n{err.getvalue()}"
+    return out.getvalue(), err.getvalue()
+
+
+def dpbench_in_a_process(folder: Path, *words: str, status: int = 0, **env: str) -> tuple[str, str]:
+    """The same in a process of its own."""
     process = start(folder, *words, **env)
     out, err = process.communicate(timeout=HANGS)
     assert process.returncode == status, f"{words}\n{out}\n{err}"
@@ -54,8 +73,8 @@ def signalled(folder: Path, number: signal.Signals, step: int, *words: str, time
     return process.returncode, err
 
 
-def train(folder: Path, run: str, *words: str, status: int = 0, **env: str) -> Path:
-    dpbench(folder, "train", *TINY, f"hydra.run.dir={run}", *words, status=status, **env)
+def train(folder: Path, run: str, *words: str) -> Path:
+    dpbench(folder, "train", *TINY, f"hydra.run.dir={run}", *words)
     return folder / run
 
 

@@ -16,7 +16,7 @@ from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reproduce.run_table import Held, Part
+    from dpbench.reproduce.run_table import Part
 
 _RESUME = """\
 Nothing in the folder is imported or unpickled. Its config.yaml names the classes of installed packages that are
@@ -123,12 +123,13 @@ def priors(options: argparse.Namespace) -> int:
 
 def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
     add = parser.add_argument
+    add("--status", action="store_true", help="run nothing; show what is finished")
     add("--out", type=folder, default=Path("results"), metavar="FOLDER", help="for results (default: results)")
     add("--runs", type=folder, default=runs, metavar="FOLDER", help=f"for the runs themselves (default: {runs})")
 
 
-def _refuse_idle_replacement(options: argparse.Namespace) -> None:
-    if options.status and options.replace:
+def _refuse_idle_replacement(status: bool, replace: bool) -> None:
+    if status and replace:
         raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
 
 
@@ -151,23 +152,31 @@ def _add_reproduce(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="seeds=3 (or seeds=0,4), rows=, columns=, trainer=, launcher=",
     )
-    add("--status", action="store_true", help="run nothing; show what is finished")
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--replace", action="store_true", help="overwrite results that other code has made")
+    existing.add_argument(
+        "--replace",
+        dest="existing",
+        action="store_const",
+        const="replace",
+        default="stays",
+        help="overwrite results that other code has made",
+    )
     existing.add_argument(
         "--keep",
-        action="store_true",
+        dest="existing",
+        action="store_const",
+        const="keep",
         help="count runs in the results of --out as done, whatever code made them",
     )
     _add_output(parser, Path("runs") / "tables")
-    parser.add_argument("--json", action="store_true", help="with list: print JSON")
+    add("--json", action="store_true", help="with list: print JSON")
 
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
     from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
 
-    alone = not (options.words or options.status or options.replace or options.keep)
+    alone = not options.words and not options.status and options.existing == "stays"
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
@@ -180,16 +189,11 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(COMPUTED_TABLES[options.table].write(out))
-    _refuse_idle_replacement(options)
+    _refuse_idle_replacement(options.status, options.existing == "replace")
     from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
 
-    existing: Held = "stays"
-    if options.replace:
-        existing = "replace"
-    elif options.keep:
-        existing = "keep"
     part = part_of(options.words)
-    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, existing)
+    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.existing)
     return Answer(text, status=0 if good else 1)
 
 
@@ -210,7 +214,7 @@ def part_of(words: Sequence[str]) -> Part:
             raise ConfigurationError(f"{key}= is given twice: {remedy}.")
         if word == "hydra.launcher.n_jobs=0":
             raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
-        names = _names(value)
+        names = tuple(name.strip() for name in value.strip("[]").split(",") if name.strip())
         if key in ("rows", "columns") and names:
             values[key] = names
         elif key == "seeds" and names and all(name.isdecimal() and len(name) < 7 for name in names):
@@ -233,10 +237,6 @@ def part_of(words: Sequence[str]) -> Part:
     if isinstance(number, int) and number > _MOST_SEEDS:
         raise ConfigurationError(f"seeds={number} asks for more runs of each cell than {_MOST_SEEDS:,}.")
     return Part(**values, sweep=tuple(launcher))
-
-
-def _names(value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.strip("[]").split(",") if name.strip())
 
 
 def _add_workflow(commands: Commands) -> None:
@@ -265,7 +265,6 @@ def _add_workflow(commands: Commands) -> None:
         help="by how many points training labels may be recalled better (default: 10, which an MLP meets near epsilon "
         "2)",
     )
-    add("--status", action="store_true", help="run nothing; show what is finished")
     add("--replace", action="store_true", help="overwrite results of other settings or of other code")
     _add_output(parser, Path("runs") / "workflow")
 
@@ -291,7 +290,7 @@ def _workflow(options: argparse.Namespace) -> Answer:
             raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
     if not 0 < options.margin < 100:
         raise ConfigurationError(f"--margin is a number of points between 0 and 100, not {options.margin:g}.")
-    _refuse_idle_replacement(options)
+    _refuse_idle_replacement(options.status, options.replace)
     launcher = tuple(word for word in options.words if word.startswith(("launcher=", "hydra.launcher.")))
     settings = Settings(
         margin=options.margin / 100,

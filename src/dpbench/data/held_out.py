@@ -27,7 +27,10 @@ def check_split(split: str) -> None:
 
 
 def parted(
-    split: Split, identities: Callable[[], Iterable[bytes]], records: int, count: int
+    split: Split,
+    identities: Callable[[], Iterable[bytes]],
+    records: int,
+    count: int,
 ) -> tuple[Positions, Positions]:
     """Positions of the records that are held out, and of the others, both ascending.
 

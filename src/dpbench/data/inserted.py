@@ -42,7 +42,8 @@ class Inserted:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value, least = getattr(self, option.name), 1 if option.name in ("copies", "references") else 0
+            value = getattr(self, option.name)
+            least = 1 if option.name in ("copies", "references") else 0
             if not isinstance(value, int) or value < least:
                 raise ConfigurationError(
                     f"data.inserted.{option.name} must be a whole number from {least} on, not {value!r}."

@@ -2,39 +2,53 @@
 
 Lot t is a function of (key, t) alone, and the key one of the seed and of the private training that the lots are for:
 every rank draws the same lot and takes its share `lot[rank::world_size]`, and a resumed run draws what the interrupted
-one would have drawn. With `seed=None` the key comes from the operating
-system's entropy, for models that will be published.
+one would have drawn. With `seed=None` the key comes from the operating system's entropy, for models that will be
+published.
 """
 
 from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
-from dpbench.data.attendance import refuse_unattended
+from dpbench.data.collation import Collation, rows_of
 from dpbench.data.fetching import watched
-from dpbench.data.item_randomness import ItemRandomness, draws_nothing
-from dpbench.data.mixing import rows_of
-from dpbench.data.records import Collation, count_of, refuse_repeated
+from dpbench.data.records import count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.data.users import UserDataset, ask_for_unit, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedule, check_schedule, factors_of
-from dpbench.privacy.randomness import Stream, digest_of, fresh_key, keyed_sequence, source_of
+from dpbench.privacy.randomness import (
+    Stream,
+    digest_of,
+    fresh_key,
+    keyed_sequence,
+    seed_global_generators,
+    source_of,
+)
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
-_OF_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")  # what a DataLoader takes in their place
-_OVER = object()  # the epoch
+_FIXED_BY_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")
+"""Options of a DataLoader that would say otherwise how records are drawn."""
+_COPIED = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
+_COPIED_WITH_WORKERS = ("prefetch_factor", "multiprocessing_context")
+_END = object()  # of an epoch
 _REMEMBERED = 64  # more than worker processes draw ahead
+_LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
+_TRAINING_LOOPS = tuple(f"{package}.loops.fit_loop" for package in _LIGHTNING)
+_EVALUATION_LOOPS = tuple(f"{package}.loops.evaluation_loop" for package in _LIGHTNING)
+_FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 
 RecordOfRow = str | Callable[[Any], Any]
 Share = tuple[Positions, Positions | None]
@@ -63,7 +77,12 @@ class Lots(TorchSampler[list[int]]):
         size_factors: Of the expected size, by step; evaluated by `plan` from the schedule.
     """
 
-    def __init__(self, sampling: Sampling, seed: int | None, size_schedule: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int | None,
+        size_schedule: Schedule | None = None,
+    ) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
         if not isinstance(sampling, Sampling):
@@ -75,8 +94,11 @@ class Lots(TorchSampler[list[int]]):
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
         check_schedule("expected_batch_size_schedule", size_schedule)
         self._sampling = sampling
-        self._size_schedule, self.size_factors = size_schedule, CONSTANT
-        self.position = self.phase = self.microbatches = 0
+        self._size_schedule = size_schedule
+        self.size_factors = CONSTANT
+        self.position = 0
+        self.phase = 0
+        self.microbatches = 0
         self.in_use = False
         self.work: NDArray[Any] | None = None
         self.added = 0
@@ -88,8 +110,8 @@ class Lots(TorchSampler[list[int]]):
     @property
     def sampling(self) -> Sampling:
         """The sampling, of added records too, in lots of the same size; nothing else changes it."""
-        given = self._sampling
-        return given.among(given.population + self.added) if self.added else given
+        sampling = self._sampling
+        return sampling.among(sampling.population + self.added) if self.added else sampling
 
     @property
     def expected_batch_size(self) -> float:
@@ -99,8 +121,11 @@ class Lots(TorchSampler[list[int]]):
     @property
     def source(self) -> str | None:
         """Hash by which ledgers tell lots of one seed; None without a seed, or where every lot holds everybody."""
-        everybody = self.sampling.expected_batch_size >= self.sampling.population  # not so with added records
-        return None if self._key is None or self.seed is None or everybody else source_of((self._key, Stream.LOTS))
+        # Asked of the sampling with added records: lots of everybody among fewer than all are drawn again.
+        holds_everybody = self.sampling.expected_batch_size >= self.sampling.population
+        if self._key is None or self.seed is None or holds_everybody:
+            return None
+        return source_of((self._key, Stream.LOTS))
 
     def __repr__(self) -> str:
         return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
@@ -109,10 +134,12 @@ class Lots(TorchSampler[list[int]]):
         return self.sampling.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        done = self.position % len(self)
-        for step in range(self.position, self.position - done + len(self)):
-            yield self.share(step, rank, world)[0].tolist()
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        end_of_epoch = self.position - self.position % len(self) + len(self)
+        for step in range(self.position, end_of_epoch):
+            positions, _ = self.share(step, rank, world)
+            yield positions.tolist()
 
     def acquire(self) -> None:
         """Attend to the lots for one training.
@@ -145,7 +172,9 @@ class Lots(TorchSampler[list[int]]):
 
     def free(self) -> None:
         """End what `acquire` began."""
-        self.in_use, self.added, self.size_factors = False, 0, CONSTANT
+        self.in_use = False
+        self.added = 0
+        self.size_factors = CONSTANT
 
     def start_at(self, position: int, run: int | None = None) -> None:
         """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
@@ -154,12 +183,19 @@ class Lots(TorchSampler[list[int]]):
             position: Number of the lot.
             run: Key of the training: another one draws other lots from the same seed. None: the seed alone is the key.
         """
-        self.position, self._key, self._drawn = position, self.seed, None
+        self.position = position
+        self._key = self.seed
+        self._drawn = None
         if run is not None and self.seed is not None:
             self._key = int.from_bytes(digest_of((self.seed, run))[:16], "big")
         self._shares.clear()
 
-    def share(self, step: int, rank: int, world: int) -> Share:
+    def share(
+        self,
+        step: int,
+        rank: int,
+        world: int,
+    ) -> Share:
         """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.
 
         Returns:
@@ -173,16 +209,21 @@ class Lots(TorchSampler[list[int]]):
             self._shares[key] = self._share(step, rank, world)
         return self._shares[key]
 
-    def _share(self, step: int, rank: int, world: int) -> Share:
+    def _share(
+        self,
+        step: int,
+        rank: int,
+        world: int,
+    ) -> Share:
         lot = self.lot(step)
         if self.work is not None and world > 1:
             return dealt(lot, self.work[lot], rank, world), None
         if not self.microbatches:
             return lot[rank::world], None
-        drawn = self._rng(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
-        order = np.argsort(drawn, kind="stable")
-        order = order[drawn[order] % world == rank]
-        return lot[order], drawn[order]
+        microbatch_of = self._rng(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
+        order = np.argsort(microbatch_of, kind="stable")
+        order = order[microbatch_of[order] % world == rank]
+        return lot[order], microbatch_of[order]
 
     def lot(self, step: int) -> Positions:
         """Positions of all records of the data set in lot `step`, over all ranks; may be empty."""
@@ -208,9 +249,9 @@ class Lots(TorchSampler[list[int]]):
     def _lot(self, step: int) -> Positions:
         sampling = self.sampling.resized(self.size_factors.at(step))
         number, place = divmod(step, sampling.lots_per_draw)
-        key = number, self.phase, self.added
+        key = (number, self.phase, self.added)
         if self._drawn is None or self._drawn[0] != key:
-            self._drawn = key, sampling.draw(self._rng(number))
+            self._drawn = (key, sampling.draw(self._rng(number)))
         return self._drawn[1][place]
 
     def key_of(self, stream: Stream, number: int) -> tuple[int, ...]:
@@ -281,14 +322,25 @@ class LotLoader(DataLoader[Any]):
             refuse_repeated(dataset)
             ask_for_unit(dataset, lots.sampling.unit)
         rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
-        _refuse_options(options)
-        self._items = ItemRandomness(options.pop("worker_init_fn", None))
+        for name in _FIXED_BY_LOTS:
+            if name in options:
+                raise ConfigurationError(
+                    f"LotLoader takes no {name}: its lots say how records are drawn, and the ledger records it. Leave "
+                    "it out; expected_batch_size is the mean size of a lot."
+                )
+        self._items = _ItemRandomness(options.pop("worker_init_fn", None))
         options["worker_init_fn"] = self._items
         try:
-            super().__init__(dataset, batch_sampler=lots, collate_fn=Collation(dataset, collate_fn, rows), **options)
+            super().__init__(
+                dataset,
+                batch_sampler=lots,
+                collate_fn=Collation(dataset, collate_fn, rows),
+                **options,
+            )
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
             raise ConfigurationError(f"LotLoader cannot be made: {brief(error)}") from error
-        self.lots, self.record_of_row = lots, record_of_row
+        self.lots = lots
+        self.record_of_row = record_of_row
         self.data_id = data_id
         self.collation = collate_fn
         self._source = watched(dataset) if lots.sampling.record_changes else dataset
@@ -352,25 +404,26 @@ class LotLoader(DataLoader[Any]):
         _refuse_other_draws(loader)
         if loader.batch_size is None:
             raise ConfigurationError("the data loader has no batch_size to expect; use LotLoader.poisson.")
-        same = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
-        options = {name: getattr(loader, name) for name in same}
-        if loader.num_workers:
-            options |= {name: getattr(loader, name) for name in ("prefetch_factor", "multiprocessing_context")}
+        # Torch refuses options of workers where there are none.
+        names = _COPIED + _COPIED_WITH_WORKERS if loader.num_workers else _COPIED
+        options = {name: getattr(loader, name) for name in names}
         return cls.poisson(loader.dataset, loader.batch_size, seed, data_id=data_id, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
-        refuse_unattended(self.lots.in_use)
+        _refuse_unattended(self.lots.in_use)
         if self.lots.sampling.record_changes:
             refuse_repeated(self.dataset)  # again: the indices of a Subset may be others by now
         self._begin_items()  # of workers, which start now
+        # A data set of this package draws no random numbers when it makes an item.
+        may_draw = not type(self.dataset).__module__.startswith("dpbench.")
         batches = super().__iter__()
         while True:
-            if not (self.num_workers or draws_nothing(self.dataset)):
+            if may_draw and not self.num_workers:
                 self._begin_items()
-            batch = next(batches, _OVER)
-            if batch is _OVER:
+            batch = next(batches, _END)
+            if batch is _END:
                 return
+            # Counted here and not in the sampler: worker processes draw lots ahead of those that were trained on.
             self.lots.position += 1
             know_as_tree(batch)
             if self.before_lot is not None:
@@ -380,13 +433,13 @@ class LotLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         """Torch's, which reads a data set that is watched; `dataset` stays what it is."""
         reader = copy.copy(self)
-        reader.__dict__["dataset"] = self._source
+        reader.__dict__["dataset"] = self._source  # torch refuses to set the attribute of a loader that exists
         return DataLoader._get_iterator(reader)
 
     def _begin_items(self) -> None:
         """Make the random numbers of the coming items a function of a key, where a private strategy watches."""
-        private = self.before_lot is not None
-        self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if private else None)
+        is_private = self.before_lot is not None
+        self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if is_private else None)
 
     def prepare_collation(self, ordered: bool, may_separate: bool = False) -> None:
         """Say what becomes of batches.
@@ -415,7 +468,80 @@ class LotLoader(DataLoader[Any]):
         self.lots.position = int(state["lots"])
 
 
-def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Positions:
+class _ItemRandomness:
+    """Seeds the global generators for the items of lots, in this process and in the workers of a data loader.
+
+    Which numbers an item gets (for its augmentation, say) depends on its place in a lot, and so on the other records:
+    where everybody could know them, one record more would change the items of all others in sight.
+
+    Args:
+        worker_init_fn: Of the user, called afterwards in each worker; it stays at hand under that name.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], object] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+        self._key: tuple[int, ...] | None = None
+
+    def begin(self, key: tuple[int, ...] | None) -> None:
+        """Make all numbers from here on, and those of workers that are started from here on, a function of a key.
+
+        Args:
+            key: The same on all ranks, each of which draws other numbers; None leaves random numbers to others.
+        """
+        self._key = None
+        if key is not None:
+            self._key = (*key, dist.get_rank() if dist.is_initialized() else 0)
+            seed_global_generators(self._key, torch.device("cpu"))
+
+    def __call__(self, worker_id: int) -> None:
+        """Stand in for the `worker_init_fn`: torch's own seeds of workers have 32 bits that count."""
+        if self._key is not None:
+            seed_global_generators((*self._key, worker_id), torch.device("cpu"))
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def _refuse_unattended(in_use: bool) -> None:
+    """Refuse lots to a caller that would train on them without a strategy.
+
+    The call stack says who asks, since nothing else does. Without an owner (`Lots.in_use`), lots are rightly iterated
+    by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop that trains without privacy.
+    Lightning calls nothing of a loader that would tell these from a Trainer that fits without a strategy, and Fabric
+    has no moment at which a strategy could become the owner. So ownership alone would either let those two train
+    without privacy, or refuse all others.
+
+    Args:
+        in_use: Whether a strategy owns the lots.
+
+    Raises:
+        ConfigurationError: Lightning Fabric, which knows no strategy; or a Trainer's training without one.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module in _FABRIC:
+            raise ConfigurationError(
+                "a LotLoader is of no use to Lightning Fabric: nothing would make its lots private. Use a Lightning "
+                "Trainer with a private strategy among its callbacks; for training without privacy, use a DataLoader."
+            )
+        if module in _EVALUATION_LOOPS or (module in _TRAINING_LOOPS and in_use):
+            return
+        if module in _TRAINING_LOOPS:
+            raise ConfigurationError(
+                "a LotLoader trains without a strategy, so without privacy: add callbacks=[strategy] to the trainer "
+                "(dpbench.DPSGD, ...; dpbench.strategies.NonPrivate() where privacy is not wanted). If there is one, "
+                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?), or hooks of the "
+                "strategy did not run (a subclass that overrides one must call super()'s)."
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def dealt(
+    lot: Positions,
+    work: NDArray[Any],
+    rank: int,
+    world: int,
+) -> Positions:
     """Deal a lot to processes by work: the largest first, each to whoever has least.
 
     Args:
@@ -430,21 +556,14 @@ def dealt(lot: Positions, work: NDArray[Any], rank: int, world: int) -> Position
     >>> dealt(np.array([3, 5, 8, 9]), np.array([1, 9, 4, 5]), 0, 2), dealt(np.array([3, 5]), np.array([1, 9]), 1, 2)
     (array([5, 3]), array([3]))
     """
-    owner, totals = np.empty(len(lot), dtype=np.int64), np.zeros(world)
+    rank_of = np.empty(len(lot), dtype=np.int64)
+    totals = np.zeros(world)
     for place in np.argsort(-work, kind="stable"):
-        owner[place] = totals.argmin()
-        totals[owner[place]] += work[place] + 1  # what every record costs
-    share: Positions = lot[owner == rank]
+        least = totals.argmin()
+        rank_of[place] = least
+        totals[least] += work[place] + 1  # every record costs something
+    share: Positions = lot[rank_of == rank]
     return share
-
-
-def _refuse_options(options: Mapping[str, Any]) -> None:
-    """Refuse what says otherwise how records are drawn."""
-    if given := [name for name in _OF_LOTS if name in options]:
-        raise ConfigurationError(
-            f"LotLoader takes no {given[0]}: its lots say how records are drawn, and the ledger records it. Leave it "
-            "out; expected_batch_size is the mean size of a lot."
-        )
 
 
 def _refuse_other_draws(loader: DataLoader[Any]) -> None:
@@ -467,7 +586,12 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
         )
 
 
-def make_sampling(kind: str, population: int, expected_batch_size: float, unit: str = "example") -> Sampling:
+def make_sampling(
+    kind: str,
+    population: int,
+    expected_batch_size: float,
+    unit: str = "example",
+) -> Sampling:
     """The sampling of a kind for lots of a size.
 
     Args:
@@ -479,14 +603,14 @@ def make_sampling(kind: str, population: int, expected_batch_size: float, unit: 
     Raises:
         ConfigurationError: Unknown kind, or a size that does not fit.
     """
-    size: Any = expected_batch_size
-    number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    size: Any = expected_batch_size  # whatever the user wrote
+    is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
     records = "records" if unit == "example" else f"{unit}s"
     if population == 0:
         raise ConfigurationError(f"the data set holds no {records}: there is nothing to draw lots from.")
-    if not number or not 1 <= size <= population:
+    if not is_number or not 1 <= size <= population:
         hint = ""
-        if number and 0 < size < 1 <= size * population:
+        if is_number and 0 < size < 1 <= size * population:
             hint = f" Is it a rate? That is expected_batch_size={size * population:g}."
         raise ConfigurationError(
             f"expected_batch_size must lie between 1 and the {population} training {records}, not {size!r}.{hint}"

@@ -17,19 +17,26 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 
-ORIENTATIONS, GROUPS = 8, 27
-_BLOCK, PER_CHANNEL = 4, 81
-"""Pixels of a side for one output, and features of a channel."""
-_ORDERS = [1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2]
+ORIENTATIONS = 8
+GROUPS = 27
+"""Of channels, normalized together."""
+PER_CHANNEL = 81
+"""Features of a channel."""
+_BLOCK = 4  # pixels of a side for one output
+_ORDERS = (1, ORIENTATIONS, ORIENTATIONS, ORIENTATIONS**2)
 """Features of a channel: averages of pixels, of fine and coarse moduli, and of coarse moduli of fine ones."""
 _CENTER = (_BLOCK - 1) / 2  # of a block
-_SIGMA, _FREQUENCY = 0.8, 0.75 * math.pi  # of the finest wavelet
-_PIECE, _SMALLEST = 100, 12  # images at once, and pixels of a side
-_COLORS = [[1 / 3, 1 / 3, 1 / 3], [1 / 2, -1 / 2, 0.0], [1 / 4, 1 / 4, -1 / 2]]
+_SIGMA = 0.8  # of the finest wavelet
+_FREQUENCY = 0.75 * math.pi
+_PIECE = 100  # images at once
+_SMALLEST = 12  # pixels of a side
+_COLORS = ((1 / 3, 1 / 3, 1 / 3), (1 / 2, -1 / 2, 0.0), (1 / 4, 1 / 4, -1 / 2))
 """Brightness, red against green, yellow against blue."""
-_MIDDLE, _UNIT = (0.5, 0.0, 0.0), (0.25, 0.05, 0.05)
-"""Of their pixels: round numbers, fixed for all data, like the published means and deviations of `scale=standard`."""
-_NOISE_IMAGES, _NOISE_SIDE = 400, 32
+# Of their pixels: round numbers, fixed for all data, like the published means and deviations of `scale=standard`.
+_MEANS = (0.5, 0.0, 0.0)
+_SCALES = (0.25, 0.05, 0.05)
+_NOISE_IMAGES = 400
+_NOISE_SIDE = 32
 
 
 def scattering(pixels: Tensor) -> Tensor:
@@ -74,7 +81,7 @@ def color_scattering(pixels: Tensor) -> Tensor:
         ConfigurationError: The sides are no multiples of four.
     """
     _require(pixels, _BLOCK, "color_scattering")
-    return _by_pieces(lambda images: _of_colors(images).flatten(1, 2).permute(0, 2, 3, 1), pixels)
+    return _by_pieces(lambda images: _color_features(images).flatten(1, 2).permute(0, 2, 3, 1), pixels)
 
 
 def mirrored_scattering(pixels: Tensor) -> Tensor:
@@ -94,18 +101,18 @@ def mirrored_scattering(pixels: Tensor) -> Tensor:
         ConfigurationError: The sides are no multiples of eight.
     """
     _require(pixels, 2 * _BLOCK, "mirrored_scattering")
-    half, mirrored = pixels.shape[2] // (2 * _BLOCK), _mirrored()
 
     def folded(images: Tensor) -> Tensor:
-        features = _of_colors(images)
-        both = (features + features[:, :, mirrored].flip(-1)) / math.sqrt(2)
-        return both[..., :half].flatten(1, 2).permute(0, 2, 3, 1)
+        features = _color_features(images)
+        sums = (features + features[:, :, _mirrored()].flip(-1)) / math.sqrt(2)
+        left_half = sums[..., : sums.shape[-1] // 2]
+        return left_half.flatten(1, 2).permute(0, 2, 3, 1)
 
     return _by_pieces(folded, pixels)
 
 
 def _require(pixels: Tensor, divisor: int, name: str) -> None:
-    *_, height, width, channels = pixels.shape
+    _, height, width, channels = pixels.shape
     if height % divisor or width % divisor or min(height, width) < _SMALLEST:
         raise ConfigurationError(
             f"data.features={name} needs images with sides from {_SMALLEST} on that {divisor} divides, not "
@@ -120,81 +127,110 @@ def _require(pixels: Tensor, divisor: int, name: str) -> None:
 def _by_pieces(features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
     """`features` (n, h, w, F) of images (n, C, H, W), a few at once; gigabytes, so that they are held only once."""
     images = pixels.permute(0, 3, 1, 2).float()
-    found = torch.empty(len(images), *features(images[:1]).shape[1:])
-    for some, room in zip(torch.split(images, _PIECE), torch.split(found, _PIECE), strict=True):
-        room.copy_(features(some))
-    return found
+    output = torch.empty(len(images), *features(images[:1]).shape[1:])
+    for start in range(0, len(images), _PIECE):
+        output[start : start + _PIECE] = features(images[start : start + _PIECE])
+    return output
 
 
 def _coefficients(images: Tensor, center: float) -> Tensor:
     """Not normalized, (N, C, H, W) → (N, C, 81, H/4, W/4), averages around `center` and every fourth pixel beyond."""
-    height, width = images.shape[2:]
-    banks = _wavelets(0), _wavelets(1)
+    count, channels, height, width = images.shape
+    fine_wavelets = _wavelets(0)
+    coarse_wavelets = _wavelets(1)
     planes = images.reshape(-1, 1, height, width)
-    fine, coarse = _modulus(planes, banks[0], 1), _modulus(planes, banks[1], 2)
-    second = _modulus(fine.reshape(-1, 1, height, width), banks[1], 2).view(len(planes), -1, height // 2, width // 2)
-    means = [_average(x, spacing, center) for x, spacing in ((planes, 1), (fine, 1), (coarse, 2), (second, 2))]
-    return torch.cat(means, 1).view(*images.shape[:2], PER_CHANNEL, height // _BLOCK, width // _BLOCK)
+    fine = _modulus(planes, fine_wavelets, 1)
+    coarse = _modulus(planes, coarse_wavelets, 2)
+    second = _modulus(fine.reshape(-1, 1, height, width), coarse_wavelets, 2)
+    second = second.view(len(planes), -1, height // 2, width // 2)
+    orders = [
+        _average(planes, 1, center),
+        _average(fine, 1, center),
+        _average(coarse, 2, center),
+        _average(second, 2, center),
+    ]
+    return torch.cat(orders, 1).view(count, channels, PER_CHANNEL, height // _BLOCK, width // _BLOCK)
 
 
-def _of_colors(images: Tensor) -> Tensor:
-    """Of brightness and colors, normalized, (N, C, H, W) → (N, C, 81, H/4, W/4)."""
-    colors = images if images.shape[1] == 1 else torch.einsum("oc,nchw->nohw", torch.tensor(_COLORS), images)
-    means, deviations = (x[: images.shape[1], :, None, None] for x in _of_noise())
-    return (_by_order(colors) - means) / deviations.sqrt()
+def _color_features(images: Tensor) -> Tensor:
+    """Features of brightness and colors, normalized, (N, C, H, W) → (N, C, 81, H/4, W/4)."""
+    channels = images.shape[1]
+    colors = images if channels == 1 else torch.einsum("oc,nchw->nohw", torch.tensor(_COLORS), images)
+    means, deviations = _noise_statistics()
+    means = means[:channels, :, None, None]
+    deviations = deviations[:channels, :, None, None]
+    return (_normalized_by_order(colors) - means) / deviations.sqrt()
 
 
-def _by_order(colors: Tensor) -> Tensor:
+def _normalized_by_order(colors: Tensor) -> Tensor:
     """Normalized within each image, order by order, (N, C, H, W) → (N, C, 81, H/4, W/4).
 
     The epsilon of `group_norm` damps what is faint: the second order, and the colors of a gray image.
     """
-    count = colors.shape[1]
+    channels = colors.shape[1]
     pixels, fine, coarse, second = torch.split(_coefficients(colors, _CENTER), _ORDERS, 2)
-    middle, unit = (torch.tensor(x[:count]).view(-1, 1, 1, 1) for x in (_MIDDLE, _UNIT))
-    found = [(pixels - middle) / unit]
-    for part, groups in ((fine, 1), (coarse, 1), (second, ORIENTATIONS)):  # of each color
-        flat = part.flatten(1, 2)
-        found.append(F.group_norm(flat, groups * count, eps=1e-5).view_as(part))
-    return torch.cat(found, 2)
+    means = torch.tensor(_MEANS[:channels]).view(-1, 1, 1, 1)
+    scales = torch.tensor(_SCALES[:channels]).view(-1, 1, 1, 1)
+    return torch.cat(
+        [
+            (pixels - means) / scales,
+            _group_norm(fine, channels),
+            _group_norm(coarse, channels),
+            _group_norm(second, ORIENTATIONS * channels),
+        ],
+        2,
+    )
+
+
+def _group_norm(features: Tensor, groups: int) -> Tensor:
+    return F.group_norm(features.flatten(1, 2), groups, eps=1e-5).view_as(features)
 
 
 @cache
-def _of_noise() -> tuple[Tensor, Tensor]:
+def _noise_statistics() -> tuple[Tensor, Tensor]:
     """Mean and deviation of each feature of brightness and colors on 1/f noise, (3, 81) each."""
-    side, generator = _NOISE_SIDE, torch.Generator().manual_seed(0)
-    across, down = torch.fft.rfftfreq(side), torch.fft.fftfreq(side)
-    frequency = torch.hypot(down[:, None], across).clamp(min=1 / side)
+    side = _NOISE_SIDE
+    generator = torch.Generator().manual_seed(0)
+    frequency = torch.hypot(torch.fft.fftfreq(side)[:, None], torch.fft.rfftfreq(side)).clamp(min=1 / side)
     waves = torch.randn(_NOISE_IMAGES, 3, side, side // 2 + 1, 2, generator=generator)
     noise = torch.fft.irfft2(torch.view_as_complex(waves) / frequency, s=(side, side))
-    middle, unit = (torch.tensor(x).view(-1, 1, 1) for x in (_MIDDLE, _UNIT))
-    images = torch.split(middle + unit * noise / noise.std(), _PIECE)
-    features = torch.cat([_by_order(part) for part in images]).transpose(0, 2).flatten(2)  # (81, 3, ·)
-    found = features.mean(2).T, features.std(2).T
-    mean, deviation = ((x + x[:, _mirrored()]) / 2 for x in found)  # noise knows no left and right
-    return mean, deviation
+    means = torch.tensor(_MEANS).view(-1, 1, 1)
+    scales = torch.tensor(_SCALES).view(-1, 1, 1)
+    images = torch.split(means + scales * noise / noise.std(), _PIECE)
+    features = torch.cat([_normalized_by_order(piece) for piece in images])
+    features = features.transpose(0, 2).flatten(2)  # (81, 3, ·)
+    return _symmetric(features.mean(2).T), _symmetric(features.std(2).T)
+
+
+def _symmetric(statistic: Tensor) -> Tensor:
+    """The mean of (3, 81) and of mirror images: noise knows no left and right."""
+    return (statistic + statistic[:, _mirrored()]) / 2
 
 
 def _mirrored() -> list[int]:
     """Which of the 81 features of a mirror image is which of the image's: direction k is k steps the other way."""
-    other = [-k % ORIENTATIONS for k in range(ORIENTATIONS)]
-    second = [ORIENTATIONS * first + then for first in other for then in other]
-    starts = torch.tensor(_ORDERS).cumsum(0).tolist()
-    return [0, *(starts[0] + k for k in other), *(starts[1] + k for k in other), *(starts[2] + k for k in second)]
+    turned = [-k % ORIENTATIONS for k in range(ORIENTATIONS)]
+    places = [0]  # the average has no direction
+    for start in (1, 1 + ORIENTATIONS):
+        places += [start + k for k in turned]
+    for first in turned:
+        start = 1 + 2 * ORIENTATIONS + ORIENTATIONS * first
+        places += [start + k for k in turned]
+    return places
 
 
 def _modulus(planes: Tensor, bank: Tensor, stride: int) -> Tensor:
     """|planes * each wavelet| at every `stride`-th pixel, (N, 1, H, W) → (N, orientations, H/stride, W/stride)."""
     reach = bank.shape[-1] // 2
-    found = F.conv2d(F.pad(planes, (reach,) * 4, mode="reflect"), bank, stride=stride)
-    real, imaginary = found.chunk(2, 1)
+    padded = F.pad(planes, (reach,) * 4, mode="reflect")
+    real, imaginary = F.conv2d(padded, bank, stride=stride).chunk(2, 1)
     return torch.hypot(real, imaginary)
 
 
 def _average(planes: Tensor, spacing: int, center: float) -> Tensor:
     """Gaussian averages at every fourth pixel of the image from `center` on, of planes that have every `spacing`-th."""
-    down, across = (_averaging(size, spacing, center) for size in planes.shape[2:])
-    return down @ planes @ across.mT
+    height, width = planes.shape[2:]
+    return _averaging(height, spacing, center) @ planes @ _averaging(width, spacing, center).mT
 
 
 def _averaging(size: int, spacing: int, center: float) -> Tensor:
@@ -203,24 +239,27 @@ def _averaging(size: int, spacing: int, center: float) -> Tensor:
     reach = math.ceil(3 * sigma)
     mirrored = F.pad(torch.eye(size)[:, None], (reach, reach), mode="reflect")[:, 0]
     centers = (center + torch.arange(0, size * spacing, _BLOCK)) / spacing
-    far = torch.arange(-reach, size + reach) - centers[:, None]
-    bells = torch.exp(-far.square() / (2 * sigma**2)) * (far.abs() <= reach)
+    distances = torch.arange(-reach, size + reach) - centers[:, None]
+    bells = torch.exp(-distances.square() / (2 * sigma**2)) * (distances.abs() <= reach)
     return (bells / bells.sum(1, keepdim=True)) @ mirrored.mT
 
 
 def _wavelets(scale: int) -> Tensor:
     """Morlet wavelets in all orientations, real parts before imaginary ones, (2·orientations, 1, K, K)."""
-    sigma, frequency, slant = _SIGMA * 2**scale, _FREQUENCY / 2**scale, 4 / ORIENTATIONS
+    sigma = _SIGMA * 2**scale
+    frequency = _FREQUENCY / 2**scale
+    slant = 4 / ORIENTATIONS
     reach = math.ceil(3 * sigma / slant)
-    at = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    found = []
+    x = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    y = x[:, None]
+    wavelets = []
     for number in range(ORIENTATIONS):
         angle = math.pi * number / ORIENTATIONS
-        along = math.cos(angle) * at[None, :] + math.sin(angle) * at[:, None]
-        across = math.cos(angle) * at[:, None] - math.sin(angle) * at[None, :]
+        along = math.cos(angle) * x + math.sin(angle) * y
+        across = math.cos(angle) * y - math.sin(angle) * x
         bell = torch.exp(-(along.square() + (slant * across).square()) / (2 * sigma**2))
         wave = bell * torch.exp(1j * frequency * along)
         wave = wave - bell * (wave.sum() / bell.sum())  # blind to constants
-        found.append(wave * slant / (2 * math.pi * sigma**2))
-    bank = torch.stack(found)
+        wavelets.append(wave * slant / (2 * math.pi * sigma**2))
+    bank = torch.stack(wavelets)
     return torch.cat([bank.real, bank.imag])[:, None].float()

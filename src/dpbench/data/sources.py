@@ -5,21 +5,22 @@ Pixel means and standard deviations are the published constants; nothing is comp
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpbench.data.noise import NOISE_SIZES, Split, noise_split
 from dpbench.errors import ConfigurationError, DataError, brief
 
-Split = Literal["train", "test"]
+NOISE = "random_noise"
+"""Name of the data set that is made up."""
 
 
 @dataclass(frozen=True)
@@ -70,115 +71,119 @@ def _digits(root: Path, split: Split, download: bool) -> Images:
     from sklearn.model_selection import train_test_split
 
     data = load_digits()
-    positions = train_test_split(np.arange(len(data.target)), test_size=360, random_state=0, stratify=data.target)
+    positions = train_test_split(
+        np.arange(len(data.target)),
+        test_size=360,
+        random_state=0,
+        stratify=data.target,
+    )
     chosen = np.sort(positions[0 if split == "train" else 1])
     pixels = torch.from_numpy(data.images[chosen] / 16).float().unsqueeze(-1)
     return Images(pixels, torch.from_numpy(data.target[chosen]).long())
 
 
-NOISE, NOISE_TRAIN, NOISE_TEST = "random_noise", 50_000, 10_000
-_NOISE_BYTES = {"train": NOISE_TRAIN * 32 * 32 * 3, "test": NOISE_TEST * 32 * 32 * 3}  # of which labels never depend
-
-
-def noise_like(like: Source, train_size: int = NOISE_TRAIN, test_size: int = NOISE_TEST) -> Source:
+def noise_like(
+    like: Source,
+    train_size: int | None = None,
+    test_size: int | None = None,
+) -> Source:
     """Uniform noise with random labels: what can be learned here is memorized (three_tools_2018, section 2.1).
 
     The first images and labels are the same for any number of them.
 
     Args:
         like: The data set whose sides, channels and classes these images have.
-        train_size: How many to train on.
-        test_size: How many others, which nobody trains on.
+        train_size: How many to train on; None: 50,000.
+        test_size: How many others, which nobody trains on; None: 10,000.
     """
-    channels, sizes = len(like.mean), {"train": train_size, "test": test_size}
+    channels = len(like.mean)
+    sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
 
     def load(root: Path, split: Split, download: bool) -> Images:
-        shape = (sizes[split], like.side, like.side, channels)
-        pixels, rest = _noise_pixels(split, shape)
-        return Images(pixels, torch.from_numpy(rest.integers(0, like.num_classes, sizes[split])))
+        shape = (sizes[split] or NOISE_SIZES[split], like.side, like.side, channels)
+        pixels, labels = noise_split(split, shape, like.num_classes)
+        return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
-    return Source(load, (0.5,) * channels, (0.2887,) * channels, like.num_classes, like.side)
-
-
-def _noise_pixels(split: Split, shape: tuple[int, ...]) -> tuple[Tensor, np.random.Generator]:
-    """Pixels of a split of noise, and the generator of its labels."""
-    key = [2018, 0 if split == "train" else 1]
-    total, first = math.prod(shape), _NOISE_BYTES[split]
-    parts = [np.random.default_rng(key).integers(0, 256, min(total, first), dtype=np.uint8)]
-    if total > first:  # from a stream of its own: the numbers that come next are the labels
-        parts.append(np.random.default_rng([*key, 1]).integers(0, 256, total - first, dtype=np.uint8))
-    labels = np.random.PCG64(np.random.SeedSequence(key)).advance(first // 8)  # eight pixels from each 64 bits
-    return torch.from_numpy(np.concatenate(parts).reshape(shape)), np.random.Generator(labels)
+    return Source(
+        load,
+        mean=(0.5,) * channels,
+        std=(0.2887,) * channels,
+        num_classes=like.num_classes,
+        side=like.side,
+    )
 
 
-def load_torchvision(class_name: str, root: Path, split: Split, download: bool) -> Images:
-    """A split of a data set of labeled images that torchvision has a class for.
+def load_torchvision(
+    class_name: str,
+    root: Path,
+    split: Split,
+    download: bool,
+) -> Images:
+    """Load a split of a data set of labeled images that torchvision has a class for.
 
     Raises:
         DataError: It is absent and cannot be downloaded, or damaged.
     """
     from torchvision import datasets
 
-    data = _open(getattr(datasets, class_name), class_name, root, split == "train", download)
+    dataset = getattr(datasets, class_name)
+    data = _open(dataset, class_name, root, split == "train", download)
     pixels = torch.as_tensor(data.data)
-    pixels = pixels.unsqueeze(-1) if pixels.dim() == 3 else pixels
+    if pixels.dim() == 3:
+        pixels = pixels.unsqueeze(-1)
     labels = torch.as_tensor(data.targets).long()
-    if why := _mismatch(pixels, labels, len(data.classes)):
-        raise _damaged(class_name, _folder_of(data, class_name, root), f"{split} data: {why}")
-    return Images(pixels, labels)
-
-
-def _torchvision(class_name: str) -> Callable[[Path, Split, bool], Images]:
-    return partial(load_torchvision, class_name)
-
-
-def _mismatch(pixels: Tensor, labels: Tensor, num_classes: int) -> str:
-    """Say what is wrong with a split; empty if nothing is."""
+    num_classes = len(data.classes)
+    flaw = ""
     if len(pixels) != len(labels):
-        return f"{len(pixels)} images have {len(labels)} labels"
-    if not len(labels):
-        return "it holds no image"
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
-        return f"labels run from {low} to {high}, not from 0 to {num_classes - 1}"
-    return ""
+        flaw = f"{len(pixels)} images have {len(labels)} labels"
+    elif not len(labels):
+        flaw = "it holds no image"
+    elif labels.min() < 0 or labels.max() >= num_classes:
+        flaw = f"labels run from {int(labels.min())} to {int(labels.max())}, not from 0 to {num_classes - 1}"
+    if flaw:
+        raise _damaged(class_name, _folder_of(dataset, class_name, root), f"{split} data: {flaw}")
+    return Images(pixels, labels)
 
 
 def _folder_of(dataset: Any, name: str, root: Path) -> Path:
     return root / (getattr(dataset, "base_folder", None) or f"{name}/raw")
 
 
-def _damaged(name: str, folder: Path, why: str) -> DataError:
-    return DataError(
-        f"{name} in {folder} is incomplete or damaged ({why}): "
-        "delete that folder and let torchvision download it again, or copy an intact one there."
-    )
-
-
-def _open(dataset: Any, name: str, root: Path, train: bool, download: bool) -> Any:
+def _open(
+    dataset: Any,
+    name: str,
+    root: Path,
+    train: bool,
+    download: bool,
+) -> Any:
     """Open a torchvision data set, downloading it only where nothing of it is there."""
     folder = _folder_of(dataset, name, root)
-    present = folder.is_dir() and any(folder.iterdir())
-    if not present and download:
+    if folder.is_dir() and any(folder.iterdir()):
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            return dataset(root, train=train, download=True)
+            return dataset(root, train=train, download=False)
         except Exception as error:
-            reason = f"downloading failed ({' '.join(str(error).split()) or type(error).__name__})"
-            raise _absent(name, folder, reason) from error
-    if not present:
+            raise _damaged(name, folder, _damaged_file(dataset, folder) or brief(error)) from error
+    if not download:
         raise _absent(name, folder, "data.download is false")
     try:
-        data = dataset(root, train=train, download=False)
+        root.mkdir(parents=True, exist_ok=True)
+        return dataset(root, train=train, download=True)
     except Exception as error:
-        raise _damaged(name, folder, _damaged_file(dataset, folder) or brief(error)) from error
-    return data
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _absent(name, folder, f"downloading failed ({reason})") from error
 
 
 def _absent(name: str, folder: Path, reason: str) -> DataError:
     return DataError(
         f"{name} is not in {folder}, and {reason}. Copy it to that folder, point data.root or $DPBENCH_DATA at the "
         "folder that holds it, or use data=digits, which needs no files."
+    )
+
+
+def _damaged(name: str, folder: Path, reason: str) -> DataError:
+    return DataError(
+        f"{name} in {folder} is incomplete or damaged ({reason}): "
+        "delete that folder and let torchvision download it again, or copy an intact one there."
     )
 
 
@@ -193,13 +198,23 @@ def _damaged_file(dataset: Any, folder: Path) -> str | None:
 
 SOURCES: dict[str, Source] = {
     "digits": Source(_digits, (0.3053,), (0.3760,)),
-    "mnist": Source(_torchvision("MNIST"), (0.1307,), (0.3081,)),
-    "fashion_mnist": Source(_torchvision("FashionMNIST"), (0.2860,), (0.3530,)),
-    "cifar10": Source(_torchvision("CIFAR10"), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), side=32),
+    "mnist": Source(partial(load_torchvision, "MNIST"), (0.1307,), (0.3081,)),
+    "fashion_mnist": Source(partial(load_torchvision, "FashionMNIST"), (0.2860,), (0.3530,)),
+    "cifar10": Source(
+        partial(load_torchvision, "CIFAR10"),
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        side=32,
+    ),
     "cifar100": Source(
-        _torchvision("CIFAR100"), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), num_classes=100, side=32
+        partial(load_torchvision, "CIFAR100"),
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+        num_classes=100,
+        side=32,
     ),
 }
+# Noise takes the shape of another data set, so that it comes after them.
 SOURCES[NOISE] = noise_like(SOURCES["cifar10"])
 
 

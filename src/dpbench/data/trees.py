@@ -38,7 +38,15 @@ def unopened(batch: Any) -> str | None:
 
 def _holds_tensors(x: Any) -> bool:
     slots = [getattr(x, name, None) for kind in type(x).__mro__ for name in getattr(kind, "__slots__", ())]
-    inside = [*getattr(x, "__dict__", {}).values(), *slots, *(x.values() if isinstance(x, Mapping) else ())]
+    inside = [
+        *getattr(
+            x,
+            "__dict__",
+            {},
+        ).values(),
+        *slots,
+        *(x.values() if isinstance(x, Mapping) else ()),
+    ]
     return any(isinstance(y, Tensor) for y in tree_leaves(inside))
 
 

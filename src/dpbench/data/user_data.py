@@ -66,6 +66,8 @@ class UserSource:
 
 USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""
+_NOW_A_HOWTO = ("leaf_json", "tff_hdf5")
+"""Names of earlier releases, which saved configurations may have."""
 
 
 def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
@@ -92,6 +94,10 @@ def user_source(name: str) -> UserSource:
     Raises:
         ConfigurationError: There is none.
     """
+    if name in _NOW_A_HOWTO:
+        raise ConfigurationError(
+            f"{name} is read by a few lines of your own now: see docs/howto/federated_files.md, and register a name."
+        )
     if name not in USER_SOURCES:
         raise ConfigurationError(f"unknown data set by users {name!r}; known are {', '.join(USER_SOURCES)}.")
     return USER_SOURCES[name]
@@ -110,7 +116,11 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_user_data(
-    name: str, root: Path, download: bool, options: Mapping[str, Any], split: Split = "hash"
+    name: str,
+    root: Path,
+    download: bool,
+    options: Mapping[str, Any],
+    split: Split = "hash",
 ) -> UserData:
     """Load a data set by its name.
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 import dpbench.data.user_sources  # noqa: F401  they register themselves
-from dpbench.data.held_out import Split, check_split, name_bytes, parted
-from dpbench.data.images import Count, Folder, Positive
-from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.records import Collation, count_of
-from dpbench.data.sources import data_root
+from dpbench.data.held_out import Split, name_bytes
+from dpbench.data.module import Count, Folder, LotDataModule, Positive, Splits
 from dpbench.data.user_data import UserData, checked_options, load_user_data
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.sampling import Sampling
 
 
-class UserDataModule(pl.LightningDataModule):
+class UserDataModule(LotDataModule[Dataset[Any]]):
     """Training lots of users, an optional validation split by users, and the test examples of a data set by users.
 
     Args:
@@ -47,9 +42,13 @@ class UserDataModule(pl.LightningDataModule):
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
             of data sets that have such a thing.
+
+    Raises:
+        ConfigurationError: An option is unknown, out of range, or not for this data set.
     """
 
-    name: str
+    _val_option = "val_users"
+    _records = "users"
 
     def __init__(
         self,
@@ -66,57 +65,40 @@ class UserDataModule(pl.LightningDataModule):
         split: Split = "hash",
         expected_batch_size_schedule: str | list[float] | None = None,
     ) -> None:
-        super().__init__()
-        check_split(split)
-        self._split = split
-        self.name, self.root, self.unit = name, data_root(root), unit
-        self.options: Mapping[str, Any] = checked_options(name, options or {})
-        self._expected_batch_size, self._kind = expected_batch_size, sampling or "poisson"
-        self._size_schedule = expected_batch_size_schedule
-        self._val_users, self._eval_batch_size = val_users, eval_batch_size
-        self._download, self._seed = download, seed
-        self._data: UserData | None = None
-        self._users: UserDataset | None = None
-        self._val: Dataset[Any] | None = None
+        super().__init__(
+            root=root,
+            expected_batch_size=expected_batch_size,
+            sampling=sampling,
+            val_count=val_users,
+            eval_batch_size=eval_batch_size,
+            download=download,
+            seed=seed,
+            split=split,
+            expected_batch_size_schedule=expected_batch_size_schedule,
+        )
         if unit not in ("user", "example"):
             raise ConfigurationError(f"data.unit must be user or example, not {unit!r}.")
-        if eval_batch_size < 1 or val_users < 0:
-            raise ConfigurationError("data.eval_batch_size must be positive and data.val_users at least 0.")
+        self.name = name
+        self.unit = unit
+        self.options: Mapping[str, Any] = checked_options(name, options or {})
+        self._data: UserData | None = None
+        self._users: UserDataset | None = None
 
-    def setup(self, stage: str | None = None) -> None:
-        """Load everything once.
-
-        Raises:
-            DataError: The data set is absent and cannot be downloaded, or damaged.
-            ConfigurationError: The validation split leaves no training users.
-        """
-        if self._data is not None:
-            return
+    def _load(self) -> Splits[Dataset[Any]]:
         data = load_user_data(self.name, self.root, self._download, self.options, self._split)
-        users, self._val = data.train, data.val
-        if self._val_users:
-            held_out, users = self._parted(users)
-            self._val = _examples(held_out, plain=True)
-            rank_zero_info(f"{self.name}: {len(held_out)} users are held out, {len(users)} train.")
+        users = data.train
+        val = data.val
+        if self._val_count:
+            held_out, train = self._hold_out(users.sizes, lambda: map(name_bytes, data.train.names))
+            val = _examples(users.subset(held_out), plain=True)
+            users = users.subset(train)
         if data.attribution:
             rank_zero_info(f"{self.name}: {data.attribution}")
         if data.noise_batch is not None:
             self.noise_batch = data.noise_batch
-        self._data, self._users = data, users
-
-    def _parted(self, users: UserDataset) -> tuple[UserDataset, UserDataset]:
-        """Users for validation, and those that train."""
-        first, rest = parted(self._split, lambda: map(name_bytes, users.names), len(users), self._val_users)
-        if self._val_users >= len(users) or not len(rest):
-            raise ConfigurationError(
-                f"data.val_users={self._val_users} leaves nothing of {len(users)} training users to train on."
-            )
-        if not users.subset(first).sizes.sum():
-            raise ConfigurationError(
-                f"data.val_users={self._val_users} holds out no example of {len(users)} training users: it is their "
-                "expected number; raise it."
-            )
-        return users.subset(first), users.subset(rest)
+        self._data = data
+        self._users = users
+        return Splits(users if self.unit == "user" else _examples(users), val, data.test)
 
     @property
     def data(self) -> UserData:
@@ -133,22 +115,6 @@ class UserDataModule(pl.LightningDataModule):
         return self._users
 
     @property
-    def train_set(self) -> Dataset[Any]:
-        """What lots are drawn from, the population of the ledger: users, or with unit="example" their examples."""
-        return self.users if self.unit == "user" else _examples(self.users)
-
-    @property
-    def val_set(self) -> Dataset[Any] | None:
-        """The examples of users held out of the training data; else what the source gives for validation, if any."""
-        self.setup()
-        return self._val
-
-    @property
-    def test_set(self) -> Dataset[Any]:
-        """The test examples."""
-        return self.data.test
-
-    @property
     def test_users(self) -> UserDataset | None:
         """The test examples by user, where they have one."""
         return self.data.test_users
@@ -158,39 +124,15 @@ class UserDataModule(pl.LightningDataModule):
         return dict(self.data.model_options)
 
     @property
-    def monitored(self) -> str:
-        """Which data `val_dataloader` gives: "val" or "test"."""
-        return "test" if self.val_set is None else "val"
+    def _collate_fn(self) -> Callable[[Any], Any] | None:
+        return self.users.collate_fn
 
-    @property
-    def sampling(self) -> Sampling:
-        """How training lots are drawn."""
-        return make_sampling(self._kind, count_of(self.train_set), self._expected_batch_size, self.unit)
-
-    def train_dataloader(self) -> LotLoader:
-        """Lots of one epoch after the other."""
-        collate = None if self.unit == "user" else self.users.collate_fn
-        return LotLoader(self.train_set, Lots(self.sampling, self._seed, self._size_schedule), collate)
-
-    def _eval_loader(self, examples: Dataset[Any]) -> DataLoader[Any]:
-        collate = Collation(examples, self.users.collate_fn)
-        return DataLoader(examples, batch_size=self._eval_batch_size, collate_fn=collate)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
-        return self._eval_loader(self.test_set if self.val_set is None else self.val_set)
-
-    def seen_dataloader(self, most: int) -> DataLoader[Any]:
-        """The first training examples, at most so many, not augmented: what is measured on them is private."""
-        seen = _examples(self.users, plain=True)
-        return self._eval_loader(Subset(seen, range(min(most, count_of(seen)))))
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """The test set."""
-        return self._eval_loader(self.test_set)
+    def _plain_examples(self) -> Dataset[Any]:
+        return _examples(self.users, plain=True)
 
 
 def _examples(users: UserDataset, plain: bool = False) -> Dataset[Any]:
     """The examples of some users, without saying whose; `plain`: as they are for an evaluation."""
-    rows = np.sort(np.concatenate([users.rows(user) for user in range(len(users))]))
-    return Subset(getattr(users.examples, "plain", users.examples) if plain else users.examples, rows.tolist())
+    rows = np.sort(users.rows_of(np.arange(len(users))))
+    examples = getattr(users.examples, "plain", users.examples) if plain else users.examples
+    return Subset(examples, rows.tolist())

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from dpbench.data.collation import Collation
 from dpbench.data.fetching import watched
-from dpbench.data.records import Collated, Collation, count_of
+from dpbench.data.records import Collated, count_of
 from dpbench.errors import ConfigurationError, DataError
 
 USER = "user"
@@ -58,32 +59,29 @@ class UserDataset(Dataset[Cohort]):
         names: Sequence[Hashable] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
-        column = np.asarray(users)
-        if column.dtype.kind in "US" and not isinstance(users, np.ndarray):
-            column = np.array(users, dtype=object)  # numpy would make one text each of 1, "1" and 1.0
-        if column.dtype.kind == "O":
-            column = _words(column)
+        column = _user_column(users)
         if column.shape != (count_of(examples),):
             raise ConfigurationError(
                 f"there are {count_of(examples)} examples and {column.size if column.ndim < 2 else column.shape} "
                 "users: give the user of each example, one by one."
             )
-        if column.dtype.kind == "f" and np.isnan(column).any():
-            raise ConfigurationError("some examples have no user (NaN): leave these examples out, or name their user.")
-        found, numbers = np.unique(column, return_inverse=True)
+        distinct, numbers = np.unique(column, return_inverse=True)
+        self.names: list[Hashable] = distinct.tolist()
         if names is not None:
+            self.names = list(names)
             places = {name: place for place, name in enumerate(names)}
             if len(places) != len(names):
                 raise ConfigurationError("a name stands twice among the names of users.")
-            strange = [name for name in found.tolist() if name not in places]
-            if strange:
-                raise ConfigurationError(f"{strange[0]!r} has examples, but is not among the names of users.")
-            numbers = np.array([places[name] for name in found.tolist()], dtype=np.int64)[numbers]
-        self.names: list[Hashable] = found.tolist() if names is None else list(names)
-        self._examples = self._source = examples
+            for name in distinct.tolist():
+                if name not in places:
+                    raise ConfigurationError(f"{name!r} has examples, but is not among the names of users.")
+            numbers = np.array([places[name] for name in distinct.tolist()], dtype=np.int64)[numbers]
+        self._examples = examples
+        self._source = examples
         self._order = np.argsort(numbers, kind="stable")
         self._ends = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(self.names)))])
-        self.collate_fn, self._collate = collate_fn, Collation(examples, collate_fn)
+        self.collate_fn = collate_fn
+        self._collate = Collation(examples, collate_fn)
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[Hashable, Dataset[Any]], **options: Any) -> Self:
@@ -94,13 +92,14 @@ class UserDataset(Dataset[Cohort]):
             **options: `collate_fn`.
         """
         sizes = [count_of(dataset) for dataset in datasets.values()]
-        some = [dataset for dataset, size in zip(datasets.values(), sizes, strict=True) if size]
-        if not some:
+        with_examples = [dataset for dataset, size in zip(datasets.values(), sizes, strict=True) if size]
+        if not with_examples:
             raise ConfigurationError("no user has an example.")
-        users = np.repeat(np.arange(len(sizes)), sizes)
-        made = cls(ConcatDataset(some), users, range(len(sizes)), **options)
-        made.names = list(datasets)
-        return made
+        # By number first: names need not be of a kind that can be sorted.
+        numbers = range(len(sizes))
+        users = cls(ConcatDataset(with_examples), np.repeat(numbers, sizes), numbers, **options)
+        users.names = list(datasets)
+        return users
 
     def __len__(self) -> int:
         return len(self.names)
@@ -136,7 +135,11 @@ class UserDataset(Dataset[Cohort]):
         """Look on while examples are read, for a private training: none may stand in for another one."""
         self._source = watched(self._examples)
 
-    def batch(self, user: int, chosen: Sequence[int] | NDArray[np.int64] | Tensor) -> Any:
+    def batch(
+        self,
+        user: int,
+        chosen: Sequence[int] | NDArray[np.int64] | Tensor,
+    ) -> Any:
         """Batch of some of a user's examples.
 
         Args:
@@ -172,26 +175,28 @@ class UserDataset(Dataset[Cohort]):
             raise ConfigurationError(
                 f"subset takes positions of users, not names: {users[0]!r}; see UserDataset.names."
             )
-        chosen = np.arange(len(self))[np.asarray(users, dtype=np.int64)].tolist()
-        if len(set(chosen)) < len(chosen):
+        positions = np.arange(len(self))[np.asarray(users, dtype=np.int64)]
+        if len(np.unique(positions)) < len(positions):
             raise ConfigurationError(
                 "a user stands twice among those of the subset: epsilon holds for an item of the data set, and a user "
                 "who is two of them is protected less. Name each user once."
             )
-        rows = [self.rows(user) for user in chosen]
-        made = copy.copy(self)
-        made.names = [self.names[user] for user in chosen]
-        made._order = np.concatenate([np.zeros(0, np.int64), *rows])
-        made._ends = np.concatenate([[0], np.cumsum([len(one) for one in rows], dtype=np.int64)])
-        return made
+        subset = copy.copy(self)
+        subset.names = [self.names[position] for position in positions]
+        subset._order = self.rows_of(positions)
+        subset._ends = np.concatenate([[0], np.cumsum(self.sizes[positions], dtype=np.int64)])
+        return subset
+
+
+def _without_subsets(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def refuse_split_users(dataset: Any) -> None:
     """Raise ConfigurationError for a Subset (as of `random_split`) of users, which has lost their examples."""
-    origin = dataset
-    while isinstance(origin, Subset):
-        origin = origin.dataset
-    if origin is not dataset and isinstance(origin, UserDataset):
+    if isinstance(dataset, Subset) and isinstance(_without_subsets(dataset), UserDataset):
         raise ConfigurationError(
             "a Subset of users (as random_split makes) has lost their examples: use UserDataset.subset(positions), "
             "which takes the positions that the Subset has in its indices."
@@ -212,9 +217,7 @@ def ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
 
 def refuse_users(dataset: Dataset[Any]) -> None:
     """Raise ConfigurationError where the items of a data set are users, and examples are wanted."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    if isinstance(dataset, UserDataset):
+    if isinstance(_without_subsets(dataset), UserDataset):
         raise ConfigurationError(
             "the items of the data set are users: train them by user, with records=Users(LocalTraining(lr=...)) among "
             "the options of the strategy (records=users on the command line), or train on dataset.examples (data.unit="
@@ -223,15 +226,26 @@ def refuse_users(dataset: Dataset[Any]) -> None:
         )
 
 
-def _words(column: NDArray[Any]) -> NDArray[Any]:
-    """Names that are objects, as text; several kinds cannot be put in order."""
+def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[Any]:
+    """The user of each example as an array that can be sorted.
+
+    Raises:
+        ConfigurationError: A user is missing, or users are named in several ways.
+    """
+    column = np.asarray(users)
+    if column.dtype.kind in "US" and not isinstance(users, np.ndarray):
+        column = np.array(users, dtype=object)  # numpy would make one text each of 1, "1" and 1.0
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        raise ConfigurationError("some examples have no user (NaN): leave these examples out, or name their user.")
+    if column.dtype.kind != "O":
+        return column
     names = column.ravel().tolist()
-    kinds = {type(name) for name in names}
     if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in names):
         raise ConfigurationError("some examples have no user (None, NaN): leave them out, or name their user.")
+    kinds = set(map(type, names))
     if len(kinds) > 1:
-        kinds_said = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ConfigurationError(f"users are named in several ways ({kinds_said}): name all by words, or by numbers.")
+        kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ConfigurationError(f"users are named in several ways ({kind_names}): name all by words, or by numbers.")
     return np.array(column.tolist())
 
 

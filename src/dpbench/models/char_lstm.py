@@ -47,7 +47,13 @@ class CharLSTM(nn.Module):
         initialization: str = "published",
     ) -> None:
         super().__init__()
-        check_sizes("char_lstm", vocabulary_size=vocabulary_size, embedding=embedding, hidden=hidden, layers=layers)
+        check_sizes(
+            "char_lstm",
+            vocabulary_size=vocabulary_size,
+            embedding=embedding,
+            hidden=hidden,
+            layers=layers,
+        )
         if layers > _MOST_LAYERS:
             raise ValueError(f"char_lstm needs at most {_MOST_LAYERS} layers, not {layers}.")
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)

@@ -20,7 +20,16 @@ class DenseLayer(nn.Module):
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(*_norm_relu(channels, growth), nn.Conv2d(channels, growth, 3, padding=1, bias=False))
+        self.body = nn.Sequential(
+            *_norm_relu(channels, growth),
+            nn.Conv2d(
+                channels,
+                growth,
+                3,
+                padding=1,
+                bias=False,
+            ),
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Concatenate the input and the new features, channel by channel."""
@@ -62,7 +71,12 @@ class DenseNet(nn.Sequential):
         growth: int = 10,
         compression: float = 0.5,
     ) -> None:
-        require(min(input_shape[1:]) >= 4, "densenet40", input_shape, "images of at least 4×4 pixels")
+        require(
+            min(input_shape[1:]) >= 4,
+            "densenet40",
+            input_shape,
+            "images of at least 4×4 pixels",
+        )
         per_block, rest = divmod(depth - 4, 3)
         if rest or not 1 <= per_block <= 1000:
             raise ValueError(f"densenet40 needs depth = 3·n + 4 with n from 1 to 1000, not {depth}.")
@@ -79,4 +93,9 @@ class DenseNet(nn.Sequential):
                 kept = int(channels * compression)
                 layers += [nn.Conv2d(channels, kept, 1, bias=False), nn.AvgPool2d(2)]
                 channels = kept
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+        super().__init__(
+            *layers,
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(channels, num_classes),
+        )

@@ -33,7 +33,12 @@ class EMNISTCNN(nn.Sequential):
         (N, channels, height, width) → (N, num_classes).
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, initialization: str = "published") -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        initialization: str = "published",
+    ) -> None:
         channels, height, width = input_shape
         require(min(height, width) >= 6, "emnist_cnn", input_shape, "images of at least 6×6 pixels")
         super().__init__(

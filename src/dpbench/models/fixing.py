@@ -81,7 +81,12 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     may_be_rows = isinstance(layer, nn.BatchNorm1d | nn.SyncBatchNorm)
     groups = 1 if may_be_rows else math.gcd(_MOST_GROUPS, channels)
     affine = bool(layer.affine)
-    group_norm = nn.GroupNorm(groups, channels, eps=float(layer.eps), affine=affine)  # type: ignore[arg-type]
+    group_norm = nn.GroupNorm(
+        groups,
+        channels,
+        eps=float(layer.eps),
+        affine=affine,
+    )  # type: ignore[arg-type]
     if affine:
         group_norm.weight = layer.weight  # type: ignore[assignment]
         group_norm.bias = layer.bias  # type: ignore[assignment]

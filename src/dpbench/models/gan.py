@@ -43,9 +43,16 @@ class MLPGenerator(nn.Module):
         Noise (N, noise_size) and labels (N,) or None → images (N, *image_shape) in [−1, 1].
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, noise_size: int) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        noise_size: int,
+    ) -> None:
         super().__init__()
-        self.image_shape, self.classes, self.noise_size = image_shape, classes, noise_size
+        self.image_shape = image_shape
+        self.classes = classes
+        self.noise_size = noise_size
         layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
         for n_in, n_out in pairwise((128, 256, 512, 1024)):
             layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
@@ -94,10 +101,18 @@ class ConvGenerator(nn.Module):
         As `MLPGenerator`.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, noise_size: int, width: int) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        noise_size: int,
+        width: int,
+    ) -> None:
         super().__init__()
         channels, height, side = image_shape
-        self.image_shape, self.classes, self.noise_size = image_shape, classes, noise_size
+        self.image_shape = image_shape
+        self.classes = classes
+        self.noise_size = noise_size
         first = (2 * width, height // 4, side // 4)
         self.layers = nn.Sequential(
             nn.Linear(noise_size + classes, math.prod(first), bias=False),
@@ -129,7 +144,12 @@ class ConvDiscriminator(nn.Module):
         As `MLPDiscriminator`.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, width: int) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        width: int,
+    ) -> None:
         super().__init__()
         channels, height, side = image_shape
         self.classes = classes
@@ -164,7 +184,11 @@ class MLPGAN(nn.Module):
     """
 
     def __init__(
-        self, input_shape: tuple[int, int, int], num_classes: int, conditional: bool = False, noise_size: int = 100
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        conditional: bool = False,
+        noise_size: int = 100,
     ) -> None:
         super().__init__()
         _check_noise(noise_size)
@@ -195,7 +219,12 @@ class ConvGAN(nn.Module):
         super().__init__()
         _check_noise(noise_size)
         sides = input_shape[1:]
-        require(all(side % 4 == 0 and side >= 4 for side in sides), "conv_gan", input_shape, "sides that 4 divides")
+        require(
+            all(side % 4 == 0 and side >= 4 for side in sides),
+            "conv_gan",
+            input_shape,
+            "sides that 4 divides",
+        )
         if not isinstance(width, int) or width < 8 or width % 8:
             raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
         classes = num_classes if conditional else 0

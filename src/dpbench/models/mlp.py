@@ -23,7 +23,10 @@ class MLP(nn.Sequential):
     """
 
     def __init__(
-        self, input_shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...] | list[int] | int = (1000,)
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        hidden: tuple[int, ...] | list[int] | int = (1000,),
     ) -> None:
         if isinstance(hidden, int):
             hidden = [hidden]

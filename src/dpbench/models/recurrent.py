@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 
-def lstm_with_one_bias(input_size: int, hidden_size: int, num_layers: int = 1) -> nn.LSTM:
+def lstm_with_one_bias(
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+) -> nn.LSTM:
     """An LSTM, batch first, whose second bias is zero and frozen.
 
     PyTorch adds two biases in every gate, W_ih x + b_ih + W_hh h + b_hh, where the definition has one. Per-record

@@ -29,7 +29,13 @@ class PreActivationBlock(nn.Module):
         (N, n_in, H, W) → (N, n_out, H/stride, W/stride), rounded up.
     """
 
-    def __init__(self, n_in: int, n_out: int, stride: int, normalized: bool) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        stride: int,
+        normalized: bool,
+    ) -> None:
         super().__init__()
         self.before = nn.Identity() if normalized else nn.Sequential(_norm(n_in), nn.ReLU())
         self.body = nn.Sequential(
@@ -40,7 +46,16 @@ class PreActivationBlock(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), _norm(n_out))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(
+                    n_in,
+                    n_out,
+                    1,
+                    stride,
+                    bias=False,
+                ),
+                _norm(n_out),
+            )
 
     def forward(self, input: Tensor) -> Tensor:
         """The shortcut plus what the convolutions add."""
@@ -85,10 +100,25 @@ class ResNet18GN(nn.Module):
         initialization: str = "published",
     ) -> None:
         super().__init__()
-        require(min(input_shape[1:]) >= 8, "resnet18_gn", input_shape, "images of at least 8×8 pixels")
+        require(
+            min(input_shape[1:]) >= 8,
+            "resnet18_gn",
+            input_shape,
+            "images of at least 8×8 pixels",
+        )
         n_in = _STAGES[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(input_shape[0], n_in, 7, 2, 3, bias=False), _norm(n_in), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(
+                input_shape[0],
+                n_in,
+                7,
+                2,
+                3,
+                bias=False,
+            ),
+            _norm(n_in),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
         )
         blocks: list[nn.Module] = []
         for stage, n_out in enumerate(_STAGES):

@@ -32,9 +32,19 @@ class ScatteringCNN(nn.Sequential):
         (N, features, height, width) → (N, num_classes).
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        channels: int = 64,
+    ) -> None:
         features, height, width = input_shape
-        require(min(height, width) >= 2, "scattering_cnn", input_shape, "features on a grid of at least 2×2")
+        require(
+            min(height, width) >= 2,
+            "scattering_cnn",
+            input_shape,
+            "features on a grid of at least 2×2",
+        )
         if channels < 1:
             raise ValueError(f"model.channels must be at least 1, not {channels}.")
         super().__init__(

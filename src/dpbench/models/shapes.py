@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 
-def conv_output(size: int, kernel: int, stride: int, padding: int) -> int:
+def conv_output(
+    size: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+) -> int:
     """Side of a convolution's or a pooling layer's output."""
     return (size + 2 * padding - kernel) // stride + 1
 
 
-def require(condition: bool, model: str, input_shape: tuple[int, int, int], needs: str) -> None:
+def require(
+    condition: bool,
+    model: str,
+    input_shape: tuple[int, int, int],
+    needs: str,
+) -> None:
     """Raise ValueError with the model's name unless the images fit it."""
     if not condition:
         size = "×".join(str(n) for n in input_shape)

@@ -14,13 +14,20 @@ class _BandedNormalization(torch.autograd.Function):
     """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of neighbors; backward in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, band: Tensor, scale: float, k: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        band: Tensor,
+        scale: float,
+        k: float,
+    ) -> Tensor:
         rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
         denominator = torch.addmm(rows.new_full((1,), k), rows.square(), band, alpha=scale)
         root = denominator.rsqrt()
         power = root * root.sqrt()
         ctx.save_for_backward(rows, denominator, power, band)
-        ctx.scale, ctx.shape = scale, x.shape
+        ctx.scale = scale
+        ctx.shape = x.shape
         return _as_image(rows * power, x.shape)
 
     @staticmethod
@@ -53,18 +60,30 @@ class LocalResponseNorm(nn.Module):
 
     band: Tensor
 
-    def __init__(self, channels: int, size: int = 9, alpha: float = 1e-3, k: float = 1.0) -> None:
+    def __init__(
+        self,
+        channels: int,
+        size: int = 9,
+        alpha: float = 1e-3,
+        k: float = 1.0,
+    ) -> None:
         super().__init__()
         index = torch.arange(channels)
         band = ((index[:, None] - index).abs() <= size // 2).float()
         self.register_buffer("band", band, persistent=False)
-        self.scale, self.k = alpha / size, k
+        self.scale = alpha / size
+        self.k = k
 
     def forward(self, input: Tensor) -> Tensor:
         """The normalized input, channels-last in memory; in float32 at least."""
         x = input.float() if input.dtype.itemsize < 4 else input
         with torch.autocast(x.device.type, enabled=False):  # which would make powers float32 and products not
-            output: Tensor = _BandedNormalization.apply(x, self.band.to(x.dtype), self.scale, self.k)
+            output: Tensor = _BandedNormalization.apply(
+                x,
+                self.band.to(x.dtype),
+                self.scale,
+                self.k,
+            )
         return output
 
 
@@ -108,11 +127,22 @@ class SmallAlexNet(nn.Sequential):
         (N, channels, height, width) → (N, num_classes).
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, channels: int = 64, crop: int = 28) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        channels: int = 64,
+        crop: int = 28,
+    ) -> None:
         in_channels, height, width = input_shape
         if channels < 1 or crop < 8:
             raise ValueError(f"small_alexnet needs channels ≥ 1 and crop ≥ 8, not {channels} and {crop}.")
-        require(min(height, width) >= 8, "small_alexnet", input_shape, "images of at least 8×8 pixels")
+        require(
+            min(height, width) >= 8,
+            "small_alexnet",
+            input_shape,
+            "images of at least 8×8 pixels",
+        )
         height, width = (min(side, crop) // 2 // 2 for side in (height, width))
         blocks: list[nn.Module] = [CenterCrop(crop)]
         for n_in in (in_channels, channels):

@@ -25,7 +25,12 @@ class TagRegression(nn.Linear):
         (N, num_features) → logits (N, num_tags).
     """
 
-    def __init__(self, num_features: int, num_tags: int, initialization: str = "published") -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_tags: int,
+        initialization: str = "published",
+    ) -> None:
         check_sizes("tag_regression", num_features=num_features, num_tags=num_tags)
         super().__init__(num_features, num_tags)
         if is_published(initialization):

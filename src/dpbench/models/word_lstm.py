@@ -36,10 +36,19 @@ class WordLSTM(nn.Module):
     """
 
     def __init__(
-        self, vocabulary_size: int, embedding: int = 96, hidden: int = 670, initialization: str = "published"
+        self,
+        vocabulary_size: int,
+        embedding: int = 96,
+        hidden: int = 670,
+        initialization: str = "published",
     ) -> None:
         super().__init__()
-        check_sizes("word_lstm", vocabulary_size=vocabulary_size, embedding=embedding, hidden=hidden)
+        check_sizes(
+            "word_lstm",
+            vocabulary_size=vocabulary_size,
+            embedding=embedding,
+            hidden=hidden,
+        )
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
         self.lstm = lstm_with_one_bias(embedding, hidden)
         self.projection = nn.Linear(hidden, embedding)

@@ -109,12 +109,18 @@ class GAN(ImageGenerator):
         self.automatic_optimization = False
         self.discriminator = model.discriminator
         self._make_optimizers = optimizer, generator_optimizer
-        self._loss, self._weight_bound = loss, weight_bound
-        self._steps, self._accuracy, self._longest = discriminator_steps, discriminator_accuracy, longest_wait
-        self._generator_steps, self._batch_size, self._monitored = generator_steps, generator_batch_size, monitored
+        self._loss = loss
+        self._weight_bound = weight_bound
+        self._steps = discriminator_steps
+        self._accuracy = discriminator_accuracy
+        self._longest = longest_wait
+        self._generator_steps = generator_steps
+        self._batch_size = generator_batch_size
+        self._monitored = monitored
         self.register_buffer("steps_since_generator", torch.zeros((), dtype=torch.long))
         self.register_buffer("last_metrics", torch.full((2,), torch.nan))  # generator's loss, discriminator's accuracy
-        self.val_real_rate, self.test_real_rate = MeanMetric(), MeanMetric()
+        self.val_real_rate = MeanMetric()
+        self.test_real_rate = MeanMetric()
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """One step of the discriminator, and a turn of the generator if it is due."""
@@ -157,7 +163,12 @@ class GAN(ImageGenerator):
         """Mean over images; on logits (N,)."""
         return -on_fake.mean() if self._loss == "wasserstein" else F.softplus(-on_fake).mean()
 
-    def _train_generator(self, optimizer: Any, noise: Tensor, labels: Tensor | None) -> None:
+    def _train_generator(
+        self,
+        optimizer: Any,
+        noise: Tensor,
+        labels: Tensor | None,
+    ) -> None:
         """A step of the generator, which sees noise, uniform classes and the discriminator."""
         trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
         for parameter in trained:

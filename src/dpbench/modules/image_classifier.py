@@ -40,13 +40,23 @@ class ImageClassifier(Supervised):
         schedule: ScheduleMaker | None = None,
         recalls: bool = False,
     ) -> None:
-        super().__init__(model, optimizer, MulticlassAccuracy(num_classes, average="micro"), monitored, schedule)
+        super().__init__(
+            model,
+            optimizer,
+            MulticlassAccuracy(num_classes, average="micro"),
+            monitored,
+            schedule,
+        )
         # Convolutions and pooling are up to twice as fast channels-last; rows of the data lie so already.
         self.model = model.to(memory_format=torch.channels_last)
         self._recalls = MulticlassRecall(num_classes, average=None) if recalls else None
         self.record_metrics = {"accuracy": 1, "loss": 1, "class_counts": num_classes}
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> dict[str, Any]:
         """Mean cross-entropy of a lot; the budget does not cover the logged value.
 
         `record_metrics` has one value (or row) for each record: what a private strategy can release with noise.

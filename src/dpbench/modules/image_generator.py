@@ -27,7 +27,9 @@ class ImageGenerator(pl.LightningModule):
         super().__init__()
         self.generator = generator
         network: Any = generator
-        self.num_classes, self.classes, self._noise_size = num_classes, network.classes, network.noise_size
+        self.num_classes = num_classes
+        self.classes = network.classes
+        self._noise_size = network.noise_size
 
     def check_data(self, data: pl.LightningDataModule) -> None:
         """Raise ConfigurationError where the records are no pixels in [−1, 1], as the generator's are."""
@@ -42,7 +44,8 @@ class ImageGenerator(pl.LightningModule):
 
     def _fake_images(self, number: int, labels: Tensor | None) -> Tensor:
         """An image for each record of this process's share of the lot; the same whatever the number of processes."""
-        rank, world = self.trainer.global_rank, self.trainer.world_size
+        rank = self.trainer.global_rank
+        world = self.trainer.world_size
         rows = -(-world * (number + 1) // _BLOCK) * _BLOCK
         noise = torch.randn(rows, self._noise_size, device=self.device)[rank::world][:number]
         return self._generate(noise, labels)

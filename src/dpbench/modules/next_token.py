@@ -52,11 +52,20 @@ class NextToken(Supervised):
                 raise ValueError(f"module.{name} must lie from 0 to {vocabulary_size - 1}, not at {strange[0]}.")
         accuracy = MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
         super().__init__(model, optimizer, accuracy, monitored, schedule)
-        self._size, self._padding = vocabulary_size, padding
-        self.register_buffer("_uncounted", torch.tensor(sorted({padding, *ignored})), persistent=False)
+        self._size = vocabulary_size
+        self._padding = padding
+        self.register_buffer(
+            "_uncounted",
+            torch.tensor(sorted({padding, *ignored})),
+            persistent=False,
+        )
         self.record_metrics = {"accuracy": 1, "loss": 1}
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> dict[str, Any]:
         """Mean over sequences of the mean cross-entropy of their targets; the budget does not cover the logged value.
 
         Args:
@@ -65,7 +74,11 @@ class NextToken(Supervised):
         """
         targets = batch[1]
         logits = self._logits(batch)
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        each = F.cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            reduction="none",
+        ).view(targets.shape)
         losses = _mean_of_counted(each, targets != self._padding)
         return self._result(
             losses,
@@ -79,7 +92,11 @@ class NextToken(Supervised):
     def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of each sequence's targets, (N,), in double precision."""
         targets = batch[1]
-        each = F.cross_entropy(self._logits(batch).double().flatten(0, 1), targets.flatten(), reduction="none")
+        each = F.cross_entropy(
+            self._logits(batch).double().flatten(0, 1),
+            targets.flatten(),
+            reduction="none",
+        )
         return _mean_of_counted(each.view(targets.shape), targets != self._padding)
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:

@@ -37,7 +37,11 @@ class Reconstruction(Supervised):
         super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
         self.record_metrics = {"loss": 1}
 
-    def training_step(self, batch: Sequence[Tensor] | Tensor, batch_idx: int) -> dict[str, Any]:
+    def training_step(
+        self,
+        batch: Sequence[Tensor] | Tensor,
+        batch_idx: int,
+    ) -> dict[str, Any]:
         """Squared error of a lot, the mean over pixels; the budget does not cover the logged value.
 
         Args:
@@ -58,7 +62,8 @@ class Reconstruction(Supervised):
             ConfigurationError: The model makes something else than the images' pixels.
         """
         images = batch if isinstance(batch, Tensor) else batch[0]
-        made, wanted = self(images).flatten(1), images.flatten(1)
+        made = self(images).flatten(1)
+        wanted = images.flatten(1)
         if made.shape != wanted.shape:
             raise ConfigurationError(
                 f"the model makes {made.shape[1]} numbers of images with {wanted.shape[1]} pixels: choose an "

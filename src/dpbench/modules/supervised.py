@@ -56,10 +56,12 @@ class Supervised(pl.LightningModule):
             raise ValueError(f"module.loss_reduction must be mean or sum, not {loss_reduction!r}.")
         if hasattr(model, "generator"):
             raise ConfigurationError("the model is a generator and a discriminator: add module=gan.")
-        self._monitored, self._sums = monitored, loss_reduction == "sum"
+        self._monitored = monitored
+        self._sums = loss_reduction == "sum"
         self._logs_loss = False
         self.model = model
-        self._make_optimizer, self._make_schedule = optimizer, schedule
+        self._make_optimizer = optimizer
+        self._make_schedule = schedule
         self._metric = self.objective.partition("/")[2]
         for data in ("val", "test"):
             self.add_module(f"{data}_{self._metric}", metric.clone())
@@ -73,7 +75,11 @@ class Supervised(pl.LightningModule):
     def measure(self, metric: Metric, batch: Any) -> None:
         """Bring a metric up to date with a batch that is not trained on."""
 
-    def _result(self, losses: Tensor, record_metrics: Mapping[str, Callable[[], Tensor]]) -> dict[str, Any]:
+    def _result(
+        self,
+        losses: Tensor,
+        record_metrics: Mapping[str, Callable[[], Tensor]],
+    ) -> dict[str, Any]:
         """What a training step returns; the budget does not cover the logged value.
 
         Args:
@@ -101,7 +107,13 @@ class Supervised(pl.LightningModule):
         """The metric on test data."""
         self._measured("test", "test", batch)
 
-    def _measured(self, copy: str, data: str, batch: Any, prog_bar: bool = False) -> None:
+    def _measured(
+        self,
+        copy: str,
+        data: str,
+        batch: Any,
+        prog_bar: bool = False,
+    ) -> None:
         metric: Metric = getattr(self, f"{copy}_{self._metric}")
         self.measure(metric, batch)
         rows = len(batch if isinstance(batch, Tensor) else batch[0])

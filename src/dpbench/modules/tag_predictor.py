@@ -45,19 +45,33 @@ class TagPredictor(Supervised):
         loss_reduction: str = "mean",
     ) -> None:
         super().__init__(
-            model, optimizer, MultilabelRecall(num_tags, average="micro"), monitored, schedule, loss_reduction
+            model,
+            optimizer,
+            MultilabelRecall(num_tags, average="micro"),
+            monitored,
+            schedule,
+            loss_reduction,
         )
         self.record_metrics = {"recall_at_5": 1, "loss": 1}
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> dict[str, Any]:
         """Binary cross-entropy of a lot; the budget does not cover the logged value.
 
         Args:
             batch: Features (N, num_features) and tags (N, num_tags), each 0 or 1.
             batch_idx: Unused.
         """
-        logits, tags = self._logits(batch), batch[1]
-        losses = F.binary_cross_entropy_with_logits(logits, tags.to(logits.dtype), reduction="none").mean(1)
+        logits = self._logits(batch)
+        tags = batch[1]
+        losses = F.binary_cross_entropy_with_logits(
+            logits,
+            tags.to(logits.dtype),
+            reduction="none",
+        ).mean(1)
 
         def recall() -> Tensor:
             found = (_likeliest(logits) * tags).sum(1)

@@ -261,7 +261,7 @@ def users_of(loader: LotLoader) -> UserDataset:
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, UserDataset):
-        if loader.record_of_row is not None or loader.collate_fn.given:  # type: ignore[union-attr]
+        if loader.record_of_row is not None or loader.collate_fn.is_custom:  # type: ignore[union-attr]
             raise ConfigurationError(
                 "LotLoader's collate_fn and record_of_row are for examples; how a user's examples become a batch says "
                 "UserDataset(examples, users, collate_fn=...)."

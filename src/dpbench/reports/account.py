@@ -125,10 +125,11 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     ledgers = {name: read_run_ledger(path) for name, path in find_ledgers(paths).items()}
     check_one_population(ledgers)
     check_own_randomness(ledgers)
-    if request.releases is not None:
-        ledgers = {name: _first_releases(name, one, request.releases) for name, one in ledgers.items()}
-    if request.population is not None:
-        ledgers = {name: at_population(one, request.population, request.lot_size) for name, one in ledgers.items()}
+    for name, ledger in ledgers.items():
+        if request.releases is not None:
+            ledgers[name] = _first_releases(name, ledger, request.releases)
+        if request.population is not None:
+            ledgers[name] = at_population(ledgers[name], request.population, request.lot_size)
     if not any(ledger.releases for ledger in ledgers.values()):
         if broken := next((f"{name}: {ledger.wrong}" for name, ledger in ledgers.items() if ledger.wrong), None):
             raise LedgerError(f"{broken}, and no release can be read: what was published is unknown.")
@@ -246,8 +247,8 @@ def _facts_of_one(ledger: Ledger, request: AccountingRequest, delta: float) -> d
         facts["epsilons"] = values
     if size > 1:
         covering = [name for name in request.accountants if not _is_nominal([ledger], name)]
-        whole = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
-        facts["epsilon_microbatch"] = whole if math.isfinite(whole) else None
+        nominal = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
+        facts["epsilon_microbatch"] = nominal if math.isfinite(nominal) else None
         facts["microbatch_size"] = size
     return facts | _common_facts([ledger], request, delta) | noise_of(ledger)
 

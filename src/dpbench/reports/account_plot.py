@@ -54,28 +54,26 @@ def epsilon_figure(
     """
     figure = new_figure(11, 4)
     over_steps, over_orders = figure.subplots(1, 2)
-    drawn = 0
+    samplings = {event.sampling for ledger in ledgers.values() for event in ledger.events}
     for name, color in zip(accountants, _COLORS, strict=False):
-        events = _taken(ledgers, name, nominal)
+        accountant = ACCOUNTANTS[name]
+        events = _events(ledgers, name, nominal)
         try:
-            whole = composable(Counter(events), name)
+            composed = composable(Counter(events), name)
         except ConfigurationError:
             continue
-        if not whole:
+        if not composed:
             raise ConfigurationError("nothing was released: there is no epsilon to draw.")
         most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
-        most = min(most, slow_points) if name in _POINTS else most
-        points = max(3, min(most, work // len(whole)))
+        if name in _POINTS:
+            most = min(most, slow_points)
+        points = max(3, min(most, work // len(composed)))
         counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
-        covered = all(
-            ACCOUNTANTS[name].covers(event.sampling) for ledger in ledgers.values() for event in ledger.events
-        )
-        note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
-        note += "" if covered else " (nominal)"
-        _over_steps(over_steps, events, counts, delta, name, color, note)
-        _over_orders(over_orders, whole, delta, name, color, note)
-        drawn += 1
-    if not drawn:
+        note = "" if accountant.guarantee else " (approximation)"
+        note += "" if all(map(accountant.covers, samplings)) else " (nominal)"
+        _draw_over_steps(over_steps, events, counts, delta, name, color, note)
+        _draw_over_orders(over_orders, composed, delta, name, color, note)
+    if not over_steps.lines:
         raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
     ends = np.cumsum([len(ledger.releases) for ledger in ledgers.values()])
     for end in ends[:-1]:
@@ -91,43 +89,44 @@ def epsilon_figure(
     return figure
 
 
-def _taken(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:
+def _events(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:
     """All releases in their order, as the accountant takes them, at most about a hundred distinct."""
     events: list[Event] = []
     for ledger in ledgers.values():
-        size, distinct = ledger.header.microbatch_size, list(ledger.events)
-        as_taken = [
-            next(iter(nominal_events({event: 1}, accountant, size))) if nominal else event for event in distinct
-        ]
-        taken = dict(zip(distinct, as_taken, strict=True))
-        events += [taken[counted_event(release)] for _, release in ledger.releases]
+        charged = {event: event for event in ledger.events}
+        if nominal:
+            for event in ledger.events:
+                (charged[event],) = nominal_events({event: 1}, accountant, ledger.header.microbatch_size)
+        events += [charged[counted_event(release)] for _, release in ledger.releases]
     coarser = coarser_costs(set(events))
     return [coarser[event] for event in events]
 
 
-def _over_steps(
+def _draw_over_steps(
     ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, note: str
 ) -> None:
-    values, made = [], Counter[Event]()
+    values = []
+    spent = Counter[Event]()
     for before, count in zip([0, *counts], counts, strict=False):
-        made.update(events[before:count])
-        values.append(epsilon(made, delta, name))
-    marker, style = "." if len(counts) < 20 else None, "--" if name == "rdp-continuous" else "-"
-    ax.plot(counts, values, color=color, label=f"{name}: {values[-1]:.4g}{note}", marker=marker, linestyle=style)
+        spent.update(events[before:count])
+        values.append(epsilon(spent, delta, name))
+    label = f"{name}: {values[-1]:.4g}{note}"
+    style = "--" if name == "rdp-continuous" else "-"
+    ax.plot(counts, values, color=color, label=label, marker="." if len(counts) < 20 else None, linestyle=style)
 
 
-def _over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str, note: str) -> None:
+def _draw_over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str, note: str) -> None:
     accountant = ACCOUNTANTS[name]
     if not isinstance(accountant, RenyiAccountant) or isinstance(accountant, ContinuousRenyiAccountant):
         return  # the latter's grid is that of rdp
     orders = np.asarray(accountant.orders)
     values = accountant.epsilon_by_order(accountant.curve(events), delta)
     best = float(np.where(values > 0, values, np.inf).min())
-    shown = (values > 0) & (values < 100 * best)
-    if not shown.any():
+    near = (values > 0) & (values < 100 * best)
+    if not near.any():
         return
-    order = float(orders[shown][values[shown].argmin()])
-    ax.plot(orders[shown], values[shown], color=color, label=f"{name}: {best:.4g} at order {order:g}{note}")
+    order = float(orders[near][values[near].argmin()])
+    ax.plot(orders[near], values[near], color=color, label=f"{name}: {best:.4g} at order {order:g}{note}")
     ax.plot(order, best, "o", color=color)
 
 

@@ -97,11 +97,11 @@ class AuditReport(Generic[Result]):
         stored = self.stored
         if stored is None or stored.get("verdict") is None:
             return
-        kept = _limit_or_none(audited_epsilon({"audit": stored}))
-        now = _limit_or_none(math.nan if result.audited is None else result.audited)
-        if (stored["confidence"], stored["verdict"], kept) != (result.confidence, result.verdict, now):
+        stored_limit = _limit_or_none(audited_epsilon({"audit": stored}))
+        limit = _limit_or_none(math.nan if result.audited is None else result.audited)
+        if (stored["confidence"], stored["verdict"], stored_limit) != (result.confidence, result.verdict, limit):
             level = f"{100 * stored['confidence']:g} % confidence"
-            yield "in tables", f"{kept}, {stored['verdict']}, at {level}: kept when the run ended"
+            yield "in tables", f"{stored_limit}, {stored['verdict']}, at {level}: kept when the run ended"
 
     @property
     def by_labels(self) -> bool:
@@ -284,8 +284,8 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "sound", _sound_text(audit["sound"], audit["sound_by"])
     names = {key: name for name, key in KEYS.items()}
     limits = audit["audited"]
-    shown = [f"{limit_text(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
-    yield "audited", f"{', '.join(shown) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
+    bounds = [f"{limit_text(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
+    yield "audited", f"{', '.join(bounds) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
     yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
 
 

@@ -60,8 +60,8 @@ class QueryPattern:
             from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 
             statistics = tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items())
-            whole = (VectorGroup("gradient", (0,), 1.0),)
-            plan = ReleasePlan(PoissonSampling(1, 1.0), whole, noise_multiplier, (1,), statistics)
+            gradient = (VectorGroup("gradient", (0,), 1.0),)
+            plan = ReleasePlan(PoissonSampling(1, 1.0), gradient, noise_multiplier, (1,), statistics)
             facts["gradient_noise_multiplier"] = plan.gradient_multiplier
             facts["groups"] = self.groups
             facts["group_noise_multiplier"] = plan.gradient_multiplier * math.sqrt(self.groups)

@@ -74,7 +74,8 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
 
 def _free(folder: Path, kind: str) -> Path:
     """A name for a table: those of earlier sweeps into the same folder stay."""
-    number, path = 1, folder / f"table{kind}"
+    number = 1
+    path = folder / f"table{kind}"
     while path.exists():
         number += 1
         path = folder / f"table-{number}{kind}"
@@ -83,17 +84,17 @@ def _free(folder: Path, kind: str) -> Path:
 
 def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
     """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
-    begun = {words_of(run): run for run in unfinished_below(sweep.folder)}
+    unfinished = {words_of(run): run for run in unfinished_below(sweep.folder)}
     if not sweep.jobs:
-        names = [f"{typed(run.path)} (go on: dpbench resume {typed(run.path)})" for run in begun.values()]
+        names = [f"{typed(run.path)} (go on: dpbench resume {typed(run.path)})" for run in unfinished.values()]
         return missing_note(names, len(finished) + len(names))
-    done = {words_of(run) for run in finished}
+    finished_jobs = {words_of(run) for run in finished}
     names = []
     for job in sweep.jobs:
-        if job in done:
+        if job in finished_jobs:
             continue
         words = " ".join(word for word in job if key_of(word) in sweep.swept)
-        names.append(f"{words} (go on: dpbench resume {typed(begun[job].path)})" if job in begun else words)
+        names.append(f"{words} (go on: dpbench resume {typed(unfinished[job].path)})" if job in unfinished else words)
     return missing_note(names, len(sweep.jobs))
 
 
@@ -115,14 +116,14 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
         return [f"What choosing one of these {count} runs costs is not told: {error} ({ask})"]
     if facts["without_privacy"]:
         return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
-    whole = facts["epsilon"]
+    everything = facts["epsilon"]
     best = facts["selection"]["epsilons"]["rdp"]
-    together = f"epsilon {epsilon_text(whole)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']}"
+    together = f"epsilon {epsilon_text(everything)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']}"
     text = (
         f"Choosing one of these {count} runs, by whatever metric (also one of public records), costs what all of them "
         f"cost together: {together} ({ask})."
     )
-    if None not in (whole, best) and best < whole:
+    if None not in (everything, best) and best < everything:
         text += (
             f" With a number of trials drawn at random beforehand, {count} on average, and random settings for each, "
             f"the best alone costs {epsilon_text(best)} ({ask} --selection geometric --mean-trials {count}; "
@@ -130,5 +131,7 @@ def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
         )
     lines = [text]
     if held_out:
-        lines.append("The held-out records of val/... are covered by no epsilon: what is chosen by them tells of them.")
+        lines.append(
+            "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
+        )
     return lines

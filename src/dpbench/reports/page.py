@@ -30,6 +30,7 @@ from dpbench.reports.run_rows import (
     NOT_FINISHED,
     RunRow,
     cells_of,
+    flat,
     require_folder,
     row_of,
     unfinished_below,
@@ -128,7 +129,7 @@ class PageRun:
         """Dotted keys and values."""
         return [
             (key, value if isinstance(value, str) else json.dumps(value, default=str))
-            for key, value in _flat("", self.config)
+            for key, value in flat(self.config).items()
         ]
 
     @property
@@ -145,7 +146,7 @@ class PageRun:
         if isinstance(size, int | float):
             rows.append((f"{unit}s in a lot, expected", f"{size:.6g}"))
         chosen = {"data": {key: data[key] for key in ("val_users", "options") if key in data}}
-        for key, value in _flat("", {**chosen, "records": self.config.get("records")}):
+        for key, value in flat({**chosen, "records": self.config.get("records")}).items():
             if value is not None and value != {}:
                 rows.append((key.removesuffix("._target_"), str(value).removeprefix("dpbench.")))
         return tuple(rows)
@@ -511,9 +512,8 @@ def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture
     if not groups:
         return [], [], 0
     if len(rows) > 1:
-        shown = groups[:_MOST_PANELS]
-        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(shown)]
-        return pictures, _legend(labels), len(groups) - len(shown)
+        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(groups[:_MOST_PANELS])]
+        return pictures, _legend(labels), len(groups) - len(pictures)
     curves = rows[0].curves
     each = []
     for name in groups:  # a row for each, so that a panel for several runs shows them
@@ -560,10 +560,3 @@ def _listed(facts: Mapping[str, Any]) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    """A configuration by dotted keys."""
-    if not isinstance(value, Mapping) or not value:
-        return [(name, value)]
-    return [line for key, inner in value.items() for line in _flat(f"{name}.{key}" if name else str(key), inner)]

@@ -272,9 +272,9 @@ def _curve(row: RunRow, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Ser
     spent = row.curves[EPSILON].dropna() if EPSILON in row.curves else empty
     if spent.empty:
         return empty, empty
-    known = (values.index >= spent.index.min()) & (values.index <= spent.index.max())
-    at = pd.Index(np.interp(values.index[known], spent.index, spent), name="epsilon")
-    return values[known].set_axis(at), band[known].set_axis(at)
+    between = (values.index >= spent.index.min()) & (values.index <= spent.index.max())
+    at = pd.Index(np.interp(values.index[between], spent.index, spent), name="epsilon")
+    return values[between].set_axis(at), band[between].set_axis(at)
 
 
 def _thinned(values: pd.Series[float], most: int) -> pd.Series[float]:
@@ -327,9 +327,9 @@ def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_
     """Histograms of the scores of members and others."""
     low, high = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
     bins = np.linspace(low, max(high, low + 1e-9), 60)
-    shown = np.clip(scores, bins[0], bins[-1])
+    inside = np.clip(scores, bins[0], bins[-1])
     for name, which, color in (("members", member, _BLUE), ("others", ~member, _GRAY)):
-        ax.hist(shown[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+        ax.hist(inside[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
 
 
 def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

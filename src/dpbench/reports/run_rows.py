@@ -149,11 +149,11 @@ def cells_of(folder: Path) -> list[RunRow]:
         curves = read_csv(folder / CELL_CURVES, ["row", "column", *logged], _RESTORE, (*_CELL, "*"))
     by = [name for name in _CELL if name in runs]
     rows = []
-    for cell, own in runs.groupby(by, sort=False):
+    for cell, of_cell in runs.groupby(by, sort=False):
         points = curves
         for name, value in zip(by, cell, strict=True):
             points = points[points[name] == value] if name in points else points
-        rows.append(_cell(", ".join(map(str, cell)), own, points))
+        rows.append(_cell(", ".join(map(str, cell)), of_cell, points))
     return rows
 
 
@@ -196,17 +196,24 @@ def unit_setting(unit: Any) -> dict[str, str]:
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
 
 
-def flat_settings(config: Any, hidden: tuple[str, ...] = _HIDDEN, prefix: str = "") -> dict[str, Any]:
-    """A configuration by dotted keys, without those that begin with `hidden`."""
-    if isinstance(config, dict) and config:
-        flat: dict[str, Any] = {}
-        for key, value in config.items():
-            flat |= flat_settings(value, hidden, f"{prefix}{key}.")
-        return flat
-    if prefix.startswith(hidden):
-        return {}
-    of_class = isinstance(config, str) and config.startswith(("dpbench.", "torch."))
-    return {prefix.removesuffix("."): config.rpartition(".")[2] if of_class else config}
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted keys."""
+    if not isinstance(config, Mapping) or not config:
+        return {prefix: config}
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return values
+
+
+def flat_settings(config: Any) -> dict[str, Any]:
+    """What may change a result, by dotted keys; of classes of ours the name alone."""
+    settings = {}
+    for key, value in flat(config).items():
+        if not f"{key}.".startswith(_HIDDEN):
+            of_class = isinstance(value, str) and value.startswith(("dpbench.", "torch."))
+            settings[key] = value.rpartition(".")[2] if of_class else value
+    return settings
 
 
 def rows_of_wandb(place: str) -> list[RunRow]:

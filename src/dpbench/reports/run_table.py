@@ -9,7 +9,7 @@ import difflib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from dpbench.reports.run_rows import (
     UNIT,
     RunRow,
     cells_of,
-    flat_settings,
+    flat,
     floats,
     marked,
     require_folder,
@@ -60,8 +60,8 @@ _ACCURACIES = {
     "test/accuracy": "test accuracy (%)",
     "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
 }
-_CANARIES = "learned from canaries"
-_JUDGED = "images judged on"
+_CANARIES = "trained with canaries"
+_JUDGED = "evaluation split"
 _TIME = "ms per step"
 _APART = (_CANARIES, _JUDGED, "unit")  # figures of runs that differ in these have no mean
 _WORDS = (*_APART, "verdict", "ledger")
@@ -259,29 +259,25 @@ class RunTable:
         Args:
             folders: Add a column that says where each run lies.
         """
-        table = pd.DataFrame({"run": [row.record["config"]["run"]["name"] for row in self.rows]})
+        return pd.concat([self._names(folders), self.outcomes], axis=1)
+
+    def _names(self, folders: bool) -> pd.DataFrame:
+        """The columns to the left of the outcomes."""
+        names = pd.DataFrame({"run": [row.record["config"]["run"]["name"] for row in self.rows]})
         if folders:
-            table["folder"] = [str(row.folder) for row in self.rows]
-        for key in self.settings:
-            values = self.settings[key]
+            names["folder"] = [str(row.folder) for row in self.rows]
+        for key, values in self.settings.items():
             # An option that only some strategies have differs if the runs of those strategies differ in it.
             if key != UNIT and values.dropna().astype(str).nunique() > 1:
-                table[str(key).removesuffix("._target_")] = values.where(values.notna(), ABSENT)
-        return pd.concat([table, self.outcomes], axis=1)
+                names[str(key).removesuffix("._target_")] = values.where(values.notna(), ABSENT)
+        return names
 
     def to_markdown(self, folders: bool = False) -> str:
         """The frame, with rounded figures, and doubts beside each epsilon."""
-        frame = self.frame(folders)
-        rows = [list(map(str, frame))]
-        for number, (_, values) in enumerate(frame.iterrows()):
-            mark = _doubt_in(self.outcomes.iloc[number])
-            cells = []
-            for column, value in values.items():
-                form = _FORMS.get(_kind(str(column))) if column in self.outcomes else None
-                missing = pd.api.types.is_scalar(value) and pd.isna(value)  # a setting may be a list
-                text = ABSENT if missing else str(value) if form is None else form(value, value)
-                cells.append(marked(text, mark) if _kind(str(column)) == "epsilon" else text)
-            rows.append(cells)
+        names = self._names(folders)
+        rows = [[*map(str, names), *map(str, self.outcomes)]]
+        for number in range(len(names)):
+            rows.append([*map(str, names.iloc[number]), *_texts(self.outcomes.iloc[[number]])])
         return markdown_rows(rows)
 
     def to_csv(self, folders: bool = False) -> str:
@@ -360,32 +356,35 @@ class RunTable:
         """
         for key in keys:
             if not self.knows(key):
-                names = {name for row in self.rows for name in (*flat_settings(row.record["config"], ()), *row.choices)}
+                names = {name for row in self.rows for name in (*flat(row.record["config"]), *row.choices)}
                 near = difflib.get_close_matches(key, names, 1)
                 raise ConfigurationError(f"no run has a key {key}." + (f" Did you mean {near[0]}?" if near else ""))
         table, notes = self._without_repeats()
-        outcomes = table.outcomes
-        apart = [name for name in _APART if name in outcomes]
-        places: dict[tuple[str, ...], list[int]] = {}
-        for number, row in enumerate(table.rows):
-            values = [row.lookup(key) for key in keys] + [outcomes.at[number, name] for name in apart]
-            places.setdefault(tuple(map(_setting_text, values)), []).append(number)
-
-        def order(numbers: list[int]) -> list[tuple[int, float, str]]:
-            first = table.rows[numbers[0]]
-            return [_order(first.lookup(key)) for key in keys] + [
-                _order(outcomes.at[numbers[0], name]) for name in apart
-            ]
-
-        groups = sorted(places.values(), key=order)
-        several = max(map(len, groups)) > 1
-        differing = table._differing_within(groups, keys)
-        notes = [
-            *(["Mean ± standard deviation of n runs."] if several else []),
-            *([f"Runs of one row differ in more than their seed: in {', '.join(differing)}."] if differing else []),
-            *notes,
-        ]
-        return _group_table(table, groups, tuple(keys), notes)
+        outcomes = table.outcomes.drop(columns=_TIME)
+        apart = outcomes.filter(items=_APART)
+        values = [[*map(row.lookup, keys), *apart.iloc[number]] for number, row in enumerate(table.rows)]
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for number in sorted(range(len(values)), key=lambda number: list(map(_order, values[number]))):
+            groups.setdefault(tuple(map(_setting_text, values[number])), []).append(number)
+        rows = [[*keys, "n", *map(str, outcomes)]]
+        lines = []
+        for numbers in groups.values():
+            settings = dict(zip(keys, values[numbers[0]], strict=False))
+            members = outcomes.iloc[numbers]
+            rows.append([*map(_brief, settings.values()), str(len(numbers)), *_texts(members)])
+            exact = {name: _exact(value) for name, value in settings.items()}
+            lines.append({**exact, "n": len(numbers), **_means(members)})
+        differing = table._differing_within(groups.values(), keys)
+        if differing:
+            notes.insert(0, f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
+        if len(groups) < len(values):
+            notes.insert(0, "Mean ± standard deviation of n runs.")
+        frame = pd.DataFrame(lines)
+        for name in map(str, outcomes):
+            least = f"{name} least"
+            if least in frame and (frame[least].eq(frame[name]) | frame[name].isna()).all():  # a range in no group
+                frame = frame.drop(columns=least)
+        return GroupTable(tuple(keys), frame, rows, notes)
 
     def _without_repeats(self) -> tuple[RunTable, list[str]]:
         """Each seeded run once: the same settings, seed and code give the same run, and no other draw of anything."""
@@ -451,15 +450,43 @@ def _kind(column: str) -> str:
     return {AUDITED_LABEL: "limit", "steps": "steps", _TIME: "time"}.get(column, "metric")
 
 
-_FORMS: dict[str, Callable[[Any, Any], str]] = {
-    "epsilon": lambda least, most: " to ".join(dict.fromkeys([epsilon_text(least), epsilon_text(most)])),
-    "limit": lambda least, most: range_text([least, most], ".3f"),
-    "steps": lambda least, most: range_text([least, most], ".0f"),
-    "time": lambda least, most: range_text([least, most], ".1f"),
-    "percent": lambda mean, _: mean_text(mean, percent=True),
-    "metric": lambda mean, _: mean_text(mean),
-}
-"""Kind of a column → a text for the least and the largest of its figures."""
+def _texts(outcomes: pd.DataFrame) -> list[str]:
+    """Outcomes of one or several runs as people read them, a cell for each column."""
+    mark = _joined(_doubt_in(outcome) for _, outcome in outcomes.iterrows())
+    return [_text(_kind(str(name)), values, mark) for name, values in outcomes.items()]
+
+
+def _text(kind: str, values: pd.Series[Any], mark: str | None) -> str:
+    if kind == "words":
+        return _joined(map(str, values)) or ABSENT
+    if kind in ("percent", "metric"):
+        return mean_text(*mean_and_deviation(values), percent=kind == "percent")
+    least, most = _extremes(values)
+    if math.isnan(most):
+        return marked(ABSENT, mark) if kind == "epsilon" else ABSENT
+    if kind == "epsilon":
+        return marked(" to ".join(dict.fromkeys([epsilon_text(least), epsilon_text(most)])), mark)
+    return range_text([least, most], {"limit": ".3f", "time": ".1f", "steps": ".0f"}[kind])
+
+
+def _means(outcomes: pd.DataFrame) -> dict[str, Any]:
+    """The same as unrounded figures, by the columns of a frame of groups."""
+    line: dict[str, Any] = {}
+    for name, values in outcomes.items():
+        kind = _kind(str(name))
+        if kind == "words":
+            line[str(name)] = _text(kind, values, None)
+        elif kind in ("percent", "metric"):
+            line[str(name)], line[f"{name} sd"] = mean_and_deviation(values)
+        else:
+            line[f"{name} least"], line[str(name)] = _extremes(values)
+    return line
+
+
+def _extremes(values: pd.Series[Any]) -> tuple[float, float]:
+    """Least and largest; not a number where one is missing."""
+    numbers = pd.to_numeric(values, errors="coerce")
+    return numbers.min(skipna=False), numbers.max(skipna=False)
 
 
 def _doubt_in(outcome: pd.Series[Any]) -> str | None:
@@ -527,54 +554,6 @@ def _joined(words: Iterable[str | None]) -> str | None:
     return ", ".join(dict.fromkeys(word for word in words if word is not None)) or None
 
 
-def _group_table(table: RunTable, groups: Sequence[list[int]], keys: tuple[str, ...], notes: list[str]) -> GroupTable:
-    """The figures of groups.
-
-    Args:
-        table: Of all runs.
-        groups: Places of the runs of each group.
-        keys: By which they are grouped.
-        notes: What a reader has to know.
-    """
-    outcomes = table.outcomes.drop(columns=_TIME)
-    rows = [[*keys, "n", *map(str, outcomes)]]
-    lines = []
-    for numbers in groups:
-        values = [table.rows[numbers[0]].lookup(key) for key in keys]
-        own = outcomes.iloc[numbers]
-        line: dict[str, Any] = {}
-        for key, value in zip(keys, values, strict=True):
-            line[key] = value if _order(value)[0] == 0 else _setting_text(value)
-        line["n"] = len(numbers)
-        cells = [f"{value:.6g}" if isinstance(value, float) else _setting_text(value) for value in values]
-        cells.append(str(len(numbers)))
-        mark = _joined(_doubt_in(outcome) for _, outcome in own.iterrows())
-        for name in map(str, outcomes):
-            kind = _kind(name)
-            if kind == "words":
-                text = line[name] = _joined(map(str, own[name])) or ""
-            elif kind in ("percent", "metric"):
-                mean, deviation = mean_and_deviation(own[name])
-                line[name] = mean
-                line[f"{name} sd"] = deviation
-                text = mean_text(mean, deviation, percent=kind == "percent")
-            else:
-                least = own[name].min(skipna=False)
-                most = own[name].max(skipna=False)
-                line[name] = most
-                line[f"{name} least"] = least
-                text = ABSENT if pd.isna(most) else _FORMS[kind](least, most)
-            cells.append(marked(text, mark) if kind == "epsilon" else text)
-        rows.append(cells)
-        lines.append(line)
-    frame = pd.DataFrame(lines)
-    for name in map(str, outcomes):
-        least = f"{name} least"
-        if least in frame and (frame[least].eq(frame[name]) | frame[name].isna()).all():  # no range in any group
-            frame = frame.drop(columns=least)
-    return GroupTable(keys, frame, rows, notes)
-
-
 def keys_of(words: str) -> tuple[str, ...]:
     """Keys from "optimizer.lr,strategy".
 
@@ -620,6 +599,16 @@ def _setting_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _brief(value: Any) -> str:
+    """A value of a setting, rounded."""
+    return f"{value:.6g}" if isinstance(value, float) else _setting_text(value)
+
+
+def _exact(value: Any) -> Any:
+    """A number, or a text for what is none."""
+    return value if _order(value)[0] == 0 else _setting_text(value)
 
 
 def _order(value: Any) -> tuple[int, float, str]:

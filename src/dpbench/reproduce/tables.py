@@ -476,7 +476,7 @@ def _refuse_audits(table: Table) -> None:
     for part in parts:
         for word in part.words:
             if word.lstrip("+").startswith("audit=") and word != "audit=none":
-                raise ValueError(f"{word}: a model that learned from canaries is in no table; audit a run of its own")
+                raise ValueError(f"{word}: a model trained with canaries is in no table; audit a run of its own")
 
 
 def _known_definition(name: str) -> Path:

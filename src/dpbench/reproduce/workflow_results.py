@@ -363,7 +363,8 @@ def write_page(folder: Path, outcome: Outcome) -> None:
         _draw(folder / "figure.png", outcome)
     seed = f" seed={plan.seed}" if plan.seed else ""
     multipliers = ",".join(f"{z:g}" for z in plan.noise)
-    command = f"dpbench workflow {shlex.join(plan.words)}{seed} --margin {100 * outcome.margin:g} --noise-multipliers {multipliers}"
+    options = f"--margin {100 * outcome.margin:g} --noise-multipliers {multipliers}"
+    command = f"dpbench workflow {shlex.join(plan.words)}{seed} {options}"
     page = render(
         "workflow.md",
         outcome=outcome,

@@ -31,7 +31,6 @@ from dpbench.options import (
     Positive,
     PositiveInt,
     Seed,
-    check_fields,
     check_options,
     fitting,
     options_of,
@@ -71,7 +70,7 @@ Tag = Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 l
 Duration = Annotated[str, AfterValidator(seconds_of), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 RunPath = Annotated[str, Field(min_length=1), "the folder of a run"]
-Decay = Annotated[float, Field(ge=0, lt=1), "from 0 to below 1"]
+Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
 TrainableParts = Annotated[
     str,
     Field(pattern=r"^(last_layer|bias|lora:[1-9]\d*)(\+(last_layer|bias|lora:[1-9]\d*))*$"),
@@ -191,10 +190,7 @@ class Target:
                     f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(choices)}, or take it "
                     f"away (~{group}.{name})."
                 )
-        check_options(cls, options, group, self.reserved, self.narrower)
-        for name, parameter in declared.items() if self.is_complete else ():
-            if parameter.default is Parameter.empty and name not in {*options, *self.reserved}:
-                raise ConfigurationError(f"{group}.{name} is missing: it cannot be left out.")
+        check_options(cls, options, group, self.reserved, self.narrower, self.is_complete)
 
     def _kinds(self) -> str:
         """Say what a class has to be."""
@@ -297,7 +293,7 @@ def _check_logger(options: dict[str, Any], info: ValidationInfo) -> dict[str, An
     alone = of_wandb.keys() & options_of(Wandb).keys() - {"wandb"}
     if alone and not options.get("wandb"):
         raise ConfigurationError(f"{group}.{min(alone)} is a setting of wandb: add logger=wandb (or many).")
-    check_fields(Wandb, of_wandb, group)
+    check_options(Wandb, of_wandb, group)
     return options
 
 
@@ -384,7 +380,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         ConfigurationError: One line that names the first wrong key, and what it takes.
     """
     _check_values(config)
-    check_fields(Configuration, config)
+    check_options(Configuration, config, group="", is_complete=True)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
     check_processes(config["trainer"])

@@ -157,8 +157,8 @@ def _noise_line(strategy: Any) -> str:
     size = plan.sampling.expected_batch_size
     population = plan.sampling.population
     goal = f" for epsilon {strategy.target_epsilon:g}" if strategy.target_epsilon is not None else ""
-    rate = f"(rate {size / population:.4g})"
-    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, lots of {size:g} of {population} records {rate}"
+    batch = f"expected batch size {size:g} of {population:,} records (sampling rate {size / population:.3g})"
+    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
 
 
 @dataclass(frozen=True)

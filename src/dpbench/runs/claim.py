@@ -28,11 +28,11 @@ def make_new(folder: Path) -> Path:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
-        own = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         with suppress(FileExistsError):
-            own.mkdir()
-            _not_removed.discard(own.resolve())  # an earlier job of this process may have had one of that name
-            return own
+            free.mkdir()
+            _not_removed.discard(free.resolve())  # an earlier job of this process may have had one of that name
+            return free
     raise AssertionError
 
 
@@ -119,8 +119,8 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
             raise
         name = str(error.filename2 or error.filename or "")  # a copy names its source first
         place = name if os.sep in name else f"{folder}, or of the system's temporary files ($TMPDIR)"
-        kept = "ledger and last checkpoint are kept" if folder.checkpoint.exists() else "there is no checkpoint yet"
+        state = "ledger and last checkpoint are kept" if folder.checkpoint.exists() else "there is no checkpoint yet"
         raise DiskFull(
-            f"no space left on the disk of {place}: what should have been written now is lost, {kept}. Free some "
+            f"no space left on the disk of {place}: what should have been written now is lost, {state}. Free some "
             f"space, and go on with: {folder.command('resume')}"
         ) from error

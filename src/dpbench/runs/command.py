@@ -29,12 +29,11 @@ def choices_of(folder: RunFolder) -> dict[str, str]:
     Raises:
         ConfigurationError: The file is damaged.
     """
-    found = _read(folder.hydra / "hydra.yaml")
+    choices = _read(folder.hydra / "hydra.yaml")
     for key in ("hydra", "runtime", "choices"):
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, dict):
-        return {}
-    return {str(group): str(name) for group, name in found.items() if name is not None and "hydra/" not in str(group)}
+        choices = choices.get(key) if isinstance(choices, dict) else None
+    groups = choices.items() if isinstance(choices, dict) else ()
+    return {str(group): str(name) for group, name in groups if name is not None and "hydra/" not in str(group)}
 
 
 def key_of(word: str) -> str:

@@ -23,7 +23,8 @@ class _Entry:
     """
 
     def __init__(self, name: str, is_folder: bool = False) -> None:
-        self._name, self.is_folder = name, is_folder
+        self._name = name
+        self.is_folder = is_folder
 
     @overload
     def __get__(self, folder: None, owner: type[RunFolder]) -> str: ...
@@ -105,12 +106,13 @@ class RunFolder:
 
     def refuse_misplaced(self) -> None:
         """Raise ConfigurationError where a folder has the name of one of the run's files, or the other way round."""
-        for own in vars(type(self)).values():
-            if isinstance(own, _Entry):
-                path, kinds = own.__get__(self, type(self)), ("file", "folder")
-                if path.exists() and path.is_dir() != own.is_folder:
-                    wanted, found = kinds if not own.is_folder else kinds[::-1]
-                    raise ConfigurationError(f"{path} is a {found}, and a run has a {wanted} there: move it away.")
+        for entry in vars(type(self)).values():
+            if not isinstance(entry, _Entry):
+                continue
+            path = entry.__get__(self, type(self))
+            if path.exists() and path.is_dir() != entry.is_folder:
+                kinds = "file, and a run has a folder" if entry.is_folder else "folder, and a run has a file"
+                raise ConfigurationError(f"{path} is a {kinds} there: move it away.")
 
     @property
     def finished(self) -> bool:
@@ -154,8 +156,8 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     Raises:
         ConfigurationError: A folder among them cannot be looked into.
     """
-    found = {place for folder in folders for place in places_of(RunFolder.result, folder)}
-    return [RunFolder(path) for path in sorted(found)]
+    places = {place for folder in folders for place in places_of(RunFolder.result, folder)}
+    return [RunFolder(path) for path in sorted(places)]
 
 
 def places_of(name: str, folder: Path) -> list[Path]:
@@ -172,7 +174,7 @@ def places_of(name: str, folder: Path) -> list[Path]:
             ) from error
 
     seen: set[str] = set()
-    found = []
+    places = []
     for place, inner, _ in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(place)
         if real in seen:  # a second way to it, or a circle
@@ -180,5 +182,5 @@ def places_of(name: str, folder: Path) -> list[Path]:
             continue
         seen.add(real)
         if os.path.exists(os.path.join(place, name)):
-            found.append(Path(place))
-    return sorted(found)
+            places.append(Path(place))
+    return sorted(places)

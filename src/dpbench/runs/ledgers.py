@@ -31,33 +31,37 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
         ConfigurationError: A folder holds none, cannot be looked into, or a ledger is named twice.
         LedgerError: The ledger of a private run is gone.
     """
-    found: list[Path] = []
+    ledgers: dict[str, Path] = {}
+    files: set[Path] = set()
     for path in paths:
-        below = _ledgers_below(path) if path.is_dir() else [path]
         if not path.exists():
             raise ConfigurationError(
                 f"{path}: No such file or directory; name the folder of a run or of a sweep, or a ledger."
             )
-        for folder in without_ledger([path]):
-            if (lost := lost_ledger(folder)) is not None:
-                raise LedgerError(f"{folder}: {lost}. Without it no epsilon can be told: restore it.")
+        for run in without_ledger([path]):
+            if (lost := lost_ledger(run)) is not None:
+                raise LedgerError(f"{run}: {lost}. Without it no epsilon can be told: restore it.")
+        below = _ledgers_below(path) if path.is_dir() else [path]
         if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
         if not below:
             raise ConfigurationError(f"there is no {RunFolder.ledger} in or below {path}.")
-        found += below
-    if len({path.resolve() for path in found}) < len(found):
-        raise ConfigurationError("a ledger is named twice: each run counts once.")
-    return {str(path.parent if path.name == RunFolder.ledger else path): path for path in found}
+        for ledger in below:
+            if ledger.resolve() in files:
+                raise ConfigurationError("a ledger is named twice: each run counts once.")
+            files.add(ledger.resolve())
+            ledgers[str(ledger.parent if ledger.name == RunFolder.ledger else ledger)] = ledger
+    return ledgers
 
 
 def _ledgers_below(folder: Path) -> list[Path]:
     """All ledgers in and below a folder; where a run has one, copies of it (such as an exported model's) only once."""
-    found = [RunFolder(place).ledger for place in places_of(RunFolder.ledger, folder)]
-    own = RunFolder(folder).ledger
-    if own not in found:
-        return found
-    return [own, *(path for path in found if path != own and path.read_bytes() != own.read_bytes())]
+    ledgers = [RunFolder(place).ledger for place in places_of(RunFolder.ledger, folder)]
+    first = RunFolder(folder).ledger
+    if first not in ledgers:
+        return ledgers
+    content = first.read_bytes()
+    return [first, *(path for path in ledgers if path != first and path.read_bytes() != content)]
 
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
@@ -68,8 +72,8 @@ def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
     """Runs below some folders that trained and have no ledger, for whatever reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
-    found = {place for path in paths for name in traces for place in places_of(name, path)}
-    return [run for run in map(RunFolder, sorted(found)) if not run.ledger.exists()]
+    places = {place for path in paths for name in traces for place in places_of(name, path)}
+    return [run for run in map(RunFolder, sorted(places)) if not run.ledger.exists()]
 
 
 def read_run_ledger(path: Path) -> Ledger:
@@ -102,24 +106,25 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         - `uncovered_delta`: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta.
         - `noise_end`: beside it, in standard deviations; None for an older version's.
     """
-    size = ledger.header.microbatch_size
-    made = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
-    rates = [sampling.expected_batch_size / sampling.population for _, sampling in made]
-    facts: dict[str, Any] = {"noise_multiplier": _range([z for z, _ in made])}
-    over_bound = _range([z * record_changes(sampling, size) for z, sampling in made])
-    facts |= {} if over_bound == facts["noise_multiplier"] else {"noise_std_over_max_grad_norm": over_bound}
-    sizes = _range([sampling.expected_batch_size for _, sampling in made])
-    facts |= {"sample_rate": _range(rates), "expected_batch_size": sizes}
+    releases = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
+    facts: dict[str, Any] = {"noise_multiplier": _range([z for z, _ in releases])}
+    over_bound = [z * record_changes(sampling, ledger.header.microbatch_size) for z, sampling in releases]
+    if _range(over_bound) != facts["noise_multiplier"]:
+        facts["noise_std_over_max_grad_norm"] = _range(over_bound)
+    samplings = [sampling for _, sampling in releases]
+    facts["sample_rate"] = _range([sampling.expected_batch_size / sampling.population for sampling in samplings])
+    facts["expected_batch_size"] = _range([sampling.expected_batch_size for sampling in samplings])
     beyond = uncovered_delta(ledger)
     if beyond > ledger.header.delta / 10:
-        known = [header.noise_end for header in ledger.headers if header.noise_end is not None]
-        least = min(known) if len(known) == len(ledger.headers) else None
-        facts |= {"uncovered_delta": beyond, "noise_end": least}
+        ends = [header.noise_end for header in ledger.headers]
+        facts["uncovered_delta"] = beyond
+        facts["noise_end"] = None if None in ends else min(end for end in ends if end is not None)
     return facts
 
 
 def _range(values: Sequence[float]) -> float | list[float]:
-    least, most = min(values), max(values)
+    least = min(values)
+    most = max(values)
     return least if most <= least * (1 + 1e-8) else [least, most]  # bounds that adapt round differently
 
 
@@ -133,17 +138,18 @@ def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
     Returns:
         None, also where nobody knows anything of it, or a piece of a sentence.
     """
-    for witness, told, ended in _witnesses(run):
-        if _UNREADABLE in told:
+    for witness, statement, ended in _witnesses(run):
+        if _UNREADABLE in statement:
             return f"{run.ledger.name} cannot be compared with {run.checkpoint}, which cannot be read"
-        seal = Seal.read(told.get("ledger"))
+        seal = Seal.read(statement.get("ledger"))
+        counted = statement.get("releases")
+        wrong = None
         if seal is not None:
             wrong = difference(run.ledger, seal, witness, ended)
-        else:
-            before, now = told.get("releases"), releases
-            fewer = isinstance(before, int) and now is not None and (now < before or (ended and now > before))
-            wrong = f"{now} releases of {before} that {witness} counts: it was cut, or is of another run"
-            wrong = wrong if fewer else None
+        elif (
+            isinstance(counted, int) and releases is not None and (releases < counted or (ended and releases > counted))
+        ):
+            wrong = f"{releases} releases of {counted} that {witness} counts: it was cut, or is of another run"
         if wrong is not None:
             return f"{run.ledger.name} has {wrong}"
     return None
@@ -155,14 +161,14 @@ def lost_ledger(run: RunFolder) -> str | None:
     Returns:
         None where it is there, or where nobody tells of one: the run had no privacy. Otherwise a piece of a sentence.
     """
-    for witness, told, _ in _witnesses(run) if not run.ledger.exists() else ():
-        if Seal.read(told.get("ledger")) is not None or told.get("releases"):
+    for witness, statement, _ in _witnesses(run) if not run.ledger.exists() else ():
+        if Seal.read(statement.get("ledger")) is not None or statement.get("releases"):
             return f"{run.ledger.name} is missing, of which {witness} tells"
     return None
 
 
 def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Who tells what of a ledger, and whether it was complete then."""
+    """Who states what of a ledger, and whether it was complete then."""
     for record in (run.result, run.partial_result):
         with suppress(OSError, KeyError, RecursionError, *_OTHER_SHAPES):
             privacy = json.loads(record.read_text(encoding="utf-8"))["privacy"]
@@ -172,10 +178,10 @@ def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
     if run.checkpoint.is_file():
         import torch
 
-        told: dict[str, Any] = {_UNREADABLE: True}
+        statement: dict[str, Any] = {_UNREADABLE: True}
         with suppress(
             OSError, RuntimeError, EOFError, UnpicklingError, LookupError, ValueError, TypeError, AttributeError
         ):
             state = torch.load(run.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-            told = dict(state["callbacks"][_STRATEGY])
-        yield "the checkpoint", told, False
+            statement = dict(state["callbacks"][_STRATEGY])
+        yield "the checkpoint", statement, False

@@ -78,7 +78,8 @@ class MetricsCSV(Logger):
         try:
             with open(self.path, encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
-                rows, columns = list(reader), reader.fieldnames or []
+                rows = list(reader)
+                columns = reader.fieldnames or []
             if "step" not in columns or len(set(columns)) < len(columns):
                 raise ValueError("it has no column step" if "step" not in columns else "a column is there twice")
             # `float` reads what was written to the last bit; what pandas does depends on its version.

@@ -79,17 +79,16 @@ def seconds_text(seconds: float) -> str:
 
 
 def noise_text(facts: Mapping[str, Any]) -> str:
-    """Noise and lots of a run in one line, for people.
+    """Noise and batch size of a run in one line, for people.
 
     Args:
         facts: As `runs.ledgers.noise_of` gives them, with the population.
     """
-    own = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
-    lots = (
-        f"lots of {range_text(facts['expected_batch_size'])} of {facts['population']} {facts.get('unit') or 'record'}s"
-    )
-    rate = f"(rate {range_text(facts['sample_rate'])})"
-    return f"noise multiplier {range_text(own)}, {lots} {rate}"
+    noise = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
+    size = range_text(facts["expected_batch_size"])
+    records = f"{facts['population']:,} {facts.get('unit') or 'record'}s"
+    rate = range_text(facts["sample_rate"], ".3g")
+    return f"noise multiplier {range_text(noise)}, expected batch size {size} of {records} (sampling rate {rate})"
 
 
 def uncovered_text(facts: Mapping[str, Any]) -> str | None:
@@ -98,7 +97,8 @@ def uncovered_text(facts: Mapping[str, Any]) -> str | None:
     Args:
         facts: As `runs.ledgers.noise_of` gives them.
     """
-    beyond, end = facts.get("uncovered_delta"), facts.get("noise_end")
+    beyond = facts.get("uncovered_delta")
+    end = facts.get("noise_end")
     if beyond is None:
         return None
     if end is not None:

@@ -21,20 +21,20 @@ _NOT_HASHED_DATA = ("root", "download")  # of data sets that a name determines w
 
 def config_hash(config: dict[str, Any]) -> str:
     """Sixteen hexadecimal digits for everything in a resolved configuration that may change a result."""
-    kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
-    kept["data"] = _data_options(config)
-    return _digest(kept)[:16]
+    chosen = {key: value for key, value in config.items() if key not in _NOT_HASHED}
+    chosen["data"] = _data_options(config)
+    return _digest(chosen)[:16]
 
 
 def _deciding(config: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
-    kept["data"] = _data_options(config)
-    kept["precision"] = config["trainer"].get("precision")
+    chosen = {key: value for key, value in config.items() if key not in (*_NOT_HASHED, *_NO_GRADIENTS)}
+    chosen["data"] = _data_options(config)
+    chosen["precision"] = config["trainer"].get("precision")
     strategy = config.get("strategy") or {}
     if strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None:  # solved for the length
-        kept["length"] = {name: config["trainer"].get(name) for name in _LENGTH}
-    kept["code"] = foreign_code(config)
-    return kept
+        chosen["length"] = {name: config["trainer"].get(name) for name in _LENGTH}
+    chosen["code"] = foreign_code(config)
+    return chosen
 
 
 def _digest(content: Any) -> str:
@@ -47,10 +47,10 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
     target = str(options.get("_target_", ""))
     if not target.startswith("dpbench."):  # a plug-in's
         return options
-    kept = {key: value for key, value in options.items() if key not in _NOT_HASHED_DATA}
+    chosen = {key: value for key, value in options.items() if key not in _NOT_HASHED_DATA}
     if target.endswith("UserDataModule") and (folder := _folder_of_own_files(options)) is not None:
-        kept["root"] = folder
-    return kept
+        chosen["root"] = folder
+    return chosen
 
 
 def _folder_of_own_files(options: dict[str, Any]) -> str | None:
@@ -73,10 +73,12 @@ def fingerprint(config: dict[str, Any]) -> str:
 @cache
 def commit() -> str | None:
     """Commit of the checkout as it is found first, with "+changes" where it is not clean; None outside a checkout."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         if not git("ls-files", str(Path(__file__).name)):

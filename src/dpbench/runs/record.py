@@ -45,11 +45,12 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
         changed = record["privacy"].get("damage") or _other_scores(folder, record["privacy"]["audit"])
         record["privacy"] |= {} if changed is None else {"audit": {"damage": changed}}
     if folder.evaluation.exists():
-        found = read_json(folder.evaluation, Evaluation, again % folder.command("evaluate"))
-        if found["steps"] == record["steps"]:
-            numbers = {name: value for name, value in found.items() if isinstance(value, float)}
-            record["metrics"] |= {f"evaluation/{name}": value for name, value in numbers.items()}
-            record["judged_on"] = found["judged_on"]
+        evaluation = read_json(folder.evaluation, Evaluation, again % folder.command("evaluate"))
+        if evaluation["steps"] == record["steps"]:
+            for name, value in evaluation.items():
+                if isinstance(value, float):
+                    record["metrics"][f"evaluation/{name}"] = value
+            record["judged_on"] = evaluation["judged_on"]
     return record
 
 

@@ -30,12 +30,12 @@ def shared_with_neighbors(run: RunFolder) -> list[str]:
     """One line for each run in the same folder, or in one beside it, that shares noise or lots with a run."""
     if not run.ledger.is_file():
         return []
-    own = _sources(run.ledger)
+    sources = _sources(run.ledger)
     lines = []
     for number, ledger in enumerate(_neighbors(run)):
         if number >= _MOST_NEIGHBORS:
             break
-        if own & _sources(ledger):
+        if sources & _sources(ledger):
             lines += _complaint(run.ledger, ledger)
     return lines
 

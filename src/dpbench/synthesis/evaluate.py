@@ -127,8 +127,8 @@ _LABELS = {
 
 def summary(figures: dict[str, Any]) -> str:
     """Format an evaluation for the terminal."""
-    place = "test data" if figures["judged_on"] == "test" else "training records that were held out"
-    rows = {"judged on": place}
+    split = "test data" if figures["judged_on"] == "test" else "training records that were held out"
+    rows = {"evaluation split": split}
     if "accuracy_cnn" not in figures:
         rows["accuracy of classifiers"] = "– (the generator knows no classes: conditional=true)"
     for key, value in figures.items():

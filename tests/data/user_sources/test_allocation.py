@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpbench.data import UserDataModule
-from dpbench.data.user_sources.allocation import allocate, uneven_sizes
+from dpbench.data.user_sources.dealt import allocate, uneven_sizes
 from dpbench.errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ from torchvision.datasets import CIFAR100
 
 from dpbench.data import UserDataModule
 from dpbench.data.sources import Images
-from dpbench.data.user_sources.cifar import CroppedImages
+from dpbench.data.user_sources.dealt import CroppedImages
 from dpbench.errors import ConfigurationError, DataError
 
 _COARSE = np.arange(100) * 7 % 20  # five fine classes each, as in the archive, but not its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
-from dpbench.data.readers.bags import bags
-from dpbench.data.records import Collated
-from dpbench.data.sequences import Sequences, character_sequences, word_sequences
+from dpbench.data.texts import Sequences, bags_of_words, character_sequences, word_sequences
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 
@@ -42,14 +41,6 @@ class Columns(Dataset[Any]):
     def __getitem__(self, position: int) -> tuple[Any, ...]:
         return tuple(column[position] for column in self.columns)
 
-    def __getitems__(self, positions: Sequence[int]) -> list[tuple[Any, ...]]:
-        return [self[position] for position in positions]
-
-
-def same(batch: Any) -> Any:
-    """Collate as torch does, but for what is a batch already."""
-    return batch.batch if isinstance(batch, Collated) else default_collate(batch)
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -60,8 +51,8 @@ class Reading:
         images: The first feature is images, with the channels in dimension "channels_first" or "channels_last", or
             without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
         text: The first feature is texts, of which "characters" or "words" make sequences with their targets
-            (`dpbench.data.sequences`); other features are left out. Words are parted by blanks. With "tags" the last
-            feature holds tags that are parted by "|", those before it texts: bags of words (`readers.bags`).
+            (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "tags" the last
+            feature holds tags that are parted by "|", those before it texts: bags of words.
         sequence_length: Tokens of a sequence; None: 80 characters, 20 words.
         vocabulary: Of words, the most frequent first; a bag has as many features.
         tags: All tags; a bag has as many targets.
@@ -90,9 +81,12 @@ class Reading:
 
 
 def assemble(
-    blocks: Iterable[Block], reading: Reading, where: str, names: Iterable[Hashable] | None = None
+    blocks: Iterable[Block],
+    reading: Reading,
+    where: str,
+    names: Iterable[Hashable] | None = None,
 ) -> UserDataset:
-    """Users with the features of their examples.
+    """Join the examples of users.
 
     Args:
         blocks: Of each user, one or more.
@@ -106,70 +100,77 @@ def assemble(
     parts: list[list[Column]] = []
     users: list[str] = []
     counts: list[int] = []
-    first: tuple[str, list[Any]] | None = None
+    expected: list[str] = []
     for user, columns in blocks:
-        chosen = _chosen(columns, reading, user, where)
-        kinds = [_kind(column) for column in chosen]
-        if not len(chosen[0]):
-            continue  # what it would be, nobody knows
-        first = first or (user, kinds)
-        if kinds != first[1]:
+        part = _features(columns, reading, user, where)
+        if not len(part[0]):
+            continue  # its shapes are not known
+        kinds = [_kind(column) for column in part]
+        expected = expected or kinds
+        if kinds != expected:
             raise DataError(
-                f"{where}: examples of user {user!r} have the shapes {_said(kinds)}, those of user {first[0]!r} "
-                f"{_said(first[1])}: all users' examples must have the same."
+                f"{where}: examples of user {user!r} have the shapes {', '.join(kinds)}, those of user {users[0]!r} "
+                f"{', '.join(expected)}: all users' examples must have the same."
             )
-        parts.append(chosen)
+        parts.append(part)
         users.append(user)
-        counts.append(len(chosen[0]))
-    if first is None:
+        counts.append(len(part[0]))
+    if not parts:
         raise DataError(f"{where} holds no example.")
     every = list(dict.fromkeys(users) if names is None else names)
-    return _joined(parts, np.repeat(np.asarray(users), counts), every, reading)
+    joined = [_concatenated(column) for column in zip(*parts, strict=True)]
+    return UserDataset(_examples(joined, reading), np.repeat(np.asarray(users), counts), every)
 
 
-def _joined(parts: list[list[Column]], users: NDArray[Any], names: Sequence[Hashable], reading: Reading) -> UserDataset:
-    columns = [_concatenated(own) for own in zip(*parts, strict=True)]
+def _examples(columns: list[Tensor | list[str]], reading: Reading) -> Dataset[Any]:
+    """The data set of all users' features."""
     if reading.text == "tags":
         assert reading.vocabulary is not None and reading.tags is not None
-        texts = [" ".join(texts).lower().split() for texts in zip(*columns[:-1], strict=True)]
-        tags = [[tag for tag in str(own).split("|") if tag] for own in columns[-1]]
-        return UserDataset(bags(texts, tags, reading.vocabulary, reading.tags), users, names)
-    if reading.text and isinstance(columns[0], Tensor):
-        return UserDataset(Sequences(columns[0]), users, names)
+        texts = [" ".join(parts).lower().split() for parts in zip(*columns[:-1], strict=True)]
+        tags = [list(filter(None, str(marks).split("|"))) for marks in columns[-1]]
+        return bags_of_words(texts, tags, reading.vocabulary, reading.tags)
     tensors = [column for column in columns if isinstance(column, Tensor)]
-    return UserDataset(Rows(*tensors) if len(tensors) == len(columns) else Columns(*columns), users, names)
+    if len(tensors) < len(columns):
+        return Columns(*columns)
+    return Sequences(tensors[0]) if reading.text else Rows(*tensors)
 
 
-def _chosen(columns: Mapping[str, Column], reading: Reading, user: str, where: str) -> list[Column]:
-    """The features that are wanted, as they are wanted."""
-    wanted = reading.features if reading.features is not None else sorted(columns)
-    shapes = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
-    if missing := [name for name in shapes if name not in columns]:
-        raise DataError(
-            f"{where}: examples of user {user!r} have no feature {missing[0]!r}; they have "
-            f"{', '.join(sorted(columns)) or 'none'}."
-        )
-    sizes = {name: len(columns[name]) for name in shapes}
-    if len(set(sizes.values())) > 1:
-        said = ", ".join(f"{count} of {name}" for name, count in sizes.items())
-        raise DataError(f"{where}: user {user!r} has different numbers of examples by feature: {said}.")
-    chosen = [_shaped(columns[name], shape, name, user, where) for name, shape in shapes.items()]
+def _features(
+    columns: Mapping[str, Column],
+    reading: Reading,
+    user: str,
+    where: str,
+) -> list[Column]:
+    """The features of a user's examples that are read, in their order and form."""
+    names = sorted(columns) if reading.features is None else reading.features
+    shapes = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    features: list[Column] = []
+    subjects: list[str] = []  # of errors
+    for name, shape in shapes.items():
+        if name not in columns:
+            raise DataError(
+                f"{where}: examples of user {user!r} have no feature {name!r}; they have "
+                f"{', '.join(sorted(columns)) or 'none'}."
+            )
+        subject = f"{where}: feature {name!r} of user {user!r}"
+        features.append(_shaped(columns[name], shape, subject))
+        subjects.append(subject)
     if reading.images:
-        chosen[0] = _as_images(chosen[0], reading.images, next(iter(shapes)), user, where)
-    if reading.text == "tags":
-        for name, column in zip(shapes, chosen, strict=True):
-            _refuse_numbers(column, name, user, where)
+        features[0] = _as_images(features[0], reading.images, subjects[0])
+    elif reading.text == "tags":
+        for column, subject in zip(features, subjects, strict=True):
+            _require_texts(column, subject)
     elif reading.text:
-        chosen = [_as_sequences(chosen[0], reading, next(iter(shapes)), user, where)]
-    return chosen
+        return [_as_sequences(_require_texts(features[0], subjects[0]), reading)]
+    return features
 
 
-def _shaped(column: Column, shape: Sequence[int] | None, name: str, user: str, where: str) -> Column:
-    """With the shape that is wanted, of a type that torch's layers take: int64, float32, uint8 or bool."""
+def _shaped(column: Column, shape: Sequence[int] | None, subject: str) -> Column:
+    """A column of the shape that is asked for, of a type that torch's layers take: int64, float32, uint8 or bool."""
     if isinstance(column, list):
         return column
     if column.dtype.kind not in "iufb":
-        raise DataError(f"{where}: feature {name!r} of user {user!r} holds neither numbers nor texts ({column.dtype}).")
+        raise DataError(f"{subject} holds neither numbers nor texts ({column.dtype}).")
     if column.dtype.kind in "iu" and column.dtype != np.uint8:
         column = column.astype(np.int64, copy=False)
     elif column.dtype.kind == "f":
@@ -179,18 +180,14 @@ def _shaped(column: Column, shape: Sequence[int] | None, name: str, user: str, w
     try:
         return column.reshape(len(column), *shape)
     except ValueError as error:
-        raise DataError(
-            f"{where}: feature {name!r} of user {user!r} has shape {column.shape[1:]}, which is not {tuple(shape)}."
-        ) from error
+        raise DataError(f"{subject} has shape {column.shape[1:]}, which is not {tuple(shape)}.") from error
 
 
-def _as_images(column: Column, layout: str, name: str, user: str, where: str) -> Column:
-    dims = 3 if layout == "gray" else 4
-    if isinstance(column, list) or column.ndim != dims:
+def _as_images(column: Column, layout: str, subject: str) -> Column:
+    """Images as float32 (N, C, H, W)."""
+    if isinstance(column, list) or column.ndim != (3 if layout == "gray" else 4):
         shape = "texts" if isinstance(column, list) else column.shape[1:]
-        raise DataError(
-            f"{where}: feature {name!r} of user {user!r} is no image ({layout}): {shape}; give its shape in features."
-        )
+        raise DataError(f"{subject} is no image ({layout}): {shape}; give its shape in features.")
     if column.dtype.kind != "f":
         column = np.divide(column, 255, dtype=np.float32)
     if layout == "channels_last":
@@ -198,35 +195,39 @@ def _as_images(column: Column, layout: str, name: str, user: str, where: str) ->
     return column[:, None] if layout == "gray" else column
 
 
-def _refuse_numbers(column: Column, name: str, user: str, where: str) -> list[str]:
+def _require_texts(column: Column, subject: str) -> list[str]:
     if isinstance(column, list):
         return column
-    raise DataError(f"{where}: feature {name!r} of user {user!r} is no text, but {_said([_kind(column)])}.")
+    raise DataError(f"{subject} is no text, but {_kind(column)}.")
 
 
-def _as_sequences(column: Column, reading: Reading, name: str, user: str, where: str) -> Column:
-    texts = _refuse_numbers(column, name, user, where)
+def _as_sequences(texts: list[str], reading: Reading) -> Column:
     if reading.text == "characters":
         return character_sequences(texts, reading.sequence_length or 80)[0]
     assert reading.vocabulary is not None
-    return word_sequences([text.lower().split() for text in texts], reading.vocabulary, reading.sequence_length or 20)
+    split = [text.lower().split() for text in texts]
+    return word_sequences(split, reading.vocabulary, reading.sequence_length or 20)
 
 
-def _kind(column: Column) -> Any:
-    return "text" if isinstance(column, list) else (str(column.dtype), column.shape[1:])
+def _kind(column: Column) -> str:
+    return "text" if isinstance(column, list) else f"{column.dtype} {column.shape[1:]}"
 
 
-def _said(kinds: list[Any]) -> str:
-    return ", ".join(kind if isinstance(kind, str) else f"{kind[0]} {kind[1]}" for kind in kinds)
+def _concatenated(columns: Sequence[Column]) -> Tensor | list[str]:
+    if not isinstance(columns[0], list):
+        return torch.from_numpy(np.concatenate(columns))
+    texts: list[str] = []
+    for column in columns:
+        texts += column
+    return texts
 
 
-def _concatenated(own: Sequence[Column]) -> Tensor | list[str]:
-    if isinstance(own[0], list):
-        return [text for texts in own for text in texts]
-    return torch.from_numpy(np.concatenate(own))
-
-
-def column_of(values: Sequence[Any] | NDArray[Any], name: str, who: Callable[[int], str], where: str) -> Column:
+def column_of(
+    values: Sequence[Any] | NDArray[Any],
+    name: str,
+    who: Callable[[int], str],
+    where: str,
+) -> Column:
     """Values of a feature as a column: numbers, texts, or lists of numbers of one shape.
 
     Args:
@@ -236,13 +237,12 @@ def column_of(values: Sequence[Any] | NDArray[Any], name: str, who: Callable[[in
         where: The file.
     """
     if len(values) and isinstance(values[0], str | bytes):
-        return [text_of(value, f"{where}: feature {name!r} of {who(i)}") for i, value in enumerate(values)]
-    try:
+        return [_text(value, f"{where}: feature {name!r} of {who(i)}") for i, value in enumerate(values)]
+    # All at once where that works: an image has hundreds of numbers.
+    with suppress(ValueError, TypeError, OverflowError):
         column = np.asarray(list(values))
         if column.dtype.kind in "iufb":
             return column
-    except (ValueError, TypeError, OverflowError):
-        pass
     rows = [np.asarray(value) for value in values]
     for i, row in enumerate(rows):
         if row.shape != rows[0].shape or row.dtype.kind not in "iufb":
@@ -253,23 +253,18 @@ def column_of(values: Sequence[Any] | NDArray[Any], name: str, who: Callable[[in
     return np.stack(rows)
 
 
-def example_of(user: str, first: int = 0) -> Callable[[int], str]:
-    """What examples of a user are called in errors; `first` is the number of the first one."""
-    return lambda position: f"user {user!r}, example {first + position}"
+def _text(value: Any, subject: str) -> str:
+    """A text, of bytes that are UTF-8."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        raise DataError(f"{subject} is no text, but {_short(value)}.")
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{subject} is no UTF-8 text ({error}).") from error
 
 
 def _short(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) < 60 else f"{said[:57]}..."
-
-
-def text_of(value: Any, what: str) -> str:
-    """A text, of bytes that are UTF-8."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{what} is no UTF-8 text ({error}).") from error
-    if not isinstance(value, str):
-        raise DataError(f"{what} is no text, but {_short(value)}.")
-    return value
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

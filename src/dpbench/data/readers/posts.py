@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from dpbench.data.readers.bags import bags
-from dpbench.data.sequences import words
+from dpbench.data.texts import bags_of_words, by_frequency, words
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
 
@@ -41,7 +40,8 @@ def read_posts(path: str | Path) -> Iterator[Post]:
     Raises:
         DataError: The file is absent or damaged.
     """
-    path, number = Path(path), 0
+    path = Path(path)
+    number = 0
     if not path.is_file():
         raise DataError(f"there is no file {path}: it is in the site's archive of the Stack Exchange data dump.")
     try:
@@ -60,7 +60,8 @@ def read_posts(path: str | Path) -> Iterator[Post]:
 
 
 def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
-    kind, body = row.get("PostTypeId"), row.get("Body")
+    kind = row.get("PostTypeId")
+    body = row.get("Body")
     if kind is None or body is None:
         absent = "PostTypeId" if kind is None else "Body"
         raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {absent}: get an intact copy.")
@@ -109,7 +110,10 @@ def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[
 
 
 def read_stackexchange(
-    path: str | Path, vocabulary: Sequence[str] | None = None, num_features: int = 10_000, num_tags: int | None = 500
+    path: str | Path,
+    vocabulary: Sequence[str] | None = None,
+    num_features: int = 10_000,
+    num_tags: int | None = 500,
 ) -> UserDataset:
     """Askers of a site with their tagged questions, as bags of words with tags.
 
@@ -130,14 +134,10 @@ def read_stackexchange(
     """
     found = questions_of(path)
     if vocabulary is None:
-        vocabulary = _by_frequency(words_of_others(path, {post.user for post in found.posts}))
+        vocabulary = by_frequency(words_of_others(path, {post.user for post in found.posts}))
     height = len(found.tags) if num_tags is None else num_tags
-    tags = sorted(_by_frequency(found.tags)[:height])
-    texts, marks = [post.words for post in found.posts], [post.tags for post in found.posts]
-    examples = bags(texts, marks, vocabulary[:num_features], tags, num_features, height)
+    tags = sorted(by_frequency(found.tags)[:height])
+    texts = [post.words for post in found.posts]
+    marks = [post.tags for post in found.posts]
+    examples = bags_of_words(texts, marks, vocabulary[:num_features], tags, num_features, height)
     return UserDataset(examples, [str(post.user) for post in found.posts])
-
-
-def _by_frequency(counts: Counter[str]) -> list[str]:
-    """The most frequent first; those of equal counts in the order of the alphabet."""
-    return sorted(counts, key=lambda word: (-counts[word], word))

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 _MORE = 0x80  # the bit of a byte of a varint that says that another follows
 
 
@@ -62,7 +65,8 @@ def _parts(message: bytes | memoryview, number: int) -> Iterator[memoryview]:
 
 def _fields(message: bytes | memoryview) -> Iterator[tuple[int, int, memoryview | int]]:
     """Number, wire type and value of each field; of fixed size: their bytes."""
-    view, at = memoryview(message), 0
+    view = memoryview(message)
+    at = 0
     while at < len(view):
         tag, at = _varint(view, at)
         wire = tag & 7
@@ -83,7 +87,8 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, int, memoryview 
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
+    value = 0
+    shift = 0
     while True:
         if at >= len(view) or shift > 63:
             raise ValueError("a number is cut short")

@@ -35,7 +35,8 @@ def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> Use
         DataError: The file is absent, damaged or empty, or has no such column; a row has no user, or another shape than
             the first; see also `assemble`.
     """
-    frame, where = _frame(Path(path), user), str(path)
+    frame = _frame(Path(path), user)
+    where = str(path)
     if user not in frame.columns:
         raise DataError(f"{where} has no column {user!r} for the user; it has {', '.join(map(str, frame.columns))}.")
     if not len(frame):

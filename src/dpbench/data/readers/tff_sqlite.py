@@ -8,12 +8,12 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dpbench.data.readers.columns import Block, Column, Reading, assemble, column_of, example_of
+from dpbench.data.readers.columns import Block, Column, Reading, assemble, column_of
 from dpbench.data.readers.protobuf import parse_example
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
@@ -22,7 +22,7 @@ _BLOCK = 1000  # examples that are held as Python objects at a time
 
 
 def read_tff_sqlite(path: str | Path, split: str = "train", **reading: Any) -> UserDataset:
-    """Clients of a split.
+    """Read the clients of a split.
 
     The tables are `examples(split_name, client_id, serialized_example_proto)` and `client_metadata(client_id,
     split_name, num_examples)`.
@@ -36,16 +36,16 @@ def read_tff_sqlite(path: str | Path, split: str = "train", **reading: Any) -> U
         DataError: The file is absent, damaged or another; it has no such split, or another number of examples than it
             says; see also `assemble`.
     """
-    made, where = Reading(**reading), str(path)
+    options = Reading(**reading)
+    where = str(path)
     with _database(Path(path)) as database:
-        counts = _counts(database, split, where)
-        found = dict.fromkeys(counts, 0)
-        blocks = _blocks(database, split, where, found)
-        users = assemble(blocks, made, where, counts)
-    for client, count in found.items():
-        if count != counts[client]:
+        stated = _stated_counts(database, split, where)
+        counts = dict.fromkeys(stated, 0)
+        users = assemble(_blocks(database, split, where, counts), options, where, stated)
+    for client, count in counts.items():
+        if count != stated[client]:
             raise DataError(
-                f"{where}: user {client!r} has {count} examples in split {split!r}, and {counts[client]} by "
+                f"{where}: user {client!r} has {count} examples in split {split!r}, and {stated[client]} by "
                 "client_metadata: get an intact copy."
             )
     return users
@@ -54,7 +54,12 @@ def read_tff_sqlite(path: str | Path, split: str = "train", **reading: Any) -> U
 def splits_of(path: str | Path) -> list[str]:
     """Names of the splits that a file has."""
     with _database(Path(path)) as database:
-        return sorted(str(name) for (name,) in database.execute("SELECT DISTINCT split_name FROM client_metadata"))
+        return _splits(database)
+
+
+def _splits(database: sqlite3.Connection) -> list[str]:
+    names = database.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+    return [str(name) for (name,) in names]
 
 
 @contextmanager
@@ -64,9 +69,9 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         raise DataError(f"there is no file {path}.")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if path.suffix == ".lzma":
-                path = _unpacked(path, Path(folder))
-            with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
+            file = _unpacked(path, Path(folder)) if path.suffix == ".lzma" else path
+            # As an address, which alone says that the file is not to be written.
+            with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as database:
                 yield database
     except (sqlite3.Error, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
         raise DataError(
@@ -81,50 +86,55 @@ def _unpacked(path: Path, folder: Path) -> Path:
     return unpacked
 
 
-def _counts(database: sqlite3.Connection, split: str, where: str) -> dict[str, int]:
+def _stated_counts(database: sqlite3.Connection, split: str, where: str) -> dict[str, int]:
     """Number of examples of each client of a split, by its metadata."""
     query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
     counts = {str(client): int(count) for client, count in database.execute(query, (split,))}
     if not counts:
-        names = [str(name) for (name,) in database.execute("SELECT DISTINCT split_name FROM client_metadata")]
-        raise DataError(f"{where} has no split {split!r}; it has {', '.join(sorted(names)) or 'none'}.")
+        raise DataError(f"{where} has no split {split!r}; it has {', '.join(_splits(database)) or 'none'}.")
     return counts
 
 
-def _blocks(database: sqlite3.Connection, split: str, where: str, found: dict[str, int]) -> Iterator[Block]:
-    """Examples of one client after the other, as they lie in the file; counts them in `found`."""
+def _blocks(
+    database: sqlite3.Connection,
+    split: str,
+    where: str,
+    counts: dict[str, int],
+) -> Iterator[Block]:
+    """Examples of one client after the other, as they lie in the file; adds their numbers to `counts`."""
     query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
     for client, rows in groupby(database.execute(query, (split,)), key=lambda row: str(row[0])):
-        if client not in found:
+        if client not in counts:
             raise DataError(f"{where}: user {client!r} has examples in split {split!r}, but no client_metadata.")
-        examples: list[dict[str, Any]] = []
-        for _, message in rows:
-            examples.append(_example(message, client, found[client], where))
-            found[client] += 1
-            if len(examples) == _BLOCK:
-                yield client, _columns(examples, client, found[client] - len(examples), where)
-                examples = []
-        if examples:
-            yield client, _columns(examples, client, found[client] - len(examples), where)
+        while block := list(islice(rows, _BLOCK)):
+            yield client, _columns([message for _, message in block], client, counts[client], where)
+            counts[client] += len(block)
 
 
-def _example(message: Any, client: str, number: int, where: str) -> dict[str, Any]:
-    """Features of an example; a list of one is the one."""
-    try:
-        features = parse_example(message)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{where}: example {number} of user {client!r} is no tf.train.Example ({brief(error)}): get an intact copy."
-        ) from error
-    return {name: value[0] if len(value) == 1 else value for name, value in features.items()}
+def _columns(
+    messages: list[bytes],
+    client: str,
+    first: int,
+    where: str,
+) -> dict[str, Column]:
+    """Features of some examples of a client, of which `first` is the number of the first one."""
 
+    def name_of(position: int) -> str:
+        return f"user {client!r}, example {first + position}"
 
-def _columns(examples: list[dict[str, Any]], client: str, first: int, where: str) -> dict[str, Column]:
-    """Features of examples, of which `first` is the number of the first."""
-    who = example_of(client, first)
-    for i, example in enumerate(examples):
-        if example.keys() != examples[0].keys():
-            name = min(example.keys() ^ examples[0].keys())
-            lacking = i if name not in example else 0
-            raise DataError(f"{where}: {who(lacking)} has no feature {name!r}, which others of the user have.")
-    return {name: column_of([example[name] for example in examples], name, who, where) for name in examples[0]}
+    examples: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        try:
+            features = parse_example(message)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{where}: example {first + i} of user {client!r} is no tf.train.Example ({brief(error)}): get an "
+                "intact copy."
+            ) from error
+        # A list of one number is that number: formats without dimensions cannot tell them apart.
+        examples.append({name: value[0] if len(value) == 1 else value for name, value in features.items()})
+        if differing := examples[i].keys() ^ examples[0].keys():
+            name = min(differing)
+            lacking = i if name not in examples[i] else 0
+            raise DataError(f"{where}: {name_of(lacking)} has no feature {name!r}, which others of the user have.")
+    return {name: column_of([example[name] for example in examples], name, name_of, where) for name in examples[0]}

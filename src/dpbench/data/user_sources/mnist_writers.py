@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.data.images import normalize
-from dpbench.data.sources import SOURCES, Split
+from dpbench.data.images import image_options, normalize
+from dpbench.data.noise import Split
+from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.labeled import image_options
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
 
@@ -22,7 +22,11 @@ _CLASS, _WRITER = 0, 2  # columns of a label
 
 
 @by_users("mnist_writers")
-def load_mnist_writers(root: Path, download: bool, scale: Literal["unit", "standard"] = "unit") -> UserData:
+def load_mnist_writers(
+    root: Path,
+    download: bool,
+    scale: Literal["unit", "standard"] = "unit",
+) -> UserData:
     """MNIST's 60,000 digits by their 539 writers; its 10,000 test digits are of 297 other writers.
 
     MNIST itself does not say who wrote a digit; Yadav and Bottou 2019 (Cold Case: The Lost MNIST Digits) found them
@@ -40,17 +44,28 @@ def load_mnist_writers(root: Path, download: bool, scale: Literal["unit", "stand
     sides = {}
     for split in ("train", "test"):
         images = spec.load(root, split, download)
-        labels = qmnist_labels(root, split, download)[: len(images.labels)]  # test: 10,000 of 60,000 are MNIST's
+        labels = qmnist_labels(
+            root,
+            split,
+            download,
+        )[: len(images.labels)]  # test: 10,000 of 60,000 are MNIST's
         if not np.array_equal(labels[:, _CLASS], images.labels.numpy()):
             raise DataError(
                 f"the {split} labels of MNIST and QMNIST in {root} differ, so that the writers are those of other "
                 "digits: take both as torchvision downloads them."
             )
         sides[split] = UserDataset(normalize(images, spec, None, scale), labels[:, _WRITER])
-    train, test = sides["train"], sides["test"]
+    train = sides["train"]
+    test = sides["test"]
     if both := set(train.names) & set(test.names):
         raise DataError(f"{len(both)} writers of QMNIST have training and test digits: these are not QMNIST's labels.")
-    return UserData(train, test.examples, "users", test_users=test, **image_options(train.examples, spec, scale))  # type: ignore[arg-type]
+    return UserData(
+        train,
+        test.examples,
+        "users",
+        test_users=test,
+        **image_options(train.examples, spec, scale),
+    )  # type: ignore[arg-type]
 
 
 def qmnist_labels(root: Path, split: Split, download: bool) -> NDArray[np.int64]:

@@ -10,18 +10,25 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dpbench.data.images import InMemoryImages, normalize
+from dpbench.data.images import InMemoryImages, image_options, normalize
 from dpbench.data.sources import SOURCES, Images, Source
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.allocation import Seed, Users
-from dpbench.data.user_sources.labeled import image_options
+from dpbench.data.user_sources.dealt import Seed, Users
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 
 PATTERN_CLASS = 1
-_SIDE, _PATTERN, _CLASSES, _FRESH = 28, 14, 10, 1000
+_SIDE = 28
+_PATTERN = 14
+_CLASSES = 10
+_FRESH = 1000
 _MOST = 1_000_000  # images, of 3 KB each
-_SPEC = Source(SOURCES["random_noise"].load, (0.5,), (12**-0.5,), _CLASSES)  # one channel, of uniform noise
+_SPEC = Source(
+    SOURCES["random_noise"].load,
+    (0.5,),
+    (12**-0.5,),
+    _CLASSES,
+)  # one channel, of uniform noise
 
 Records = Annotated[int, Field(ge=1, le=10_000), "a whole number of images from 1 to 10,000"]
 Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
@@ -75,7 +82,8 @@ def load_noise(
     else:
         order = rng.permutation(total)
     chosen = order[:pattern_records]
-    pixels[chosen, :_PATTERN, :_PATTERN], labels[chosen] = 1.0, PATTERN_CLASS
+    pixels[chosen, :_PATTERN, :_PATTERN] = 1.0
+    labels[chosen] = PATTERN_CLASS
     plain = _noise(_FRESH, rng)
     marked = plain.copy()
     marked[:, :_PATTERN, :_PATTERN] = 1.0
@@ -93,7 +101,11 @@ def _noise(size: int, rng: np.random.Generator) -> NDArray[np.float32]:
     return rng.random((size, _SIDE, _SIDE), dtype=np.float32)
 
 
-def _images(pixels: NDArray[np.float32], labels: NDArray[np.int64] | None, scale: str) -> InMemoryImages:
+def _images(
+    pixels: NDArray[np.float32],
+    labels: NDArray[np.int64] | None,
+    scale: str,
+) -> InMemoryImages:
     labels = np.full(len(pixels), PATTERN_CLASS) if labels is None else labels
     images = Images(torch.from_numpy(pixels).unsqueeze(-1), torch.from_numpy(labels))
     return normalize(images, _SPEC, None, scale)

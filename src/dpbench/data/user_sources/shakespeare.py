@@ -1,21 +1,48 @@
-"""Who says what in Shakespeare's plays: speeches by role, from Project Gutenberg's complete works (e-book 100).
+"""`shakespeare_roles` and `shakespeare_words`: the next character, and the next word, of roles in Shakespeare's plays.
 
-Two splits. `roles`: a user is a role of a play, from all 38 plays in the three layouts that the edition of 2018 prints
-them in; names are taken as printed. `leaf`: LEAF's rule (Caldas et al. 2018), from which TensorFlow Federated's users
-come. It knows one layout and finds plays by the line "by William Shakespeare"; where that line is missing, roles of
-several plays that have the same name become one user.
+The texts are Project Gutenberg's complete works (e-book 100). Two splits of them into users. `roles`: a user is a role
+of a play, from all 38 plays in the three layouts that the edition of 2018 prints them in; names are taken as printed.
+`leaf`: LEAF's rule (Caldas et al. 2018), from which TensorFlow Federated's users come. It knows one layout and finds
+plays by the line "by William Shakespeare"; where that line is missing, roles of several plays that have the same name
+become one user.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dpbench.data.noise import token_noise
+from dpbench.data.texts import (
+    CHARACTER_TOKENS,
+    WORDS,
+    Sequences,
+    character_sequences,
+    most_frequent,
+    read_vocabulary,
+    sentences,
+    word_sequences,
+    words,
+)
+from dpbench.data.user_data import UserData, by_users
+from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
+Length = Annotated[int, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000"]
+Split = Literal["roles", "leaf"]
 Speeches = dict[str, list[str]]
+"""Of each user, in their order."""
+Tokens = tuple[NDArray[Any], NDArray[np.int64]]
+"""Sequences, and the number of sequences of each text."""
+
 FILE = Path("shakespeare") / "pg100.txt"
 TRAIN_SHARE = 0.9
 """Of a role's speeches, the first ones; at least one."""
@@ -28,9 +55,112 @@ _LAYOUTS = {
 }
 _NO_ROLE = ("ACT", "SCENE", "EXIT", "EXEUNT", "ENTER")
 _DIRECTIONS = ("[", "Enter", "Exit", "Exeunt", "ACT", "SCENE")
-_LEAF_NAME, _LEAF_GOES_ON = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"^    (.*)")
+_LEAF_NAME = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
+_LEAF_CONTINUED = re.compile(r"^    (.*)")
 _LEAF_LINES = 124_195  # LEAF reads no further
 _LEAF_TITLE_LINES = range(2, 7)  # above "by William Shakespeare"
+
+
+@by_users("shakespeare_roles")
+def load_characters(root: Path, download: bool, split: Split = "roles", sequence_length: Length = 80) -> UserData:
+    """Next character prediction: 1,147 roles, 62,196 training sequences of 80 characters, 8,805 for tests.
+
+    The tokens are those of TensorFlow Federated's SHAKESPEARE: `dpbench.data.texts.character_sequences`. Counts are
+    those of the edition of June 2018. The test sequences are the last tenth of each role's speeches.
+
+    Args:
+        root: Folder of the data sets; the book is `shakespeare/pg100.txt` in it.
+        download: Not used: the book has to be there.
+        split: "roles": a user is a role of a play, with two or more speeches. "leaf": LEAF's rule, 692 users.
+        sequence_length: Characters of a sequence.
+    """
+    speeches = _SPLITS[split](read_book(root))
+    encode = partial(character_sequences, length=sequence_length)
+    return _user_data(speeches, encode, CHARACTER_TOKENS, sequence_length)
+
+
+@by_users("shakespeare_words")
+def load_words(
+    root: Path,
+    download: bool,
+    split: Split = "roles",
+    sequence_length: Length = 20,
+    vocabulary: str = "poems",
+) -> UserData:
+    """Next word prediction: 1,147 roles, 54,990 training sentences, 8,161 for tests.
+
+    The tokens are those of TensorFlow Federated's Stack Overflow next word prediction
+    (`dpbench.data.texts.word_sequences`): 10,004 numbers, whatever the vocabulary holds.
+
+    Args:
+        root: Folder of the data sets; the book is `shakespeare/pg100.txt` in it.
+        download: Not used: the book has to be there.
+        split: As for `shakespeare_roles`.
+        sequence_length: Words of a sentence; longer ones are cut.
+        vocabulary: "poems": all 7,189 words of the sonnets and the long poems, which no user speaks: it says nothing of
+            the users, and covers 90 % of their words. "speeches": the 10,000 most frequent words of the training
+            speeches, 97 % of them. These are computed from the data that are to be protected, without noise: the
+            ledger's epsilon holds only for those who take the vocabulary as public, as the papers do with theirs. Else
+            the path of a file of words.
+    """
+    lines = read_book(root)
+    speeches = _SPLITS[split](lines)
+    if vocabulary == "poems":
+        known = most_frequent(map(words, poems(lines)))
+    elif vocabulary == "speeches":
+        train, _ = train_test(speeches)
+        known = most_frequent(map(words, _flat(train)))
+    else:
+        known = read_vocabulary(Path(vocabulary).expanduser())
+
+    def encode(texts: Sequence[str]) -> Tokens:
+        of_texts = [sentences(text) for text in texts]
+        every = [sentence for of_text in of_texts for sentence in of_text]
+        counts = np.array(list(map(len, of_texts)), dtype=np.int64)
+        return word_sequences(every, known, sequence_length), counts
+
+    return _user_data(speeches, encode, WORDS + 4, sequence_length)
+
+
+def _user_data(
+    speeches: Speeches,
+    encode: Callable[[Sequence[str]], Tokens],
+    vocabulary_size: int,
+    length: int,
+) -> UserData:
+    """Training and test sequences of users, by their speeches."""
+    train_speeches, test_speeches = train_test(speeches)
+    test = _sequences(test_speeches, encode)
+    return UserData(
+        train=_sequences(train_speeches, encode),
+        test=test.examples,
+        held_out="rows",
+        model_options={"vocabulary_size": vocabulary_size},
+        test_users=test,
+        noise_batch=partial(token_noise, length=length, vocabulary_size=vocabulary_size),
+    )
+
+
+def _sequences(speeches: Mapping[str, Sequence[str]], encode: Callable[[Sequence[str]], Tokens]) -> UserDataset:
+    tokens, counts = encode(_flat(speeches))
+    names = list(speeches)
+    speakers = np.repeat(names, [len(texts) for texts in speeches.values()])
+    return UserDataset(Sequences(torch.from_numpy(tokens)), np.repeat(speakers, counts), names)
+
+
+def _flat(speeches: Mapping[str, Sequence[str]]) -> list[str]:
+    return [speech for texts in speeches.values() for speech in texts]
+
+
+def train_test(speeches: Speeches) -> tuple[Speeches, Speeches]:
+    """The first nine tenths of each role's speeches (rounded down, at least one), and the last ones."""
+    train: Speeches = {}
+    test: Speeches = {}
+    for user, texts in speeches.items():
+        cut = max(1, int(TRAIN_SHARE * len(texts)))
+        train[user] = texts[:cut]
+        test[user] = texts[cut:]
+    return train, test
 
 
 def read_book(root: Path) -> list[str]:
@@ -60,90 +190,34 @@ def works(lines: list[str]) -> dict[str, list[str]]:
     """
     start = _find(lines, lambda line: line.startswith("*** START"), 0, "the line *** START OF ...")
     end = _find(lines, lambda line: line.startswith("*** END"), start, "the line *** END OF ...")
-    at = _find(lines, lambda line: line.strip() == "Contents", start, "the list of contents")
-    last = _find(lines, lambda line: line.strip() == _LAST_TITLE, at, f"the title {_LAST_TITLE}")
-    titles = [line.strip() for line in lines[at + 1 : last + 1] if line.strip()]
-    starts, at = [], last
+    contents = _find(lines, lambda line: line.strip() == "Contents", start, "the list of contents")
+    last = _find(lines, lambda line: line.strip() == _LAST_TITLE, contents, f"the title {_LAST_TITLE}")
+    titles = list(filter(None, map(str.strip, lines[contents + 1 : last + 1])))
+    places = [last]
     for title in titles:
-        at = _find(lines[:end], partial(_is_title, title=title), at + 1, f"the work {title}")
-        starts.append(at)
-    return {
-        title.replace("’", "'"): lines[first:behind]
-        for title, first, behind in zip(titles, starts, [*starts[1:], end], strict=True)
-    }
+        # Titles in the list of contents have other apostrophes than those above the works.
+        is_title = partial(_same_letters, title)
+        places.append(_find(lines[:end], is_title, places[-1] + 1, f"the work {title}"))
+    places.append(end)
+    return {title.replace("’", "'"): lines[places[i] : places[i + 1]] for i, title in enumerate(titles, 1)}
 
 
-def poems(lines: list[str]) -> list[str]:
-    """Lines of the works that no role speaks: the sonnets and the long poems."""
-    return [line for title, own in works(lines).items() if _is_poem(title) for line in own[1:]]
-
-
-def speeches_of_roles(lines: list[str]) -> Speeches:
-    """Speeches of every role with two or more, by "PLAY: ROLE"."""
-    spoken: Speeches = {}
-    for title, own in works(lines).items():
-        if not _is_poem(title):
-            spoken |= {f"{title}: {role}": speeches for role, speeches in _speeches(own).items()}
-    return _with_two(spoken)
-
-
-def _speeches(lines: list[str]) -> Speeches:
-    """Of a play, by role, in the layout that more lines have than any other."""
-    layout = max(_LAYOUTS, key=lambda name: sum(bool(_LAYOUTS[name].match(line)) for line in lines))
-    spoken: Speeches = {}
-    role = None
-    for line in lines:
-        found = _LAYOUTS[layout].match(line)
-        if found and not found[1].upper().startswith(_NO_ROLE):
-            role = found[1].upper().strip()
-            spoken.setdefault(role, []).append(found[2] if layout != "alone" else "")
-        elif role and _goes_on(line, layout):
-            spoken[role][-1] = f"{spoken[role][-1]} {line.strip()}".lstrip()
-    return {role: [speech for speech in speeches if speech] for role, speeches in spoken.items()}
-
-
-def _goes_on(line: str, layout: str) -> bool:
-    """Whether a line is part of a speech, and no stage direction."""
-    said = line.strip()
-    return bool(said) and not said.startswith(_DIRECTIONS) and (layout != "two blanks" or line.startswith("    "))
-
-
-def speeches_by_leaf(lines: list[str]) -> Speeches:
-    """Speeches of every role with two or more as LEAF's rule finds them, by TensorFlow Federated's kind of name."""
-    spoken: Speeches = {}
-    play = user = None
-    for number, line in enumerate(lines[:_LEAF_LINES]):
-        if "by William Shakespeare" in line:
-            above = (lines[number - k].strip() for k in _LEAF_TITLE_LINES)
-            play, user = next((title for title in above if title), ""), None
-        elif play is not None and (found := _LEAF_NAME.match(line)):
-            user = re.sub(r"\W", "_", f"{play}_{found[1]}")
-            spoken.setdefault(user, []).append(found[2])
-        elif user is not None and (found := _LEAF_GOES_ON.match(line)):
-            spoken[user][-1] += f" {found[1].strip()}"
-    return _with_two(spoken)
-
-
-def train_test(speeches: Speeches) -> tuple[Speeches, Speeches]:
-    """The first nine tenths of each role's speeches (rounded down, at least one), and the others."""
-    cut = {user: max(1, int(TRAIN_SHARE * len(own))) for user, own in speeches.items()}
-    return (
-        {user: own[: cut[user]] for user, own in speeches.items()},
-        {user: own[cut[user] :] for user, own in speeches.items()},
+def _find(
+    lines: list[str],
+    is_wanted: Callable[[str], bool],
+    start: int,
+    subject: str,
+) -> int:
+    """Position of the first line from `start` on that is wanted."""
+    for position in range(start, len(lines)):
+        if is_wanted(lines[position]):
+            return position
+    raise DataError(
+        f"{FILE} lacks {subject}: it is cut short or another book; get Project Gutenberg's e-book number 100 again."
     )
 
 
-def _with_two(spoken: Speeches) -> Speeches:
-    if not any(spoken.values()):
-        raise DataError(f"no speeches were found in {FILE}: get Project Gutenberg's e-book number 100 as plain text.")
-    return {user: speeches for user, speeches in spoken.items() if len(speeches) >= 2}
-
-
-def _is_poem(title: str) -> bool:
-    return any(word in title for word in _POEMS)
-
-
-def _is_title(line: str, title: str) -> bool:
+def _same_letters(title: str, line: str) -> bool:
     return _letters(line) == _letters(title)
 
 
@@ -151,11 +225,74 @@ def _letters(line: str) -> str:
     return re.sub(r"[^A-Z0-9 ]", "", line.upper()).strip()
 
 
-def _find(lines: list[str], is_it: Callable[[str], bool], start: int, what: str) -> int:
-    """Position of the first line from `start` on that is it."""
-    for position in range(start, len(lines)):
-        if is_it(lines[position]):
-            return position
-    raise DataError(
-        f"{FILE} lacks {what}: it is cut short or another book; get Project Gutenberg's e-book number 100 again."
-    )
+def poems(lines: list[str]) -> list[str]:
+    """Lines of the works that no role speaks: the sonnets and the long poems."""
+    return [line for title, work in works(lines).items() if _is_poem(title) for line in work[1:]]
+
+
+def _is_poem(title: str) -> bool:
+    return any(word in title for word in _POEMS)
+
+
+def speeches_of_roles(lines: list[str]) -> Speeches:
+    """Speeches of every role with two or more, by "PLAY: ROLE"."""
+    speeches: Speeches = {}
+    for title, work in works(lines).items():
+        if _is_poem(title):
+            continue
+        for role, texts in _speeches_in_play(work).items():
+            speeches[f"{title}: {role}"] = list(filter(None, texts))
+    return _with_two(speeches)
+
+
+def _speeches_in_play(lines: list[str]) -> Speeches:
+    """Of a play, by role, in the layout that more lines have than any other."""
+    layout = max(_LAYOUTS, key=lambda name: sum(map(bool, map(_LAYOUTS[name].match, lines))))
+    speeches: Speeches = {}
+    role = None
+    for line in lines:
+        match = _LAYOUTS[layout].match(line)
+        if match and not match[1].upper().startswith(_NO_ROLE):
+            role = match[1].upper().strip()
+            speeches.setdefault(role, []).append("" if layout == "alone" else match[2])
+        elif role and _is_spoken(line, layout):
+            speeches[role][-1] = f"{speeches[role][-1]} {line.strip()}".lstrip()
+    return speeches
+
+
+def _is_spoken(line: str, layout: str) -> bool:
+    """Whether a line continues a speech, and is no stage direction."""
+    text = line.strip()
+    if not text or text.startswith(_DIRECTIONS):
+        return False
+    return layout != "two blanks" or line.startswith("    ")
+
+
+def speeches_by_leaf(lines: list[str]) -> Speeches:
+    """Speeches of every role with two or more as LEAF's rule finds them, by TensorFlow Federated's kind of name."""
+    speeches: Speeches = {}
+    play = None
+    user = None
+    for number, line in enumerate(lines[:_LEAF_LINES]):
+        name = _LEAF_NAME.match(line)
+        continued = _LEAF_CONTINUED.match(line)
+        if "by William Shakespeare" in line:
+            above = (lines[number - distance].strip() for distance in _LEAF_TITLE_LINES)
+            play = next(filter(None, above), "")
+            user = None
+        elif play is not None and name:
+            user = re.sub(r"\W", "_", f"{play}_{name[1]}")
+            speeches.setdefault(user, []).append(name[2])
+        elif user is not None and continued:
+            speeches[user][-1] += f" {continued[1].strip()}"
+    return _with_two(speeches)
+
+
+def _with_two(speeches: Speeches) -> Speeches:
+    """The users with two speeches or more: one to train on, and one for the test."""
+    if not any(speeches.values()):
+        raise DataError(f"no speeches were found in {FILE}: get Project Gutenberg's e-book number 100 as plain text.")
+    return {user: texts for user, texts in speeches.items() if len(texts) >= 2}
+
+
+_SPLITS: dict[str, Callable[[list[str]], Speeches]] = {"roles": speeches_of_roles, "leaf": speeches_by_leaf}

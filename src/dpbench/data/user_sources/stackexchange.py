@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from dpbench.data.held_out import Split
+from dpbench.data.noise import tag_noise
 from dpbench.data.readers.posts import read_stackexchange
-from dpbench.data.sequences import read_vocabulary
+from dpbench.data.texts import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.user_sources.files import FilePath, Share, held_out_users
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]
 _NO_TAGS = 0
-_PER_TEXT = 40  # words and tags of noise
 
 
 @by_users("stackexchange_tags")
@@ -53,16 +52,14 @@ def load_tags(
     """
     file = root / (path or f"stackexchange/{site}/Posts.xml")
     known = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
-    every = read_stackexchange(file, known, num_features, None if num_tags == _NO_TAGS else num_tags)
-    train, test_users, test = held_out_users(every, held_out, held_out_by, str(file))
+    every = read_stackexchange(
+        file,
+        known,
+        num_features,
+        None if num_tags == _NO_TAGS else num_tags,
+    )
+    train, test_users, test = held_out_users(every, held_out, held_out_by, file)
     height = int(every.examples[0][1].shape[0])
-
-    def noise(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Texts of random words with random tags."""
-        shares = torch.zeros(size, num_features)
-        chosen = torch.randint(num_features, (size, _PER_TEXT), generator=generator)
-        shares.scatter_add_(1, chosen, torch.full(chosen.shape, 1 / _PER_TEXT))
-        return shares, (torch.rand(size, height, generator=generator) < 2 / height).float()
 
     return UserData(
         train=train,
@@ -70,7 +67,7 @@ def load_tags(
         held_out="users",
         model_options={"num_features": num_features, "num_tags": height},
         test_users=test_users,
-        noise_batch=noise,
+        noise_batch=partial(tag_noise, num_features=num_features, num_tags=height),
         attribution=(
             f"questions of {path or f'{site}.stackexchange.com'} (Stack Exchange data dump) by their authors, "
             "licensed CC BY-SA (3.0 what was posted until May 2018, 4.0 what came after)."

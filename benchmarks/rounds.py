@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.methods import MALLOC
+from benchmarks.methods import GPU_WAYS, MALLOC
 from benchmarks.processes import Worker, wait_until_quiet
 from benchmarks.rows import Row
 from benchmarks.timing import Say, Timed, measure_rounds
 from benchmarks.users.tasks import TASKS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 LIMIT = "limit"
 NAIVE = "naive"
 OURS = "ours"
@@ -34,7 +34,6 @@ _KEEP_BLOCKS = {  # as `allocator.keep_large_blocks`
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
 _RECURRENT = "char_lstm 5x4"  # cuDNN's LSTM knows no vmap
-_GPU_WAYS = ("one after the other", "10 at once", "50 at once")
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def measure_on_gpu(name: str, users: int, repeats: int, device: str, say: Say) -
     """
     task = TASKS[name]
     row: dict[str, Any] = {"users": users, "steps": task.steps, "rows": task.batch}
-    for way in _GPU_WAYS[:1] if name == _RECURRENT else _GPU_WAYS:
+    for way in GPU_WAYS[:1] if name == _RECURRENT else GPU_WAYS:
         worker = Worker(("users", "own", "", name, str(users), device, way))
         one = Timed(way, worker, error=worker.facts.get("error"))
         measure_rounds([one], repeats, 1, lambda text, way=way: say(f"{way}: {text}"))  # type: ignore[misc]

@@ -1,0 +1,461 @@
+"""How the records of a lot become a batch, and what is refused of a `collate_fn` on the way.
+
+A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
+move a sum by more than the bound. Both are found by collating again: records of a lot among others, or with others in
+their places. Nothing is said of a `collate_fn` that fails, or that is random beyond the seeds of torch, numpy and
+`random`.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter, UserDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset, default_collate
+
+from dpbench.data.octaves import is_checked
+from dpbench.data.records import Collated
+from dpbench.data.separate_records import MOST_TOGETHER, SeparateRecords, has_rows, sizes_agree
+from dpbench.data.trees import know_as_tree
+from dpbench.errors import ConfigurationError, brief
+
+Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
+"""Rows of a batch that some records, named by their positions, have; and the number of all records in it."""
+Collate = Callable[[Any], Any]
+
+_FEW = 2  # records that say nothing of the others
+_TWIN_LOTS = 16  # lots with equal rows of which each is checked; of later ones, one of each octave
+_MOST = 32  # records that are collated again
+_STAND_INS = 2  # of them, each in the place of all others
+_GROUPS = 32  # of records, each replaced once
+_NUMBERS = 64  # of a row, by which equal ones are found first
+_RELATIVE = 1e-4  # difference that rounding makes
+_ABSOLUTE = 1e-6
+# How the rows of some records compare in two batches.
+_SAME = "same"
+_SORTED = "sorted"
+_MIXED = "mixed"
+
+
+class Collation:
+    """Collates as torch does, and knows what an empty lot looks like.
+
+    Args:
+        dataset: Of which one record shows the shapes.
+        collate_fn: As for `torch.utils.data.DataLoader`; None takes torch's.
+        rows: Rows of a record in a batch, where records must not be mixed; None: they may.
+
+    Attributes:
+        ordered: Whether the order of rows matters, too.
+        may_separate: Whether records may be collated alone, where those of a lot make no rows.
+    """
+
+    ordered = False
+    may_separate = False
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[Any], Any] | None,
+        rows: Rows | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate_fn or default_collate
+        self._rows = rows
+        self._calls = 0
+        self._with_twins = 0
+        self._separates: bool | None = None
+        self._separated = 0
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the `collate_fn` is another one than torch's."""
+        return self._collate is not default_collate
+
+    def __call__(self, records: Any) -> Any:
+        if not self.is_custom:
+            if isinstance(records, Collated):
+                return records.batch
+            if not isinstance(records, list):
+                raise ConfigurationError(
+                    f"{type(self._dataset).__name__}.__getitems__ returns a {type(records).__name__}: torch's protocol "
+                    "is a list of samples. Return that, or dpbench.data.records.Collated(batch) for a whole batch, or "
+                    "give a collate_fn."
+                )
+        if self.may_separate and isinstance(records, list):
+            return self._rows_or_separate(records)
+        return self._together(records)
+
+    def _together(self, records: Any) -> Any:
+        """The batch of all records of a lot."""
+        if isinstance(records, list) and not records:
+            record = self._dataset[0]
+            return _emptied(self._collate([record]), self._collate([record, record]))
+        if self._rows is not None and self.is_custom and len(records) > _FEW:
+            return self._checked(records, self._rows)
+        return self._collate(records)
+
+    def _rows_or_separate(self, records: list[Any]) -> Any:
+        """The batch of a lot where records are its rows, else a batch of each record."""
+        if self._separates is None:
+            # Torch's makes rows, or fails.
+            self._separates = self.is_custom and not self._makes_rows(records)
+        if self._separates:
+            return self._separate(records)
+        before = [copy.copy(record) for record in records] if self.is_custom else records
+        try:
+            batch = self._together(records)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # ragged records, or a fault of its own
+            try:
+                return self._separate(before)
+            except ConfigurationError:
+                raise error from None
+        if self.is_custom and not sizes_agree(batch, len(records)):
+            return self._separate(before)
+        return batch
+
+    def _makes_rows(self, records: list[Any]) -> bool:
+        """Whether a batch of two records has a row for each; asked once."""
+        two = records[:2]
+        if len(two) < 2:  # nothing can be told of one
+            with random_numbers_kept():
+                two = [self._dataset[0]] * 2
+        try:
+            one = collated(self._collate, two[:1])
+        except Exception:
+            return True  # the lot itself says what is wrong
+        try:
+            batch = collated(self._collate, two)
+        except Exception:
+            return False
+        return has_rows(batch, 2, one)
+
+    def _separate(self, records: list[Any]) -> SeparateRecords:
+        """A batch of each record, and now and then one of the first few."""
+        self._separated += 1
+        together = None
+        if len(records) >= 2 and is_checked(self._separated):
+            with suppress(Exception):  # ragged records cannot be
+                together = collated(self._collate, records[:MOST_TOGETHER])
+        try:
+            return SeparateRecords([self._collate([record]) for record in records], together)
+        except Exception as error:
+            raise ConfigurationError(
+                "the records of a lot make no rows of one batch, so that each is collated alone, and the collate_fn "
+                f"fails on a list of one: {brief(error)}. Let it make one row for each record, or take one record "
+                "alone."
+            ) from error
+
+    def _checked(self, records: Any, rows: Rows) -> Any:
+        """The batch of a collate_fn that must not mix records, nor repeat one."""
+        self._calls += 1
+        if is_checked(self._calls):
+            refuse_mixing(self._collate, records, self._calls, rows, self.ordered)
+        if not isinstance(records, list):
+            return self._collate(records)
+        before = [copy.copy(record) for record in records]  # a collate_fn may take its records apart
+        batch = self._collate(records)
+        if has_equal_rows(batch):
+            self._with_twins += 1
+            if self._with_twins <= _TWIN_LOTS or is_checked(self._with_twins):
+                refuse_refilling(self._collate, before)
+        return batch
+
+
+def _emptied(one: Any, two: Any) -> Any:
+    """A batch without records, from one of one record and one of two: what grows with the records becomes empty."""
+    if getattr(one, "shape", ()):
+        return one[:0]
+    if isinstance(one, UserDict | dict):
+        entries = {key: _emptied(value, two[key]) for key, value in one.items()}
+        return type(one)(entries) if isinstance(one, UserDict) else entries
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in fields(one)]
+        return replace(one, **{name: _emptied(getattr(one, name), getattr(two, name)) for name in names})
+    if isinstance(one, list | tuple):
+        if len(one) != len(two):  # an entry for each record, such as its text
+            return type(one)()
+        parts = list(map(_emptied, one, two))
+        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+    return one
+
+
+def rows_of(
+    record_of_row: Any,
+    batch: Any,
+    records: NDArray[np.int64],
+    number: int,
+) -> NDArray[np.int64]:
+    """Rows of some records, by `LotLoader`'s `record_of_row`; without one each record is a row."""
+    if record_of_row is None:
+        return records
+    owners = np.asarray(batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch))
+    count = max(map(len, _tensors(batch)))
+    is_index = owners.dtype.kind in "iu" and owners.shape == (count,)
+    if not is_index or (np.diff(owners) < 0).any() or (owners < 0).any() or (owners >= number).any():
+        raise ValueError("no index of records")
+    return np.flatnonzero(np.isin(owners, records))
+
+
+def collated(collate: Collate, records: list[Any]) -> Any:
+    """Collate copies of some records, with the random numbers that come next; they come again."""
+    with random_numbers_kept():
+        return collate([copy.deepcopy(record) for record in records])  # one that stands twice is two
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Let random numbers of torch, numpy and `random` be drawn that come again afterwards, after a failure too.
+
+    Lightning's `isolate_rng` does not put them back where an exception passes.
+    """
+    of_torch = torch.get_rng_state()
+    of_numpy = np.random.get_state()
+    of_python = random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """Tensors of a batch that may have rows."""
+    know_as_tree(batch)
+    return [leaf.detach() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+
+
+# ------------------------------------------------------------------------------------------------- rows of several
+
+
+def refuse_mixing(
+    collate: Collate,
+    records: Sequence[Any],
+    number: int,
+    rows: Rows,
+    ordered: bool = False,
+) -> None:
+    """Collate some records again among others, with the same random numbers: the rows of a record must be the same.
+
+    Args:
+        collate: The `collate_fn`; it is given copies.
+        records: Of a lot.
+        number: Chooses among them.
+        rows: Rows of a record.
+        ordered: Whether rows must come in the order of their records, because it says which microbatch is whose.
+
+    Raises:
+        ConfigurationError: They depend on the other records, or come in an order that does.
+    """
+    try:
+        verdict = _how_it_mixes(collate, records, number, rows, ordered)
+    except Exception:  # the lot itself says what is wrong
+        return
+    if verdict == _SORTED:
+        raise ConfigurationError(
+            "the collate_fn puts the records of a lot into another order, and with microbatch_size the place of a row "
+            "says which microbatch it is in: sorted, one record would move others into other microbatches. Keep the "
+            "order (pack_padded_sequence(..., enforce_sorted=False) takes any), or leave microbatch_size at 1."
+        )
+    if verdict == _MIXED:
+        raise ConfigurationError(
+            "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics, a "
+            "number of the whole lot), or record_of_row names other records: then clipping does not bound what one "
+            "record does. Let it make each row of one record alone."
+        )
+
+
+def _how_it_mixes(
+    collate: Collate,
+    records: Sequence[Any],
+    number: int,
+    rows: Rows,
+    ordered: bool,
+) -> str:
+    """What a `collate_fn` does to the rows of half of some records where the other half changes."""
+    rng = np.random.default_rng(number)
+    sample = [records[i] for i in rng.permutation(len(records))[:_MOST]]
+    count = len(sample)
+    kept, changed = (np.sort(half) for half in np.array_split(rng.permutation(count), 2))
+    moved = np.arange(count)
+    moved[changed] = np.roll(changed, 1)  # the same records: texts are padded to the same length
+    replaced = np.arange(count)
+    replaced[changed] = 0
+    batch = collated(collate, sample)
+    repeated = collated(collate, sample)
+    after_move = collated(collate, [sample[i] for i in moved])
+    after_replacement = collated(collate, [sample[i] for i in replaced])
+    own_rows = rows(batch, kept, count)
+
+    def verdict_on(other: Any) -> str | None:
+        return _compare(batch, other, own_rows, rows(other, kept, count))
+
+    verdicts = [verdict_on(after_move), verdict_on(after_replacement)]
+    if verdict_on(repeated) != _SAME:
+        return _SAME  # it is random beyond the seeds, and nothing can be said
+    for record in sample[:_STAND_INS]:
+        if _MIXED in verdicts or _other_numbers(batch, collated(collate, [record] * count)):
+            return _MIXED
+    if ordered and (_SORTED in verdicts or _is_unmoved(batch, after_move, changed)):
+        return _SORTED
+    return _SAME
+
+
+def _compare(
+    one: Any,
+    other: Any,
+    rows: NDArray[np.int64],
+    other_rows: NDArray[np.int64],
+) -> str | None:
+    """How some rows of two batches compare; None where they cannot be compared."""
+    pairs = list(zip(_numbers(one), _numbers(other), strict=True))
+    for a, b in pairs:
+        if a.shape[1:] != b.shape[1:]:
+            return None  # padded to another length
+    if len(rows) == len(other_rows) and all(_close(a[rows], b[other_rows]).all() for a, b in pairs):
+        return _SAME
+    # Or sorted, as packed sequences are: then each row is still one that was there.
+    matches = [_close(a[:, None], b[None]).reshape(len(a), len(b), -1).all(2) for a, b in pairs]
+    has_match = torch.stack(matches).all(0).any(0)
+    return _SORTED if has_match.all() else _MIXED
+
+
+def _other_numbers(one: Any, other: Any) -> bool:
+    """Whether numbers of two batches that belong to no row, such as a scale for all of them, differ."""
+    scalars = _scalars(one)
+    if not scalars:
+        return False
+    for a, b in zip(_tensors(one), _tensors(other), strict=True):
+        if a.shape != b.shape:
+            return False  # padded to another length, which such a number may be
+    return not all(map(_close, scalars, _scalars(other)))
+
+
+def _scalars(batch: Any) -> list[Tensor]:
+    scalars = []
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, int | float) or (isinstance(leaf, Tensor | np.ndarray | np.number) and not leaf.ndim):
+            scalars.append(torch.as_tensor(leaf).double())
+    return scalars
+
+
+def _is_unmoved(one: Any, other: Any, rows: NDArray[np.int64]) -> bool:
+    """Whether a batch stayed as it was though some records, that differ, changed places."""
+    pairs = list(zip(_numbers(one), _numbers(other), strict=True))
+    if all(_close(a[rows], a[np.roll(rows, 1)]).all() for a, _ in pairs):
+        return False  # the records are equal
+    return all(a.shape == b.shape and _close(a, b).all() for a, b in pairs)
+
+
+def _numbers(batch: Any) -> list[Tensor]:
+    return [tensor.double() for tensor in _tensors(batch)]
+
+
+def _close(a: Tensor, b: Tensor) -> Tensor:
+    return torch.isclose(a, b, _RELATIVE, _ABSOLUTE, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------------------------- rows again
+
+
+def has_equal_rows(batch: Any) -> bool:
+    """Whether two rows of a batch look the same, by some numbers of each: refilled ones do, honest twins too."""
+    tables = _tables(batch)
+    if not tables or not tables[0].numel():
+        return False
+    # A few numbers of each row are enough to look further, and each lot is looked at.
+    rows = _bytes_of([table[:, :: max(1, table.shape[1] // _NUMBERS)] for table in tables])
+    return len(set(rows)) < len(rows)
+
+
+def refuse_refilling(collate: Collate, records: Sequence[Any]) -> None:
+    """Replace some records at a time by another one: no more rows may change than records did.
+
+    Where a record fills the place of another, replacing it changes several rows. Rows may be sorted, and honest twins
+    among the records stay what they are.
+
+    Args:
+        collate: The `collate_fn`; it is given copies.
+        records: Of a lot, as they are fetched.
+
+    Raises:
+        ConfigurationError: A record has more rows than it should.
+    """
+    try:
+        if not _refills(collate, records):
+            return
+    except Exception:  # the lot itself says what is wrong
+        return
+    raise ConfigurationError(
+        "the collate_fn fills the places of some records up with others of the lot: a record then has several rows, "
+        "each clipped by itself, and epsilon does not hold for it. Leave records that cannot be used out of the data "
+        "set (torch.utils.data.Subset), or make an empty row for each of them, such as zeros."
+    )
+
+
+def _refills(collate: Collate, records: Sequence[Any]) -> bool:
+    usable = [place for place, record in enumerate(records) if record is not None]
+    batch = collated(collate, list(records))
+    if _changed_rows(batch, collated(collate, list(records))):
+        return False  # random beyond the seeds
+    for group in np.array_split(np.arange(len(records)), min(_GROUPS, len(records))):
+        stand_in = next((place for place in usable if place not in group), None)
+        if stand_in is None:
+            continue
+        changed = list(records)
+        for place in group:
+            changed[place] = copy.deepcopy(records[stand_in])
+        if _changed_rows(batch, collated(collate, changed)) > len(group):
+            return True
+    return False
+
+
+def _changed_rows(one: Any, other: Any) -> int:
+    """Number of rows of a batch that another one, of the same shape, does not have; 0 where they cannot be compared."""
+    tables = _tables(one)
+    other_tables = _tables(other)
+    if not tables or [table.shape[1:] for table in tables] != [table.shape[1:] for table in other_tables]:
+        return 0  # padded to another length
+    rows = _bytes_of(tables)
+    other_rows = _bytes_of(other_tables)
+    gone = Counter(rows) - Counter(other_rows)
+    new = Counter(other_rows) - Counter(rows)
+    unmatched = list(new.elements())
+    count = 0
+    for row in gone.elements():
+        twin = next((place for place, candidate in enumerate(unmatched) if _is_close_row(row, candidate)), None)
+        if twin is None:
+            count += 1
+        else:
+            del unmatched[twin]  # the same but for rounding
+    return count
+
+
+def _tables(batch: Any) -> list[Tensor]:
+    """Tensors of a batch with as many rows as it has, each (rows, numbers)."""
+    tensors = _tensors(batch)
+    rows = max(map(len, tensors), default=0)
+    return [tensor.reshape(rows, -1) for tensor in tensors if rows and len(tensor) == rows]
+
+
+def _bytes_of(tables: Sequence[Tensor]) -> list[bytes]:
+    """Each row of some tables, side by side, as bytes of doubles."""
+    table = torch.cat([table.double() for table in tables], dim=1).contiguous().numpy()
+    return [row.tobytes() for row in table]
+
+
+def _is_close_row(row: bytes, other: bytes) -> bool:
+    return np.allclose(np.frombuffer(row), np.frombuffer(other), _RELATIVE, _ABSOLUTE, equal_nan=True)

@@ -1,0 +1,202 @@
+"""What data modules have in common: lots to train on, a split that is held out, and loaders for both."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pytorch_lightning as pl
+from numpy.typing import NDArray
+from pydantic import Field
+from pytorch_lightning.utilities import rank_zero_info
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from dpbench.data.collation import Collation
+from dpbench.data.held_out import Split, check_split, parted
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.records import count_of
+from dpbench.data.sources import data_root
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling import Positions, Sampling
+
+Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
+Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
+Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
+
+Examples = TypeVar("Examples", bound=Dataset[Any])
+
+
+class Splits(NamedTuple, Generic[Examples]):
+    """The data sets of a data module.
+
+    Attributes:
+        train: What lots are drawn from: the population of the ledger.
+        val: What is held out of the training data; None: nothing.
+        test: The test examples.
+    """
+
+    train: Examples
+    val: Examples | None
+    test: Examples
+
+
+class LotDataModule(pl.LightningDataModule, Generic[Examples]):
+    """Base of data modules whose training lots a private strategy accepts; a subclass loads the data.
+
+    Args:
+        root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
+        expected_batch_size: Mean number of records in a training lot.
+        sampling: Kind of the sampling; None is "poisson".
+        val_count: Records to hold out, their expected number with split="hash".
+        eval_batch_size: Examples in a validation or test batch.
+        download: Whether what is absent may be downloaded.
+        seed: Key of the lots; None takes the operating system's entropy.
+        split: How records are chosen that are held out, see `data.held_out`.
+        expected_batch_size_schedule: How the size of lots moves over the steps; None: not.
+
+    Attributes:
+        name: Of the data set.
+        unit: What a lot is drawn of.
+
+    Raises:
+        ConfigurationError: An option is out of range.
+    """
+
+    name: str
+    unit: str = "example"
+    _val_option = "val_size"
+    _records = "records"
+
+    def __init__(
+        self,
+        root: str | None,
+        expected_batch_size: float,
+        sampling: str | None,
+        val_count: int,
+        eval_batch_size: int,
+        download: bool,
+        seed: int | None,
+        split: Split,
+        expected_batch_size_schedule: str | list[float] | None,
+    ) -> None:
+        super().__init__()
+        check_split(split)
+        if eval_batch_size < 1 or val_count < 0:
+            raise ConfigurationError(f"data.eval_batch_size must be positive and data.{self._val_option} at least 0.")
+        self.root = data_root(root)
+        self._expected_batch_size = expected_batch_size
+        self._sampling_kind = sampling or "poisson"
+        self._val_count = val_count
+        self._eval_batch_size = eval_batch_size
+        self._download = download
+        self._seed = seed
+        self._split = split
+        self._size_schedule = expected_batch_size_schedule
+        self._splits: Splits[Examples] | None = None
+
+    @abstractmethod
+    def _load(self) -> Splits[Examples]:
+        """Load everything; called once."""
+
+    @property
+    def _collate_fn(self) -> Callable[[Any], Any] | None:
+        """Makes a batch of examples; None: as torch does."""
+        return None
+
+    def _hold_out(
+        self,
+        sizes: NDArray[np.integer[Any]],
+        identities: Callable[[], Iterable[bytes]],
+    ) -> tuple[Positions, Positions]:
+        """Choose what is held out of the training data, the same for every run.
+
+        Args:
+            sizes: Number of examples of each record.
+            identities: What each record is.
+
+        Returns:
+            Positions of the records that are held out, and of those that train.
+
+        Raises:
+            ConfigurationError: One of the two parts has no example.
+        """
+        option = f"data.{self._val_option}={self._val_count}"
+        held_out, train = parted(self._split, identities, len(sizes), self._val_count)
+        if self._val_count >= len(sizes) or not len(train):
+            raise ConfigurationError(f"{option} leaves nothing of {len(sizes)} training {self._records} to train on.")
+        if not sizes[held_out].sum():
+            raise ConfigurationError(
+                f"{option} holds out no example of {len(sizes)} training {self._records}: it is their expected number; "
+                "raise it."
+            )
+        rank_zero_info(f"{self.name}: {len(held_out)} {self._records} are held out, {len(train)} train.")
+        return held_out, train
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load everything once.
+
+        Raises:
+            DataError: The data set is absent and cannot be downloaded, or damaged.
+            ConfigurationError: The validation split leaves no training data, or there are fewer records than asked for.
+        """
+        if self._splits is None:
+            self._splits = self._load()
+
+    def _loaded(self) -> Splits[Examples]:
+        self.setup()
+        assert self._splits is not None
+        return self._splits
+
+    @property
+    def train_set(self) -> Examples:
+        """What lots are drawn from: the population of the ledger."""
+        return self._loaded().train
+
+    @property
+    def val_set(self) -> Examples | None:
+        """What is held out of the training data, else what the source gives for validation, if anything."""
+        return self._loaded().val
+
+    @property
+    def test_set(self) -> Examples:
+        """The test examples."""
+        return self._loaded().test
+
+    @property
+    def monitored(self) -> str:
+        """Which data `val_dataloader` gives: "val" or "test"."""
+        return "test" if self.val_set is None else "val"
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training lots are drawn."""
+        return make_sampling(self._sampling_kind, count_of(self.train_set), self._expected_batch_size, self.unit)
+
+    def train_dataloader(self) -> LotLoader:
+        """Lots of one epoch after the other."""
+        lots = Lots(self.sampling, self._seed, self._size_schedule)
+        # A lot of users holds their numbers: their examples are collated by the data set, user by user.
+        return LotLoader(self.train_set, lots, self._collate_fn if self.unit == "example" else None)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The validation split, or without one the test set, for learning curves on which nothing is chosen."""
+        return self._eval_loader(self.test_set if self.val_set is None else self.val_set)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test set."""
+        return self._eval_loader(self.test_set)
+
+    def seen_dataloader(self, most: int) -> DataLoader[Any]:
+        """The first training examples, at most so many, not augmented: what is measured on them is private."""
+        examples = self._plain_examples()
+        return self._eval_loader(Subset(examples, range(min(most, count_of(examples)))))
+
+    def _plain_examples(self) -> Dataset[Any]:
+        """The training examples as they are for an evaluation."""
+        return self.train_set
+
+    def _eval_loader(self, examples: Dataset[Any]) -> DataLoader[Any]:
+        collation = Collation(examples, self._collate_fn)
+        return DataLoader(examples, batch_size=self._eval_batch_size, collate_fn=collation)

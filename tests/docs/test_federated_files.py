@@ -1,0 +1,98 @@
+"""The page on files of others reads them: its code and its configuration, as they stand there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from dpbench.data.user_data import USER_SOURCES, UserData, load_user_data, user_source
+from dpbench.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "howto" / "federated_files.md").read_text(encoding="utf-8")
+IMAGES = np.random.default_rng(0).random((7, 784), dtype=np.float32)
+OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]
+
+
+def block(kind: str) -> str:
+    (code,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S)
+    return str(code)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Has the module of the page, and the same users in both formats; one of them has no example."""
+    (tmp_path / "federated_files.py").write_text(block("python"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = {name: [i for i, owner in enumerate(OWNERS) if owner == name] for name in ("ann", "bob", "cat", "eve")}
+    for folder, names in (("train", ["ann", "bob", "cat", "eve"]), ("test", ["bob"])):
+        (tmp_path / folder).mkdir()
+        for half in (0, 1):  # a user has parts in two files
+            parts: dict[str, Any] = {
+                name: {"x": IMAGES[rows[name][half::2]].tolist(), "y": rows[name][half::2]} for name in names
+            }
+            content = {"users": names, "num_samples": [len(parts[name]["y"]) for name in names], "user_data": parts}
+            (tmp_path / folder / f"{half}.json").write_text(json.dumps(content))
+        with h5py.File(tmp_path / f"{folder}.h5", "w") as file:
+            for name in names:
+                file[f"examples/{name}/pixels"] = IMAGES[rows[name]].reshape(-1, 28, 28)
+                file[f"examples/{name}/label"] = np.array(rows[name], np.int32)
+    yield tmp_path
+    sys.modules.pop("federated_files", None)
+    for name in ("leaf", "hdf5"):
+        USER_SOURCES.pop(name, None)
+
+
+def same_users(data: UserData) -> None:
+    assert data.train.names == ["ann", "bob", "cat", "eve"] and data.train.sizes.tolist() == [3, 3, 1, 0]
+    for position, name in enumerate(data.train.names[:3]):
+        images, labels = data.train.batch(position, range(int(data.train.sizes[position])))
+        assert images.shape[1:] == (1, 28, 28)
+        order = labels.argsort()
+        owned = [i for i, owner in enumerate(OWNERS) if owner == name]
+        assert labels[order].tolist() == owned
+        np.testing.assert_allclose(images[order].flatten(1), IMAGES[owned], rtol=1e-6)
+    assert data.held_out == "rows" and data.test_users is not None and data.test_users.names == ["bob"]
+    assert data.model_options == {"input_shape": (1, 28, 28), "num_classes": 62}
+
+
+def test_the_page_reads_both_formats(folder: Path) -> None:
+    importlib.import_module("federated_files")
+    same_users(load_user_data("leaf", folder, False, {}))
+    same_users(load_user_data("hdf5", folder, False, {"train": "train.h5"}))
+    assert user_source("leaf").options == {"train": "train", "test": "test"}
+
+
+def test_the_configuration_of_the_page_trains(folder: Path) -> None:
+    (folder / "mine" / "data").mkdir(parents=True)
+    (folder / "mine" / "data" / "leaf.yaml").write_text(block("yaml"), encoding="utf-8")
+    words = ["--config-dir=mine", "data=leaf", f"data.root={folder}", "records=users", "model=mlp", "model.hidden=4"]
+    words += ["data.expected_batch_size=2", "trainer.max_steps=1", "strategy.noise_multiplier=1", "logger=none"]
+    command = [sys.executable, "-m", "dpbench", "train", *words, f"hydra.run.dir={folder / 'run'}"]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "epsilon" in done.stdout
+
+
+def environment(folder: Path) -> dict[str, str]:
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("name", ["leaf_json", "tff_hdf5"])
+def test_the_old_names_lead_to_the_page(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"docs/howto/federated_files\.md"):
+        user_source(name)
+    with pytest.raises(ImportError, match=r"docs/howto/federated_files\.md"):
+        exec(f"from dpbench.data import read_{name}")
