@@ -100,9 +100,9 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "guards/step_state.py",  # probes
         "records/users.py",  # first bounds, on noise
         "reproduce/tracking.py",  # pictures
-        "synthesis/checkpoint.py",  # samples of a trained generator
-        "synthesis/downstream.py",
+        "synthesis/fidelity.py",
         "synthesis/memorization.py",
+        "synthesis/sample.py",  # of a trained generator
         "synthesis/samples.py",
         "run/priors.py",  # public data
         "run/train.py",  # first weights

@@ -20,12 +20,10 @@ from dpbench.run.build import plain
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.checkpoint import load_gan, make
-from dpbench.synthesis.downstream import accuracies
 from dpbench.synthesis.evaluate import evaluate
-from dpbench.synthesis.fidelity import density_and_coverage, feature_network, fidelity
+from dpbench.synthesis.fidelity import accuracies, density_and_coverage, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
-from dpbench.synthesis.sample import sample
+from dpbench.synthesis.sample import load_gan, make, sample
 
 TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.width=8", "model.noise_size=8"]
 

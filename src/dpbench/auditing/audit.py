@@ -287,6 +287,7 @@ def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bou
     """Those of which guesses may depend on each other."""
     expected = expected_scores(family.events, scores.replace_one, scores.reach)
     guesses = choose_guesses(scores.canaries, expected, levels.alone)
+    # m, r and v as in the papers: canaries, guesses, and right ones.
     m = scores.canaries
     r = guesses.made
     v = count_right(scores.llr, scores.member, guesses)
@@ -312,6 +313,7 @@ def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple
     """Those of which canaries have to be independent observations."""
     member = scores.member
     expected = expected_scores(family.events, scores.replace_one, scores.reach)
+    # The threshold is chosen from the claim alone: one that is chosen by the scores would need a limit of its own.
     is_called = scores.llr >= choose_threshold(scores.canaries, expected, family.delta, levels.alone)
     members = int(member.sum())
     rates = partial(
@@ -404,6 +406,7 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
     lots = participation(scores, are_independent)
     noise = fresh_noise(scores)
     return (
+        # By intervals with a tolerance, since so many observations would find rounding, too.
         _interval("noise over declared", game.noise if game else None),
         _interval("sensitivity over declared", game.move if game else None),
         _tested("rate", lots.rate, level, scores.lots.mean / scores.releases),

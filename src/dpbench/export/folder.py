@@ -1,23 +1,57 @@
-"""`dpbench export`: a folder with a model that others can load."""
+"""`dpbench export`: a folder with a model that others can load, and a card that says how private it is."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors.torch import save
 
+from dpbench import __version__
 from dpbench.errors import ConfigurationError
-from dpbench.export.card import BUILD, FACTS, LEDGER, WEIGHTS, build_file, card, facts_of
-from dpbench.export.network import load_network
+from dpbench.export.network import Network, load_network
+from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.contents import new_contents, resolve_out
-from dpbench.synthesis.sample import complete_ledger, guarantee
+from dpbench.runs.numbers import epsilons_text, noise_text, uncovered_text
+from dpbench.runs.provenance import config_hash
+from dpbench.runs.record import doubt, is_audited, privacy_of, read_result, without_accuracy
+from dpbench.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
+from dpbench.templates import render
 
-_OWN = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
+WEIGHTS = "model.safetensors"
+BUILD = "config.json"
+FACTS = "privacy.json"
+_CONTENTS = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
+_FOREIGN = "loading these weights requires the code that defines it."
+_INPUTS = ("name", "scale", "image_size", "features")
+_FROM_PRIVACY = (
+    "epsilon",
+    "delta",
+    "unit",
+    "neighbouring_relation",
+    "population",
+    "microbatch_size",
+    "noise_multiplier",
+    "sample_rate",
+    "expected_batch_size",
+    "sampling",
+)
+_IN_FRONT = (
+    "delta",
+    "unit",
+    "neighbouring_relation",
+    "noise_multiplier",
+    "sample_rate",
+    "releases",
+    "ledger_sha256",
+    "secure_randomness",
+)
 
 
 def export(run: Path, out: Path, insecure: bool = False, force: bool = False, trust: bool = False) -> str:
@@ -39,7 +73,7 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
         ConfigurationError: There is no model, its checkpoint holds objects and is not trusted, its ledger is not
             intact, its audit speaks against it, its noise came from a seed, `out` is not empty, or cannot be written.
     """
-    out = resolve_out(out, force, FACTS, _OWN, "exported model")
+    out = resolve_out(out, force, FACTS, _CONTENTS, "exported model")
     folder = RunFolder(run)
     network = load_network(folder, trust)
     ledger = complete_ledger(folder.ledger, network.checkpoint)
@@ -48,16 +82,16 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
     with new_contents(out) as new:
         # Not save_file, whose files others may not read.
         (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
-        _write(new / BUILD, build_file(network))
-        _write(new / FACTS, facts)
+        _write_json(new / BUILD, build_file(network))
+        _write_json(new / FACTS, facts)
         (new / "README.md").write_text(card(network, facts), encoding="utf-8")
         if ledger is not None:
-            shutil.copyfile(folder.ledger, new / LEDGER)
+            shutil.copyfile(folder.ledger, new / RunFolder.ledger)
     count = sum(value.numel() for value in network.weights.values())
     return f"{count:,} numbers in {out}: {guarantee(facts)}"
 
 
-def _refuse(run: RunFolder, facts: dict[str, Any], insecure: bool) -> None:
+def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
     """Raise ConfigurationError where the card would promise what nobody should rely on."""
     if facts["doubt"] is not None:
         raise ConfigurationError(f"{run}: {facts['doubt']}; its epsilon is no guarantee, and no card may state it.")
@@ -68,5 +102,96 @@ def _refuse(run: RunFolder, facts: dict[str, Any], insecure: bool) -> None:
         )
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
+    """What is known of a run's model, as plain data.
+
+    Args:
+        run: Folder.
+        network: That is exported.
+        ledger: Complete and intact; None of a run without privacy.
+    """
+    record = read_result(run) if run.finished else {}
+    config = record.get("config", network.config)
+    privacy = privacy_of(run.ledger, private=ledger is not None)
+    facts: dict[str, Any] = {"private": ledger is not None}
+    for name in _FROM_PRIVACY:
+        facts[name] = privacy.get(name)
+    for name in ("uncovered_delta", "noise_end"):  # which few runs have
+        if name in privacy:
+            facts[name] = privacy[name]
+    facts |= {
+        "ledger_sha256": (privacy.get("ledger") or {}).get("sha256"),
+        "releases": privacy.get("releases"),
+        "steps": network.checkpoint["global_step"],
+        "finished": run.finished,
+        "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
+        "learned_from_canaries": is_audited({"config": config}),
+        "doubt": doubt(record["privacy"]) if record else None,
+        "training_data": (config.get("data") or {}).get("name"),
+        "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],
+        "trainable": config.get("trainable"),
+        "moving_average_of_weights": config.get("ema_decay"),
+        "metrics": _test_metrics(record),
+        "run": config["run"]["name"],
+        "config_hash": config_hash(config),
+        "commit": record.get("commit"),
+        "code_hash": record.get("code_hash"),
+        "versions": record.get("versions"),
+        "exported_by": f"dpbench {__version__}",
+    }
+    return facts
+
+
+def _test_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics on test data that are finite; none of a run that has not ended."""
+    metrics = {}
+    for name, value in (without_accuracy(record) if record else {}).items():
+        if name.startswith("test/") and value is not None and math.isfinite(value):
+            metrics[name] = round(value, 6)
+    return metrics
+
+
+def build_file(network: Network) -> dict[str, Any]:
+    """How to build the network: the content of config.json."""
+    data = network.config.get("data") or {}
+    inputs = {name: data[name] for name in _INPUTS if data.get(name) is not None}
+    if "features" in inputs:  # made of pixels as they are
+        inputs.pop("scale", None)
+    content: dict[str, Any] = {"target": network.target, "arguments": dict(network.arguments)}
+    if network.part is not None:
+        content["part"] = network.part
+    content["inputs"] = inputs
+    if not network.ours:
+        content["note"] = f"{network.target} is not a class of dpbench: {_FOREIGN}"
+    return content
+
+
+def card(network: Network, facts: Mapping[str, Any]) -> str:
+    """README.md, with the front matter that model hubs read."""
+    return render(
+        "model_card.md",
+        network=network,
+        facts=facts,
+        front=yaml.safe_dump(_front_matter(facts), sort_keys=False, allow_unicode=True).rstrip(),
+        files={"weights": WEIGHTS, "build": BUILD, "facts": FACTS, "ledger": RunFolder.ledger},
+        epsilons=epsilons_text(facts["epsilon"]),
+        noise=noise_text(facts) if facts["private"] else None,
+        uncovered=uncovered_text(facts),
+        foreign=_FOREIGN,
+    )
+
+
+def _front_matter(facts: Mapping[str, Any]) -> dict[str, Any]:
+    mark = "differential-privacy" if facts["private"] else "not-private"
+    front: dict[str, Any] = {"license": "unknown", "library_name": "pytorch", "tags": ["pytorch", "dpbench", mark]}
+    if facts["training_data"] is not None:
+        front["datasets"] = [str(facts["training_data"])]
+    privacy = {"private": facts["private"]}
+    privacy["epsilon"] = {name: round(value, 6) for name, value in facts["epsilon"].items() if value is not None}
+    privacy |= {name: facts[name] for name in _IN_FRONT if facts[name] is not None}
+    front["differential_privacy"] = privacy
+    return front

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytorch_lightning as pl
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbench.callback.lightning_training import LightningTraining
@@ -31,7 +33,7 @@ from dpbench.strategies import PrivateStrategy
 
 EDGES = np.concatenate([[-np.inf], np.linspace(-9.0, 2.0, 89), [np.inf]])
 """Of the histogram: log10 |g|; the first bin holds the zeros."""
-_SAMPLE = 16  # records whose gradients go into the histogram
+_HISTOGRAM_RECORDS = 16  # of a piece of a batch: their gradients are written out in full
 
 
 class GradientDiagnostics(pl.Callback):
@@ -53,86 +55,94 @@ class GradientDiagnostics(pl.Callback):
         super().__init__()
         if every_n_steps < 1:
             raise ConfigurationError(f"diagnostics.every_n_steps must be at least 1, not {every_n_steps}.")
-        self._every, self._folder = every_n_steps, folder
+        self._every = every_n_steps
+        self._folder = folder
         self._counts = np.zeros(len(EDGES) - 1)
         self._pieces: list[dict[str, float]] = []
         self._strategy: PrivateStrategy | None = None
-        self._looking = False
+        self._is_due = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Listen to the private strategy, if there is one."""
         if stage != "fit":
             return
-        if self._folder is not None and self._folder.gradient_histogram.exists():  # a resumed run goes on counting
-            histogram = self._folder.gradient_histogram
-            self._counts = read_csv(histogram, ["count"])["count"].to_numpy(dtype=float).copy()
-            if len(self._counts) != len(EDGES) - 1:
-                raise ConfigurationError(f"{histogram} is damaged: delete it to count again.")
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        found = [callback for callback in callbacks if isinstance(callback, PrivateStrategy)]
-        self._strategy = found[0] if found else None
         if trainer.world_size > 1:
             raise ConfigurationError("diagnostics see the records of one process only: train with one process.")
-        if self._strategy is not None and self._observe not in self._strategy.observers:
+        if self._folder is not None and self._folder.gradient_histogram.exists():  # a resumed run goes on counting
+            self._counts = _read_counts(self._folder.gradient_histogram)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        self._strategy = next((callback for callback in callbacks if isinstance(callback, PrivateStrategy)), None)
+        if self._strategy is None:
+            if not pl_module.automatic_optimization:
+                raise ConfigurationError("diagnostics without a private strategy need automatic optimization.")
+        elif self._observe not in self._strategy.observers:
             self._strategy.observers.append(self._observe)
-        if self._strategy is None and not pl_module.automatic_optimization:
-            raise ConfigurationError("diagnostics without a private strategy need automatic optimization.")
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Without a private strategy: a backward pass of our own."""
-        self._looking = trainer.global_step % self._every == 0
+        self._is_due = trainer.global_step % self._every == 0
         self._pieces = []
-        if self._looking and self._strategy is None and count_records(batch):
-            engine = PerRecordEngine(pl_module)
-            try:
-                training = LightningTraining(trainer, pl_module)
-                gradients, _ = record_gradients(training, engine, batch, seed=trainer.global_step)
-                with torch.no_grad():
-                    self._pieces.append(self._look(engine.names, gradients))
-            finally:
-                engine.close()
+        if not self._is_due or self._strategy is not None or not count_records(batch):
+            return
+        engine = PerRecordEngine(pl_module)
+        try:
+            training = LightningTraining(trainer, pl_module)
+            gradients, _ = record_gradients(training, engine, batch, seed=trainer.global_step)
+            with torch.no_grad():
+                self._pieces.append(self._measure(engine.names, gradients))
+        finally:
+            engine.close()
 
     def _observe(
-        self, mechanism: Mechanism, names: Sequence[str], gradients: Sequence[ParameterGradients], norms: Tensor
+        self,
+        mechanism: Mechanism,
+        names: Sequence[str],
+        gradients: Sequence[ParameterGradients],
+        norms: Tensor,
     ) -> None:
-        if not self._looking or not norms.shape[1]:
+        """Look at a piece of a batch, as the private strategy clips it; norms are squared, (groups, R)."""
+        if not self._is_due or not norms.shape[1]:
             return
         plan = mechanism.plan
-        values = self._look(names, gradients)
-        clips = mechanism.recipe.clip_factors is clip_factors  # else there is nothing to be above or below of
-        scaled = any(group.scales for group in plan.groups)  # whose norms are of other units
-        if mechanism.recipe.transform is not None and clips and not scaled:
-            values |= _transformed(gradients, norms, math.hypot(*(group.max_grad_norm for group in plan.groups)))
-        for group, squared in zip(plan.groups if clips else (), norms if clips else (), strict=True):
-            clipped = (squared.sqrt() > group.max_grad_norm).double().mean()
-            values[f"nonprivate/clip_fraction/{group.name}"] = float(clipped)
-            values[f"nonprivate/bound/{group.name}"] = group.max_grad_norm
-        noisy = mechanism.recipe.noise
-        for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True) if noisy else ():
-            signal = max(float(total.norm()), 1e-12)
-            values[f"nonprivate/noise_to_signal/{name}"] = std * total.numel() ** 0.5 / signal
+        values = self._measure(names, gradients)
+        if mechanism.recipe.clip_factors is clip_factors:  # of another function no record is above or below the bound
+            is_scaled = any(group.scales for group in plan.groups)  # then norms after it are of other units
+            if mechanism.recipe.transform is not None and not is_scaled:
+                bound = math.hypot(*(group.max_grad_norm for group in plan.groups))
+                values |= _measure_transform(gradients, norms, bound)
+            for group, squared in zip(plan.groups, norms, strict=True):
+                is_clipped = squared.sqrt() > group.max_grad_norm
+                values[f"nonprivate/clip_fraction/{group.name}"] = float(is_clipped.double().mean())
+                values[f"nonprivate/bound/{group.name}"] = group.max_grad_norm
+        if mechanism.recipe.noise:
+            for name, total, std in zip(names, mechanism.gradients, plan.parameter_stds, strict=True):
+                signal = max(float(total.norm()), 1e-12)
+                values[f"nonprivate/noise_to_signal/{name}"] = std * total.numel() ** 0.5 / signal
         self._pieces.append(values)
 
-    def _look(self, names: Sequence[str], gradients: Sequence[ParameterGradients]) -> dict[str, float]:
+    def _measure(self, names: Sequence[str], gradients: Sequence[ParameterGradients]) -> dict[str, float]:
+        """Mean norms by parameter; some records go into the histogram."""
         values = {}
         for name, parameter in zip(names, gradients, strict=True):
             norms = parameter.squared_norms().double().sqrt()
             values[f"nonprivate/grad_norm/{name}"] = float(norms[norms.isfinite()].mean())
-            sample = parameter.select(torch.arange(min(_SAMPLE, len(norms)), device=norms.device)).per_record()
-            logs = sample.abs().double().log10().flatten().cpu().numpy()
-            self._counts += np.histogram(logs[~np.isnan(logs)], EDGES)[0]
+            rows = torch.arange(min(_HISTOGRAM_RECORDS, len(norms)), device=norms.device)
+            sample = parameter.select(rows).per_record()
+            logarithms = sample.abs().double().log10().flatten().cpu().numpy()
+            counts, _ = np.histogram(logarithms[~np.isnan(logarithms)], EDGES)
+            self._counts += counts
         return values
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Hand the means over the pieces of the lot to the loggers."""
+        """Hand the means over the pieces of the batch to the loggers."""
         if not self._pieces:
             return
-        values: dict[str, Any] = {str(k): v for k, v in pd.DataFrame(self._pieces).mean().items()}
-        values |= {
-            key: value for key, value in self._pieces[-1].items() if "noise_to_signal" in key
-        }  # of the whole lot
+        values: dict[Any, float] = pd.DataFrame(self._pieces).mean().to_dict()
+        for name, value in self._pieces[-1].items():
+            if "noise_to_signal" in name:  # the sum grows with each piece: only with the last one it is the whole
+                values[name] = value
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
 
@@ -150,7 +160,14 @@ class GradientDiagnostics(pl.Callback):
         self._write()
 
 
-def _transformed(gradients: Sequence[ParameterGradients], norms: Tensor, bound: float) -> dict[str, float]:
+def _read_counts(histogram: Path) -> NDArray[np.float64]:
+    counts = read_csv(histogram, ["count"])["count"].to_numpy(dtype=float).copy()
+    if len(counts) != len(EDGES) - 1:
+        raise ConfigurationError(f"{histogram} is damaged: delete it to count again.")
+    return counts
+
+
+def _measure_transform(gradients: Sequence[ParameterGradients], norms: Tensor, bound: float) -> dict[str, float]:
     """What a transform makes of records: those with small gradients are learned already, and should weigh little.
 
     Args:
@@ -158,20 +175,18 @@ def _transformed(gradients: Sequence[ParameterGradients], norms: Tensor, bound: 
         norms: Squared norms after it by group, (groups, R).
         bound: Of a record's whole gradient.
     """
-    before = torch.stack([each.squared_norms() for each in gradients]).sum(0).double().sqrt()
+    before = torch.stack([parameter.squared_norms() for parameter in gradients]).sum(0).double().sqrt()
     after = norms.double().sum(0).sqrt()
     if len(before) != len(after):  # a record was dropped, whose norm is no number
         return {}
-    small = before < bound
+    is_small = before < bound
     values = {
-        "median_norm_before": float(before.nanmedian()),
-        "median_norm_after": float(after.nanmedian()),
-        "empty": float((after == 0).double().mean()),
-        "inflated": float((small & (after >= bound)).double().mean()),
+        "nonprivate/transform/median_norm_before": float(before.nanmedian()),
+        "nonprivate/transform/median_norm_after": float(after.nanmedian()),
+        "nonprivate/transform/empty": float((after == 0).double().mean()),
+        "nonprivate/transform/inflated": float((is_small & (after >= bound)).double().mean()),
     }
-    if bool(small.any()):
-        values["small_norm_before"], values["small_norm_after"] = (
-            float(before[small].mean()),
-            float(after[small].mean()),
-        )
-    return {f"nonprivate/transform/{name}": value for name, value in values.items()}
+    if bool(is_small.any()):
+        values["nonprivate/transform/small_norm_before"] = float(before[is_small].mean())
+        values["nonprivate/transform/small_norm_after"] = float(after[is_small].mean())
+    return values

@@ -74,12 +74,12 @@ class Origin:
     """The command that a run is of: what its name in a log service is made of.
 
     Attributes:
-        said: Keys that the command line set.
+        overridden: Keys that the command line set.
         sweep: Name of the sweep, or None.
         swept: The words in which the runs of the sweep differ, as this one has them.
     """
 
-    said: frozenset[str] = frozenset()
+    overridden: frozenset[str] = frozenset()
     sweep: str | None = None
     swept: tuple[str, ...] = ()
 
@@ -91,18 +91,18 @@ def origin_of(hydra: Any) -> Origin:
         hydra: `HydraConfig.get()`.
     """
     words = [str(word) for word in hydra.overrides.task]
-    said = frozenset(key_of(word) for word in words)
+    overridden = frozenset(key_of(word) for word in words)
     agent = os.environ.get("WANDB_SWEEP_ID")
     if agent:
-        return Origin(said, agent, _words_of_keys(words, _parameters_of_agent() or said))
+        return Origin(overridden, agent, _words_of_keys(words, _parameters_of_agent() or overridden))
     if hydra.mode != RunMode.MULTIRUN:
-        return Origin(said)
+        return Origin(overridden)
     swept = (hydra.callbacks.get("folders") or {}).get("swept") or ()
     folder = Path(str(hydra.sweep.dir)).absolute()
     # As a user sees the sweep: from here, or by the last two parts of its path.
     is_below = folder.is_relative_to(Path.cwd())
     sweep = folder.relative_to(Path.cwd()) if is_below else Path(*folder.parts[-2:])
-    return Origin(said, sweep.as_posix(), _words_of_keys(words, swept))
+    return Origin(overridden, sweep.as_posix(), _words_of_keys(words, swept))
 
 
 def _words_of_keys(words: Sequence[str], keys: Collection[str]) -> tuple[str, ...]:
@@ -130,19 +130,19 @@ def run_names(config: Mapping[str, Any], origin: Origin, environment: Mapping[st
     run = config["run"]
 
     def from_environment(key: str, variable: str) -> str | None:
-        if f"run.{key}" in origin.said:
+        if f"run.{key}" in origin.overridden:
             return None
         return environment.get(variable) or None
 
     name = from_environment("name", "WANDB_NAME")
     group = from_environment("group", "WANDB_RUN_GROUP")
-    if group is None and "run.group" not in origin.said:
+    if group is None and "run.group" not in origin.overridden:
         group = origin.sweep
     tags = list(run["tags"])
     if environment_tags := from_environment("tags", "WANDB_TAGS"):
         tags = [tag.strip() for tag in environment_tags.split(",") if tag.strip()]
     words = [word for word in origin.swept if not word.startswith("run.")]
-    is_chosen = "run.name" in origin.said or name is not None
+    is_chosen = "run.name" in origin.overridden or name is not None
     names_seed = any(word.startswith("seed=") for word in words)
     if not names_seed and (origin.swept or not is_chosen):
         words.append(f"seed={config['seed']}")
@@ -201,7 +201,7 @@ def build_loggers(run: Run, origin: Origin) -> list[Logger]:
         ConfigurationError: One cannot be made.
     """
     loggers: list[Logger] = [MetricsCSV(run.folder)]
-    if not is_first():  # further processes log nothing
+    if not is_first():  # of several processes one logs: each would begin a run of its own in a service
         return loggers
     if run.config["logger"].get("wandb"):
         loggers.append(wandb_logger(run, origin))
@@ -230,7 +230,7 @@ def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any
         # Asking for the id begins the run in the service: where that fails, it is one line that names the group.
         run_id = instantiate(lambda: getattr(logger, _RUN_ID), {}, group)
         _save_logger_state(run.folder, name, {_RUN_ID: run_id})
-    if not resumed:
+    if not resumed:  # a service takes the settings of a run once, and refuses others
         logger.log_hyperparams(run.config)
     return logger
 
@@ -333,6 +333,7 @@ def wandb_logger(run: Run, origin: Origin) -> WandbRows:
     before = logger_state(run.folder, WANDB) if run.config["run"]["resume"] else {}
     if before:
         time.sleep(_SESSION_APART)
+    # A resumed run keeps its names, whatever the command that resumes it and its environment say.
     names = before or run_names(run.config, origin)
     experiment = _begin(run.config["logger"], names, run.folder.path, config=run.config)
     _save_logger_state(run.folder, WANDB, {**names, "id": experiment.id})
@@ -492,7 +493,7 @@ def log_table(folder: Path, run: RunFolder, options: Mapping[str, Any], table: p
     cells = table.astype(object).replace([math.inf, -math.inf], "inf")
     cells = cells.where(table.notna(), None)
     experiment = _begin(options, names, folder)
-    try:
+    try:  # whatever happens, no later run of this process may log into this one
         if experiment.disabled is True:
             return None
         columns: list[str | int] = [str(name) for name in table]

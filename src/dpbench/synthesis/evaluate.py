@@ -14,13 +14,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.run.saved_module import SavedModule
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.checkpoint import load_gan, make
-from dpbench.synthesis.downstream import accuracies
-from dpbench.synthesis.fidelity import feature_network, fidelity
+from dpbench.synthesis.fidelity import accuracies, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
+from dpbench.synthesis.sample import load_gan, make
 
-_LEAST = 100  # images
-_OF_DATA = (
+_FEWEST = 100  # images
+_DATA_OPTIONS = (
     "name",
     "root",
     "download",
@@ -30,7 +29,8 @@ _OF_DATA = (
     "train_size",
     "test_size",
     "like",
-)  # what was trained on
+)
+"""Options of the data that say what was trained on."""
 
 
 def evaluate(
@@ -62,49 +62,58 @@ def evaluate(
         ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, too few images were
             asked for, no records were held out, or the data are not those of the checkpoint.
     """
-    if number < _LEAST:
-        raise ConfigurationError(f"--num-samples must be at least {_LEAST} for an evaluation, not {number}.")
+    if number < _FEWEST:
+        raise ConfigurationError(f"--num-samples must be at least {_FEWEST} for an evaluation, not {number}.")
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     data, real = _real_data(run, trained, on)
     network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
     pixels, labels = make(trained.module, number, seed)
     images = pixels.float() / 255
-    found: dict[str, Any] = {"images": number, "seed": seed, "judged_on": on}
-    found["steps"] = int(trained.checkpoint["global_step"])
-    bar = tqdm(total=3, disable=None, desc="classifiers")
-    train, unseen = _unit(data.train_set), _unit(real)
-    if labels is not None:
-        found |= accuracies((images, labels), unseen, data.num_classes)
-    bar.update()
-    bar.set_description("Fréchet distance")
-    found |= fidelity(images[: len(unseen[0])], unseen[0], network)
-    bar.update()
-    bar.set_description("memorization")
-    found |= memorization(images, train[0], unseen[0])
-    bar.update()
-    bar.close()
-    write_json(folder.evaluation, found)
-    return found
+    train = _unit(data.train_set)[0]
+    unseen = _unit(real)
+    figures: dict[str, Any] = {
+        "images": number,
+        "seed": seed,
+        "judged_on": on,
+        "steps": int(trained.checkpoint["global_step"]),
+    }
+    with tqdm(total=3, disable=None, desc="classifiers") as bar:
+        if labels is not None:
+            figures |= accuracies((images, labels), unseen, data.num_classes)
+        bar.update()
+        bar.set_description("Fréchet distance")
+        figures |= fidelity(images[: len(unseen[0])], unseen[0], network)
+        bar.update()
+        bar.set_description("memorization")
+        figures |= memorization(images, train, unseen[0])
+        bar.update()
+    write_json(folder.evaluation, figures)
+    return figures
 
 
 def _real_data(run: Path, trained: SavedModule, on: str) -> tuple[ImageDataModule, InMemoryImages]:
     """Load all data of the run, and those to judge on."""
-    options = {key: trained.config["data"][key] for key in _OF_DATA if key in trained.config["data"]}
+    options = {key: value for key, value in trained.config["data"].items() if key in _DATA_OPTIONS}
     data = ImageDataModule(**options, scale="symmetric")
     data.setup()
-    made, own = dict(trained.model_options), {"input_shape": data.input_shape, "num_classes": data.num_classes}
-    if made != own:
-        raise ConfigurationError(f"{run} was trained on other data than its configuration says: {made}, not {own}.")
+    expected = dict(trained.model_options)
+    actual = data.model_options()
+    if actual != expected:
+        raise ConfigurationError(
+            f"{run} was trained on other data than its configuration says: {expected}, not {actual}."
+        )
     real = data.test_set if on == "test" else data.val_set
-    if real is None or len(real) < _LEAST:
-        kept = "no" if real is None else str(len(real))
-        raise ConfigurationError(f"{run} held {kept} records out to judge on: train with data.val_size=1000, say.")
+    if real is None or len(real) < _FEWEST:
+        number = "no" if real is None else str(len(real))
+        raise ConfigurationError(f"{run} held {number} records out to judge on: train with data.val_size=1000, say.")
     return data, real
 
 
 def _unit(images: InMemoryImages) -> tuple[Tensor, Tensor]:
-    return (images.pixels.permute(0, 3, 1, 2).contiguous(memory_format=torch.contiguous_format) + 1) / 2, images.labels
+    """Images (N, C, H, W) in [0, 1], and labels."""
+    pixels = images.pixels.permute(0, 3, 1, 2).contiguous(memory_format=torch.contiguous_format)
+    return (pixels + 1) / 2, images.labels
 
 
 _LABELS = {
@@ -116,19 +125,20 @@ _LABELS = {
 }
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     """Format an evaluation for the terminal."""
-    split = "test data" if found["judged_on"] == "test" else "training records that were held out"
-    rows = [("evaluation split", split)]
-    if "accuracy_cnn" not in found:
-        rows.append(("accuracy of classifiers", "– (the generator knows no classes: conditional=true)"))
-    for key, value in found.items():
+    split = "test data" if figures["judged_on"] == "test" else "training records that were held out"
+    rows = {"evaluation split": split}
+    if "accuracy_cnn" not in figures:
+        rows["accuracy of classifiers"] = "– (the generator knows no classes: conditional=true)"
+    for key, value in figures.items():
         if key.startswith("frechet_distance_"):
-            rows.append((f"Fréchet distance ({key.removeprefix('frechet_distance_')} features)", f"{value:.3f}"))
+            features = key.removeprefix("frechet_distance_")
+            rows[f"Fréchet distance ({features} features)"] = f"{value:.3f}"
         elif key in _LABELS:
-            percent = key.startswith(("accuracy", "unusually"))
-            rows.append((_LABELS[key], f"{100 * value:.2f} %" if percent else f"{value:.3f}"))
-    suspected = found["memorization_suspected"]
-    rows.append(("memorization", "SUSPECTED: look at nearest neighbors" if suspected else "not found"))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+            is_share = key.startswith(("accuracy", "unusually"))
+            rows[_LABELS[key]] = f"{100 * value:.2f} %" if is_share else f"{value:.3f}"
+    suspected = figures["memorization_suspected"]
+    rows["memorization"] = "SUSPECTED: look at nearest neighbors" if suspected else "not found"
+    width = max(map(len, rows))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())

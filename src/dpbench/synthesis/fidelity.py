@@ -1,4 +1,4 @@
-"""How much synthetic images look like real ones, in the features of a network that was trained on public data."""
+"""How good synthetic images are: how much they look like real ones, and how useful they are to learn from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,75 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_accuracy
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from dpbench.data.images import normalize
 from dpbench.data.sources import source
 from dpbench.errors import ConfigurationError, brief
-from dpbench.synthesis.downstream import train_cnn
+from dpbench.models import MNISTCNN
 
 NEIGHBORS = 5  # of density and coverage
 _FEATURES = 32  # of the MNIST CNN before its last layer
 _PUBLIC = "digits"  # scikit-learn's, part of the package
+_IMAGES_AT_ONCE = 500
+_EPOCHS = 5
+_LEAST_STEPS = 400
+_BATCH_SIZE = 128
+_LEARNING_RATE = 1e-3
+_ROWS = 10_000  # for logistic regression
+_SEED = 0
+
+
+def train_cnn(images: Tensor, labels: Tensor, classes: int) -> nn.Module:
+    """The MNIST CNN after five epochs (few images: 400 steps); nothing is chosen on any data.
+
+    Args:
+        images: (N, C, H, W), in [0, 1].
+        labels: (N,).
+        classes: Number of classes.
+    """
+    channels, height, width = images.shape[1:]
+    with torch.random.fork_rng():
+        torch.manual_seed(_SEED)
+        model = MNISTCNN((channels, height, width), classes)
+        optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+        for _ in range(max(_EPOCHS, -(-_LEAST_STEPS * _BATCH_SIZE // len(images)))):
+            for rows in torch.split(torch.randperm(len(images)), _BATCH_SIZE):
+                optimizer.zero_grad()
+                F.cross_entropy(model(images[rows] - 0.5), labels[rows]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def _predict(model: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([model(part - 0.5).argmax(1) for part in torch.split(images, 1000)])
+
+
+def accuracies(synthetic: tuple[Tensor, Tensor], real: tuple[Tensor, Tensor], classes: int) -> dict[str, float]:
+    """Accuracy on real images of a CNN and of logistic regression that saw synthetic ones only.
+
+    Args:
+        synthetic: Images (N, C, H, W) in [0, 1], and labels (N,).
+        real: The same, of test data.
+        classes: Number of classes.
+    """
+    images, labels = synthetic
+    real_images, real_labels = real
+    by_cnn = _predict(train_cnn(images, labels, classes), real_images)
+    regression = LogisticRegression(max_iter=200, tol=1e-2, random_state=_SEED)
+    regression.fit(images[:_ROWS].flatten(1).numpy(), labels[:_ROWS].numpy())
+    by_regression = torch.from_numpy(regression.predict(real_images.flatten(1).numpy()))
+    return {
+        "accuracy_cnn": float(multiclass_accuracy(by_cnn, real_labels, classes, average="micro")),
+        "accuracy_logistic_regression": float(
+            multiclass_accuracy(by_regression, real_labels, classes, average="micro"),
+        ),
+    }
 
 
 class DigitsFeatures(nn.Module):
@@ -37,8 +95,8 @@ class DigitsFeatures(nn.Module):
         super().__init__()
         spec = source(_PUBLIC)
         data = normalize(spec.load(Path(), "train", False), spec, image_size, "symmetric")
-        whole = train_cnn((data.pixels.permute(0, 3, 1, 2) + 1) / 2, data.labels, spec.num_classes)
-        self.layers = nn.Sequential(*list(whole.children())[:-1])
+        classifier = train_cnn((data.pixels.permute(0, 3, 1, 2) + 1) / 2, data.labels, spec.num_classes)
+        self.layers = nn.Sequential(*list(classifier.children())[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (N, width) of images in [0, 1]."""
@@ -75,8 +133,8 @@ def feature_network(shape: tuple[int, int, int], name: str) -> Network:
         ) from error
 
     def features(images: Tensor) -> Tensor:
-        found: Tensor = distance.inception((255 * images.expand(-1, 3, -1, -1)).byte())
-        return found
+        outputs: Tensor = distance.inception((255 * images.expand(-1, 3, -1, -1)).byte())
+        return outputs
 
     return "inception", features, distance
 
@@ -90,12 +148,18 @@ def fidelity(synthetic: Tensor, real: Tensor, features: Network) -> dict[str, fl
         features: A new one of `feature_network`.
     """
     name, network, distance = features
+    features_of = []
     with torch.no_grad():
         for images, is_real in ((synthetic, False), (real, True)):
-            for part in torch.split(images, 500):
+            parts = []
+            for part in torch.split(images, _IMAGES_AT_ONCE):
+                # Inception takes images with three channels, also where they are gray.
                 distance.update(part.expand(-1, 3, -1, -1) if name == "inception" else part, real=is_real)
-        ours, theirs = (torch.cat([network(part) for part in torch.split(x, 500)]).double() for x in (synthetic, real))
-        density, coverage = density_and_coverage(ours[: len(theirs)], theirs)
+                parts.append(network(part))
+            features_of.append(torch.cat(parts).double())
+    of_synthetic, of_real = features_of
+    # As many of both: density counts synthetic points near real ones.
+    density, coverage = density_and_coverage(of_synthetic[: len(of_real)], of_real)
     return {
         "features": name,
         f"frechet_distance_{name}": float(distance.compute()),

@@ -7,8 +7,8 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 EXPECTED = 0.01  # share of unusually close images without memorization
-_IMPROBABLE = 1e-4
-_COMPARED = 2000
+_IMPROBABLE = 1e-4  # p-value below which memorization is suspected
+_COMPARED = 2000  # images: all distances take memory of the product
 
 
 def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,8 +19,7 @@ def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         others: (M, ...).
     """
     flat = others.flatten(1)
-    found = [torch.cdist(part, flat).argmin(1) for part in torch.split(images.flatten(1), 250)]
-    places = torch.cat(found)
+    places = torch.cat([torch.cdist(part, flat).argmin(1) for part in torch.split(images.flatten(1), 250)])
     # By subtraction: the products by which many distances are fast leave rounding errors where images are the same.
     return torch.linalg.vector_norm(images.flatten(1) - flat[places], dim=1), places
 
@@ -48,28 +47,32 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
         median_distance_test: To half of the test images.
         memorization_suspected: Whether the p-value lies below 0.0001.
     """
-    parted = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
-    usual, held_out = (test[part] for part in parted.chunk(2))
+    shuffled = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
+    usual_rows, reference_rows = shuffled.chunk(2)
+    references = test[reference_rows]
     synthetic = synthetic[:_COMPARED]
 
-    def ratios(images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        to_train, neighbors = nearest(images, train)
-        to_test, _ = nearest(images, held_out)
-        return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny), to_train, to_test, neighbors
+    def ratios(to_train: Tensor, to_test: Tensor) -> Tensor:
+        return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny)
 
-    usually = ratios(usual[:_COMPARED])[0]
-    usually = usually[usually > 0]  # duplicates of training images among the test images say nothing
-    rank = max(round(EXPECTED * len(usually)), 1)
-    threshold = usually.kthvalue(rank).values
-    ratio, to_train, to_test, neighbors = ratios(synthetic)
-    close = ratio < threshold
-    first = torch.full((len(train),), len(synthetic)).scatter_reduce(
-        0, neighbors, torch.arange(len(synthetic)), "amin", include_self=True
-    )
-    witnesses = close[first[first < len(synthetic)]]
-    p_value = float(betabinom.sf(int(witnesses.sum()) - 1, len(witnesses), rank, len(usually) - rank + 1))
+    usual = test[usual_rows][:_COMPARED]
+    usual_ratios = ratios(nearest(usual, train)[0], nearest(usual, references)[0])
+    usual_ratios = usual_ratios[usual_ratios > 0]  # duplicates of training images among the test images say nothing
+    rank = max(round(EXPECTED * len(usual_ratios)), 1)
+    threshold = usual_ratios.kthvalue(rank).values
+    to_train, neighbors = nearest(synthetic, train)
+    to_test, _ = nearest(synthetic, references)
+    is_close = ratios(to_train, to_test) < threshold
+    # The first synthetic image of each training neighbor speaks for all of them; neighbors of none stay at the end.
+    count = len(synthetic)
+    first = torch.full((len(train),), count)
+    first = first.scatter_reduce(0, neighbors, torch.arange(count), "amin", include_self=True)
+    witnesses = is_close[first[first < count]]
+    # The threshold is an order statistic of as many ratios: Beta(rank, n − rank + 1) is what lies below it.
+    close_witnesses = int(witnesses.sum())
+    p_value = float(betabinom.sf(close_witnesses - 1, len(witnesses), rank, len(usual_ratios) - rank + 1))
     return {
-        "unusually_close": float(close.double().mean()),
+        "unusually_close": float(is_close.double().mean()),
         "p_value": p_value,
         "median_distance_train": float(to_train.median()),
         "median_distance_test": float(to_test.median()),

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import replacing
+from dpbench.modules.gan import GAN
+from dpbench.modules.image_generator import SHAPE
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
-from dpbench.run.saved_module import SavedModule
+from dpbench.run.saved_config import read_config
+from dpbench.run.saved_module import SavedModule, last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
-from dpbench.synthesis.checkpoint import load_gan, make
-from dpbench.synthesis.contents import new_contents, resolve_out
+from dpbench.templates import render
 
 Format = Literal["npz", "folder"]
-IMAGES, CARD = "images.npz", "privacy.json"
-_OWN = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
+IMAGES = "images.npz"
+CARD = "privacy.json"
+_CONTENTS = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
+_IMAGES_AT_ONCE = 1000
+_MOST_IMAGES = 10_000_000
 
 
 def sample(
@@ -60,13 +68,16 @@ def sample(
         ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, its ledger is not
             intact, its audit speaks against it, `out` is not empty, or cannot be written.
     """
-    out = resolve_out(out, force, CARD, _OWN, "synthetic data set")
+    out = resolve_out(out, force, CARD, _CONTENTS, "synthetic data set")
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     card = _card(folder, trained, number, seed)
     images, labels = make(trained.module, number, seed)
     with new_contents(out) as new:
-        (_write_npz if form == "npz" else _write_folder)(new, images, labels)
+        if form == "npz":
+            _write_npz(new, images, labels)
+        else:
+            _write_folder(new, images, labels)
         (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
     return f"{number} images in {out}: {guarantee(card)}"
@@ -80,18 +91,22 @@ def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
 
 
 def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
-    for number, pixels in enumerate(images.permute(0, 2, 3, 1).numpy()):
-        place = folder / ("unlabelled" if labels is None else str(int(labels[number])))
-        place.mkdir(exist_ok=True)
-        Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(place / f"{number:07}.png")
+    pixels = images.permute(0, 2, 3, 1).numpy()
+    if pixels.shape[-1] == 1:  # Pillow knows gray images without channels only
+        pixels = pixels.squeeze(-1)
+    for number, image in enumerate(pixels):
+        name = "unlabelled" if labels is None else str(int(labels[number]))
+        (folder / name).mkdir(exist_ok=True)
+        Image.fromarray(image).save(folder / name / f"{number:07}.png")
 
 
 def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[str, Any]:
     record = read_result(run) if run.result.exists() else {}
     config = record.get("config", trained.config)  # a resumed run may have changed it
     ledger = complete_ledger(run.ledger, trained.checkpoint)
-    if record and (wrong := doubt(record["privacy"])) is not None:
-        raise ConfigurationError(f"{run}: {wrong}; its epsilon is no guarantee, and no card may state it.")
+    reason = doubt(record["privacy"]) if record else None
+    if reason is not None:
+        raise ConfigurationError(f"{run}: {reason}; its epsilon is no guarantee, and no card may state it.")
     privacy = privacy_of(run.ledger, private=ledger is not None)
     return {
         "images": number,
@@ -131,9 +146,11 @@ def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
             "them no epsilon can be stated; restore the ledger."
         )
     seal = Seal.read(strategy.get("ledger"))
-    doubt = ledger.doubt or (difference(path, seal, "the checkpoint") if seal is not None else None)
-    if doubt is not None:
-        raise ConfigurationError(f"{path}: {doubt}. No epsilon can be stated; restore the ledger of this run.")
+    reason = ledger.doubt
+    if not reason and seal is not None:
+        reason = difference(path, seal, "the checkpoint")
+    if reason is not None:
+        raise ConfigurationError(f"{path}: {reason}. No epsilon can be stated; restore the ledger of this run.")
     return ledger
 
 
@@ -141,35 +158,119 @@ def guarantee(card: Mapping[str, Any]) -> str:
     """What a card states of epsilon, in one line."""
     if card["delta"] is None:
         return "NOT private, it was trained without privacy"
-    known = {name: value for name, value in card["epsilon"].items() if value is not None}
-    epsilons = (
-        ", ".join(f"ε = {epsilon_text(value)} ({name.upper()})" for name, value in known.items()) or "no finite ε"
-    )
+    epsilons = []
+    for name, epsilon in card["epsilon"].items():
+        if epsilon is not None:
+            epsilons.append(f"ε = {epsilon_text(epsilon)} ({name.upper()})")
+    stated = ", ".join(epsilons) or "no finite ε"
     relation = str(card["neighbouring_relation"]).replace("_", " ")
-    return f"{epsilons} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
+    return f"{stated} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
 
 
-def _readme(card: dict[str, Any], form: Format) -> str:
-    what = f"`{IMAGES}` (images, uint8, N×H×W×C; labels)" if form == "npz" else "PNGs, a folder for each class"
-    lines = [
-        "# Synthetic images",
-        "",
-        f"{card['images']} images made by a GAN that was trained on {card['training_data']}: {what}.",
-        "",
-        f"- Guarantee: {guarantee(card)}.",
-        "- It covers everything in this folder together, and any use of it: sampling is post-processing.",
-        "- It does not cover choices that were made by looking at the training data, such as tuning over several runs.",
-        f"- Labels: {card['labels'] or 'none, the generator knows no classes'}; class frequencies of the training data "
-        "are not reproduced.",
-        f"- Made on {card['date']} by run {card['run']} (configuration {card['config_hash']}, trained by "
-        f"commit {card['commit'] or 'unknown'}, sampled by {card['sampling_commit']}), seed {card['seed']}.",
-        f"- {CARD} also tells how many records the training data had, and how lots were drawn.",
-    ]
-    if card["learned_from_canaries"]:
-        lines.append("- Made-up vectors (canaries of an audit) joined the run's lots: it learned from them, too.")
-    if card["delta"] is not None and not card["secure_randomness"]:
-        lines.append(
-            "- The run's noise came from a seed (strategy.secure=false): whoever knows seed and code can subtract it. "
-            "Train with strategy.secure=true before publishing."
+def _readme(card: Mapping[str, Any], form: Format) -> str:
+    npz = f"`{IMAGES}` (images, uint8, N×H×W×C; labels)"
+    return render(
+        "data_card.md",
+        card=card,
+        contents=npz if form == "npz" else "PNGs, a folder for each class",
+        guarantee=guarantee(card),
+        card_file=CARD,
+    )
+
+
+def load_gan(run: RunFolder, trust: bool = False) -> SavedModule:
+    """A run's generator, with where it comes from.
+
+    Args:
+        run: Folder.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+
+    Raises:
+        ConfigurationError: It holds no run, no generator, no checkpoint, one of another architecture, or one that holds
+            objects and is not trusted.
+    """
+    require_module(run, read_config(run), GAN, "holds no generator: train one with module=gan model=conv_gan.")
+    checkpoint = last_checkpoint(run, trust)
+    if SHAPE not in checkpoint:
+        raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
+    return load_module(run, checkpoint)
+
+
+def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Images, every class as often as the others (frequencies of the training data are private).
+
+    Args:
+        module: From `load_gan`.
+        number: Of images.
+        seed: Of the noise; the same seed gives the same images.
+
+    Returns:
+        uint8 (N, C, H, W), and labels (N,) where the generator knows classes.
+
+    Raises:
+        ConfigurationError: The number or the seed is out of range, or what was made are no images.
+    """
+    if not 1 <= number <= _MOST_IMAGES:
+        raise ConfigurationError(
+            f"--num-samples must lie between 1 and {_MOST_IMAGES:,} images, not {number} (more: with other seeds)."
         )
-    return "\n".join(lines) + "\n"
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % module.num_classes
+    parts = []
+    for part in torch.split(labels, _IMAGES_AT_ONCE):
+        images = module.sample(part, generator)
+        if not images.isfinite().all():
+            raise ConfigurationError("the generator makes values that are not finite: its training has diverged.")
+        parts.append((255 * images).round().byte().cpu())
+    return torch.cat(parts), labels if module.classes else None
+
+
+@contextmanager
+def new_contents(out: Path) -> Iterator[Path]:
+    """An empty folder that becomes `out` when the block ends without an error.
+
+    Raises:
+        ConfigurationError: It cannot be written; what was there is still there.
+    """
+    try:
+        with replacing(out) as new:
+            new.mkdir(parents=True)
+            yield new
+    except OSError as error:
+        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
+
+
+def resolve_out(out: Path, force: bool, card: str, contents: re.Pattern[str], kind: str) -> Path:
+    """Resolve links, and refuse a folder that holds something that nobody asked to replace.
+
+    Args:
+        out: The folder; it need not exist.
+        force: Whether what is there, if it is of the same kind, is replaced.
+        card: The file by which one of that kind is known.
+        contents: Names of files that it may have.
+        kind: What it is called.
+
+    Raises:
+        ConfigurationError: It holds something else, or `force` was not given, or its links lead nowhere.
+    """
+    try:
+        out = out.resolve()
+    except (RuntimeError, OSError) as error:  # a loop of links
+        raise ConfigurationError(f"{out} cannot be written: {error}.") from error
+    if not out.exists():
+        return out
+    if not out.is_dir():
+        raise ConfigurationError(f"{out} is a file: --out takes a folder.")
+    if not any(out.iterdir()):
+        return out
+    if not force:
+        raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
+    if not (out / card).is_file():
+        raise ConfigurationError(f"{out} holds no {kind}, and --force replaces nothing else.")
+    for path in out.rglob("*"):
+        name = path.relative_to(out).as_posix()
+        if not contents.fullmatch(name):
+            raise ConfigurationError(f"{out} also holds {name}, and --force replaces {kind}s only: move it.")
+    return out
