@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.models import EMNISTCNN, MLP, Autoencoder, CharLSTM, ResNet18GN, TagRegression, WordLSTM
+from dpbench.models.federated import lstm_with_one_bias
 from dpbench.models.initialization import glorot_normal_, he_normal_
-from dpbench.models.recurrent import lstm_with_one_bias
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.support.reference import reference_gradients, relative_error
 

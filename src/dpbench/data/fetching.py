@@ -266,7 +266,7 @@ def getters_of(dataset: Any) -> Getters:
             if kind.__module__.partition(".")[0] in _LIBRARIES:
                 continue
             for name in _GETTERS:
-                function = vars(kind).get(name)
+                function: Any = vars(kind).get(name)
                 while hasattr(function, "__wrapped__"):
                     function = function.__wrapped__
                 if isinstance(function, FunctionType):

@@ -168,7 +168,7 @@ def _normalized_by_order(colors: Tensor) -> Tensor:
     The epsilon of `group_norm` damps what is faint: the second order, and the colors of a gray image.
     """
     channels = colors.shape[1]
-    pixels, fine, coarse, second = torch.split(_coefficients(colors, _CENTER), _ORDERS, 2)
+    pixels, fine, coarse, second = torch.split(_coefficients(colors, _CENTER), list(_ORDERS), 2)
     means = torch.tensor(_MEANS[:channels]).view(-1, 1, 1, 1)
     scales = torch.tensor(_SCALES[:channels]).view(-1, 1, 1, 1)
     return torch.cat(

@@ -167,8 +167,8 @@ def word_sequences(
     for text in texts:
         row = [begin, *(number_of.get(word, unknown) for word in text[:length]), end]
         rows.append((row + [0] * length)[: length + 1])
-    dtype = np.int16 if end < 2**15 else np.int32
-    return np.array(rows, dtype).reshape(len(rows), length + 1)
+    tokens: NDArray[np.integer[Any]] = np.array(rows, dtype=np.int16 if end < 2**15 else np.int32)
+    return tokens.reshape(len(rows), length + 1)
 
 
 class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):

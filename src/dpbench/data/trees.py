@@ -37,17 +37,13 @@ def unopened(batch: Any) -> str | None:
 
 
 def _holds_tensors(x: Any) -> bool:
-    slots = [getattr(x, name, None) for kind in type(x).__mro__ for name in getattr(kind, "__slots__", ())]
-    inside = [
-        *getattr(
-            x,
-            "__dict__",
-            {},
-        ).values(),
-        *slots,
-        *(x.values() if isinstance(x, Mapping) else ()),
-    ]
-    return any(isinstance(y, Tensor) for y in tree_leaves(inside))
+    contents = list(getattr(x, "__dict__", {}).values())
+    for kind in type(x).__mro__:
+        for name in getattr(kind, "__slots__", ()):
+            contents.append(getattr(x, name, None))
+    if isinstance(x, Mapping):
+        contents += x.values()
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(contents))
 
 
 def _register(kind: type, example: Any) -> None:

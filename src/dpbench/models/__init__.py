@@ -1,18 +1,14 @@
-"""Networks: plain `torch.nn` modules that adapt to the data set."""
+"""Networks: plain `torch.nn` modules that take the sizes that the data set provides."""
 
-from dpbench.models.autoencoder import Autoencoder
-from dpbench.models.char_lstm import CharLSTM
 from dpbench.models.densenet import DenseNet
-from dpbench.models.emnist_cnn import EMNISTCNN
+from dpbench.models.federated import EMNISTCNN, Autoencoder, CharLSTM, TagRegression, WordLSTM
 from dpbench.models.gan import MLPGAN, ConvGAN
 from dpbench.models.mlp import MLP
 from dpbench.models.mnist_cnn import MNISTCNN
 from dpbench.models.resnet18_gn import ResNet18GN
 from dpbench.models.scattering_cnn import ScatteringCNN
 from dpbench.models.small_alexnet import SmallAlexNet
-from dpbench.models.tag_regression import TagRegression
 from dpbench.models.trainable import LoRA, merge_adapters, merged_state, train_only
-from dpbench.models.word_lstm import WordLSTM
 
 __all__ = [
     "EMNISTCNN",

@@ -12,6 +12,11 @@ from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
+_REMOVERS: dict[str, Callable[[nn.Module, str], nn.Module]] = {
+    "WeightNorm": remove_weight_norm,
+    "SpectralNorm": remove_spectral_norm,
+}
+"""Of hooks that compute a weight, by their class."""
 _MOST_GROUPS = 32
 """Of a GroupNorm (Wu and He 2018)."""
 
@@ -49,11 +54,10 @@ def fix(model: nn.Module) -> list[str]:
             raise ValueError(
                 f"{name} ({type(layer).__name__}) is not initialized yet: run one forward pass on random data before."
             )
-    done: list[str] = []
+    changes: list[str] = []
     replaced: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
-        kind = type(layer).__name__
-        who = f"{name or 'the model'} ({kind})"
+        subject = f"{name or 'the model'} ({type(layer).__name__})"
         if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
             # A layer that stands in two places stays one layer.
             group_norm = _group_norm(layer)
@@ -63,15 +67,16 @@ def fix(model: nn.Module) -> list[str]:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, replaced.setdefault(layer, stand_in))
             kinds = "".join(f", {type(part).__name__}" for part in further)
-            done.append(f"{who} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}){kinds} now")
+            changes.append(f"{subject} is GroupNorm({group_norm.num_groups}, {group_norm.num_channels}){kinds} now")
         elif isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats and layer.training:
             layer.track_running_stats = False
             layer.running_mean = None
             layer.running_var = None
             layer.num_batches_tracked = None
-            done.append(f"{who} keeps no running statistics any more")
-        done += [f"{who} has no {what} any more" for what in _plain_weights(layer)]
-    return done
+            changes.append(f"{subject} keeps no running statistics any more")
+        for computation in _plain_weights(layer):
+            changes.append(f"{subject} has no {computation} any more")
+    return changes
 
 
 def _group_norm(layer: nn.Module) -> nn.GroupNorm:
@@ -81,12 +86,8 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     may_be_rows = isinstance(layer, nn.BatchNorm1d | nn.SyncBatchNorm)
     groups = 1 if may_be_rows else math.gcd(_MOST_GROUPS, channels)
     affine = bool(layer.affine)
-    group_norm = nn.GroupNorm(
-        groups,
-        channels,
-        eps=float(layer.eps),
-        affine=affine,
-    )  # type: ignore[arg-type]
+    eps = float(layer.eps)  # type: ignore[arg-type]
+    group_norm = nn.GroupNorm(groups, channels, eps=eps, affine=affine)
     if affine:
         group_norm.weight = layer.weight  # type: ignore[assignment]
         group_norm.bias = layer.bias  # type: ignore[assignment]
@@ -94,30 +95,33 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
 
 
 def _plain_weights(layer: nn.Module) -> list[str]:
-    """Take off whatever computes the weights of a layer; what it was."""
-    taken = []
+    """Take off whatever computes the weights of a layer.
+
+    Returns:
+        What it was.
+    """
+    changes = []
     if parametrize.is_parametrized(layer):
         for name, parametrizations in list(layer.parametrizations.items()):  # type: ignore[union-attr, operator]
-            kinds = ", ".join(type(one).__name__.strip("_") for one in parametrizations)
-            of_weight = dict(parametrizations.named_parameters(recurse=False))
+            kinds = [type(parametrization).__name__.strip("_") for parametrization in parametrizations]
+            is_parameter = any(True for _ in parametrizations.parameters(recurse=False))
             parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
-            if of_weight and name not in layer._parameters:  # torch leaves no parameter of frozen ones
+            if is_parameter and name not in layer._parameters:  # torch leaves no parameter of frozen ones
                 weight = getattr(layer, name).detach()
                 delattr(layer, name)
                 layer.register_parameter(name, nn.Parameter(weight, requires_grad=False))
-            taken.append(f"{kinds} of {name}")
-    hooks: dict[str, Callable[[nn.Module, str], nn.Module]] = {
-        "WeightNorm": remove_weight_norm,
-        "SpectralNorm": remove_spectral_norm,
-    }
+            changes.append(f"{', '.join(kinds)} of {name}")
     hook: Any
     for hook in list(layer._forward_pre_hooks.values()):
-        remove = hooks.get(type(hook).__name__)
-        if remove is not None:
-            sources = [f"{hook.name}{end}" for end in ("_v", "_g", "_orig")]
-            is_trained = any(getattr(layer, source).requires_grad for source in sources if source in layer._parameters)
-            with torch.no_grad():
-                remove(layer, hook.name)
-            layer.get_parameter(hook.name).requires_grad_(is_trained)
-            taken.append(f"{type(hook).__name__} of {hook.name}")
-    return taken
+        kind = type(hook).__name__
+        if kind not in _REMOVERS:
+            continue
+        is_trained = False
+        for suffix in ("_v", "_g", "_orig"):
+            source = layer._parameters.get(f"{hook.name}{suffix}")
+            is_trained |= source is not None and source.requires_grad
+        with torch.no_grad():
+            _REMOVERS[kind](layer, hook.name)
+        layer.get_parameter(hook.name).requires_grad_(is_trained)
+        changes.append(f"{kind} of {hook.name}")
+    return changes

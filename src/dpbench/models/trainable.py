@@ -122,25 +122,27 @@ def merged_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         layer = name.removesuffix(".up.weight")
         down = f"{layer}.down.weight"
         base = f"{layer}.base.weight"
-        if layer != name and down in state and base in state:
-            del merged[name], merged[down]
-            merged[f"{layer}.weight"] = merged.pop(base) + state[name] @ state[down]
-            if f"{layer}.base.bias" in state:
-                merged[f"{layer}.bias"] = merged.pop(f"{layer}.base.bias")
+        if layer == name or down not in state or base not in state:
+            continue  # no adapter
+        up_weight = merged.pop(name)
+        down_weight = merged.pop(down)
+        merged[f"{layer}.weight"] = merged.pop(base) + up_weight @ down_weight
+        if f"{layer}.base.bias" in state:
+            merged[f"{layer}.bias"] = merged.pop(f"{layer}.base.bias")
     return merged
 
 
 def _last_layer(model: nn.Module) -> nn.Module:
-    layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
-    if not layers:
-        raise ValueError("the model has no parameters, so that nothing of it can be trained.")
-    return layers[-1]
+    for layer in reversed(list(model.modules())):
+        if next(layer.parameters(recurse=False), None) is not None:
+            return layer
+    raise ValueError("the model has no parameters, so that nothing of it can be trained.")
 
 
 def _is_bias(name: str) -> bool:
     """Whether a parameter is a bias by its name: bias, bias_ih_l0, in_proj_bias."""
-    own = name.rpartition(".")[2]
-    return own == "bias" or own.startswith("bias_") or own.endswith("_bias")
+    parameter = name.rpartition(".")[2]
+    return parameter == "bias" or parameter.startswith("bias_") or parameter.endswith("_bias")
 
 
 def _rank(part: str, parts: str) -> int:
@@ -154,10 +156,13 @@ def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
     """Put an adapter beside each linear layer, but one."""
     if any(isinstance(layer, LoRA) for layer in model.modules()):
         raise ValueError("the model has adapters already: dpbench.models.merge_adapters(model) takes them out.")
-    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and layer is not apart]
-    if not layers or model in layers:
+    adapters: dict[nn.Module, nn.Module] = {}
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer is not apart:
+            adapters[layer] = LoRA(layer, rank)
+    if not adapters or model in adapters:
         raise ValueError("adapters go beside each nn.Linear in a model, and this one has none: last_layer or bias.")
-    _replace(model, {layer: LoRA(layer, rank) for layer in layers})
+    _replace(model, adapters)
 
 
 def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:

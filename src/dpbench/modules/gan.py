@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -86,25 +86,20 @@ class GAN(ImageGenerator):
             raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
         if schedule is not None:
             raise ValueError("a GAN has two learning rates, and no schedule: leave schedule=constant.")
-        if loss not in ("standard", "wasserstein"):
-            raise ValueError(f"loss must be standard or wasserstein, not {loss!r}.")
-        if not isinstance(discriminator_steps, int) or discriminator_steps < 1:
-            raise ValueError(f"discriminator_steps must be a whole number from 1 on, not {discriminator_steps}.")
+        if loss not in get_args(Loss):
+            raise ValueError(f"loss must be {' or '.join(get_args(Loss))}, not {loss!r}.")
         if discriminator_accuracy is not None and not 0 < discriminator_accuracy < 1:
             raise ValueError(f"discriminator_accuracy must lie between 0 and 1, not {discriminator_accuracy}.")
         if discriminator_accuracy is not None and loss == "wasserstein":
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
-        if not isinstance(generator_steps, int) or generator_steps < 1:
-            raise ValueError(f"generator_steps must be a whole number from 1 on, not {generator_steps}.")
         if not callable(generator_optimizer):
             raise ValueError("generator_optimizer is missing: such as torch.optim.Adam with _partial_: true.")
         if not isinstance(weight_bound, int | float) or weight_bound <= 0:
             raise ValueError(f"weight_bound must be a positive number, not {weight_bound}.")
-        if not isinstance(generator_batch_size, int) or generator_batch_size < 2:
-            raise ValueError(f"generator_batch_size must be a whole number from 2 on, not {generator_batch_size}.")
-        least = discriminator_steps if discriminator_accuracy is not None else 1
-        if not isinstance(longest_wait, int) or longest_wait < least:
-            raise ValueError(f"longest_wait must be a whole number from {least} (lots) on, not {longest_wait}.")
+        _require_whole("discriminator_steps", discriminator_steps, 1)
+        _require_whole("generator_steps", generator_steps, 1)
+        _require_whole("generator_batch_size", generator_batch_size, 2)  # BatchNorm takes two rows or more
+        _require_whole("longest_wait", longest_wait, 1 if discriminator_accuracy is None else discriminator_steps)
         super().__init__(model.generator, num_classes)
         self.automatic_optimization = False
         self.discriminator = model.discriminator
@@ -126,7 +121,7 @@ class GAN(ImageGenerator):
         """One step of the discriminator, and a turn of the generator if it is due."""
         records, labels = self._split(batch)
         discriminator_optimizer, generator_optimizer = self.optimizers()  # type: ignore[attr-defined]
-        # before what depends on the number of records
+        # Drawn before what depends on the number of records.
         turn = [self._draw(self._batch_size) for _ in range(self._generator_steps)]
         discriminator_optimizer.zero_grad()
         if len(records):
@@ -170,7 +165,7 @@ class GAN(ImageGenerator):
         labels: Tensor | None,
     ) -> None:
         """A step of the generator, which sees noise, uniform classes and the discriminator."""
-        trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
+        trained = self._trained_of_discriminator()
         for parameter in trained:
             parameter.requires_grad_(False)
         loss = self.generator_loss(self.discriminator(self.generator(noise, labels), labels))
@@ -223,5 +218,13 @@ class GAN(ImageGenerator):
     def configure_optimizers(self) -> list[Optimizer]:
         """Optimizers of the discriminator and of the generator."""
         for_discriminator, for_generator = self._make_optimizers
-        trained = [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
+        trained = self._trained_of_discriminator()
         return [for_discriminator(trained), for_generator(self.generator.parameters())]
+
+    def _trained_of_discriminator(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
+
+
+def _require_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, not {value}.")

@@ -60,14 +60,14 @@ def read_posts(path: str | Path) -> Iterator[Post]:
 
 
 def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
-    kind = row.get("PostTypeId")
-    body = row.get("Body")
-    if kind is None or body is None:
-        absent = "PostTypeId" if kind is None else "Body"
-        raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {absent}: get an intact copy.")
-    text = html.unescape(_MARKUP.sub(" ", f"{row.get('Title', '')} {body}"))
-    tags = _TAG.findall(row.get("Tags", "")) if kind == _QUESTION else []
-    return Post(row.get("OwnerUserId"), words(text), [one or other for one, other in tags])
+    for attribute in ("PostTypeId", "Body"):
+        if row.get(attribute) is None:
+            raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {attribute}: get an intact copy.")
+    text = html.unescape(_MARKUP.sub(" ", f"{row.get('Title', '')} {row.get('Body')}"))
+    tags: list[str] = []
+    if row.get("PostTypeId") == _QUESTION:
+        tags = ["".join(match) for match in _TAG.findall(row.get("Tags", ""))]  # one of the two groups is empty
+    return Post(row.get("OwnerUserId"), words(text), tags)
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,15 @@ def questions_of(path: str | Path) -> Questions:
     Raises:
         DataError: The file is absent or damaged, or holds no tagged question.
     """
-    asked: list[Post] = []
+    posts: list[Post] = []
     tags: Counter[str] = Counter()
     for post in read_posts(path):
         tags.update(post.tags)
         if post.tags and post.user is not None:
-            asked.append(post)
-    if not asked:
+            posts.append(post)
+    if not posts:
         raise DataError(f"{path} holds no tagged question of a user.")
-    return Questions(asked, tags)
+    return Questions(posts, tags)
 
 
 def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[str]:
@@ -132,12 +132,17 @@ def read_stackexchange(
     Raises:
         DataError: See `questions_of`.
     """
-    found = questions_of(path)
+    questions = questions_of(path)
+    users = [str(post.user) for post in questions.posts]
     if vocabulary is None:
-        vocabulary = by_frequency(words_of_others(path, {post.user for post in found.posts}))
-    height = len(found.tags) if num_tags is None else num_tags
-    tags = sorted(by_frequency(found.tags)[:height])
-    texts = [post.words for post in found.posts]
-    marks = [post.tags for post in found.posts]
-    examples = bags_of_words(texts, marks, vocabulary[:num_features], tags, num_features, height)
-    return UserDataset(examples, [str(post.user) for post in found.posts])
+        vocabulary = by_frequency(words_of_others(path, set(users)))
+    height = len(questions.tags) if num_tags is None else num_tags
+    examples = bags_of_words(
+        [post.words for post in questions.posts],
+        [post.tags for post in questions.posts],
+        vocabulary[:num_features],
+        sorted(by_frequency(questions.tags)[:height]),
+        num_features,
+        height,
+    )
+    return UserDataset(examples, users)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 
+# Wire types.
 _VARINT = 0
-_FIXED64 = 1
 _BYTES = 2
-_FIXED32 = 5
+_FIXED_SIZES = {1: 8, 5: 4}  # in bytes
 _MORE = 0x80  # the bit of a byte of a varint that says that another follows
 
 
@@ -30,37 +30,36 @@ def parse_example(message: bytes) -> dict[str, Value]:
     for example in _parts(message, 1):
         for entry in _parts(example, 1):
             name = b"".join(_parts(entry, 1)).decode("utf-8")
-            found: list[Value] = [
-                _values(number, bytes(of_kind))
-                for feature in _parts(entry, 2)
-                for number, _, of_kind in _fields(feature)
-                if isinstance(of_kind, memoryview)
-            ]
-            features[name] = found[-1] if found else []
+            features[name] = []
+            for feature in _parts(entry, 2):
+                for kind, _, values in _fields(feature):
+                    if isinstance(values, memoryview):
+                        features[name] = _values(kind, values)
     return features
 
 
-def _values(kind: int, message: bytes) -> Value:
+def _values(kind: int, message: memoryview) -> Value:
     if kind == 1:
         return [bytes(part) for part in _parts(message, 1)]
-    parts: list[bytes] = []
+    if kind not in (2, 3):
+        raise ValueError(f"there is no kind {kind} of features")
+    packed = bytearray()  # whether they lie in one field or in one each
     for _, wire, value in _fields(message):
-        parts.append(bytes(value) if isinstance(value, memoryview) else _varint_bytes(value))
         if kind == 2 and wire == _VARINT:
             raise ValueError("a list of floats holds a whole number")
-    packed = b"".join(parts)
-    if kind == 2:
-        if len(packed) % 4:
-            raise ValueError(f"{len(packed)} bytes are no list of floats")
-        return np.frombuffer(packed, "<f4").astype(np.float32)
+        packed += value if isinstance(value, memoryview) else _varint_bytes(value)
     if kind == 3:
         return _varints(packed)
-    raise ValueError(f"there is no kind {kind} of features")
+    if len(packed) % 4:
+        raise ValueError(f"{len(packed)} bytes are no list of floats")
+    return np.frombuffer(packed, "<f4").astype(np.float32)
 
 
 def _parts(message: bytes | memoryview, number: int) -> Iterator[memoryview]:
     """Fields of a number that are messages, texts or bytes."""
-    return (value for found, _, value in _fields(message) if found == number and isinstance(value, memoryview))
+    for field, _, value in _fields(message):
+        if field == number and isinstance(value, memoryview):
+            yield value
 
 
 def _fields(message: bytes | memoryview) -> Iterator[tuple[int, int, memoryview | int]]:
@@ -76,17 +75,19 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, int, memoryview 
             continue
         if wire == _BYTES:
             size, at = _varint(view, at)
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
+        elif wire in _FIXED_SIZES:
+            size = _FIXED_SIZES[wire]
         else:
             raise ValueError(f"there is no wire type {wire}")
-        if at + size > len(view):
-            raise ValueError(f"it ends {at + size - len(view)} bytes early")
-        yield tag >> 3, wire, view[at : at + size]
-        at += size
+        end = at + size
+        if end > len(view):
+            raise ValueError(f"it ends {end - len(view)} bytes early")
+        yield tag >> 3, wire, view[at:end]
+        at = end
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """A whole number, and the place behind it: seven bits a byte, the lowest first."""
     value = 0
     shift = 0
     while True:
@@ -101,22 +102,23 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _varint_bytes(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value >= _MORE:
-        found.append(value & (_MORE - 1) | _MORE)
+        encoded.append(value & (_MORE - 1) | _MORE)
         value >>= 7
-    return bytes([*found, value])
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def _varints(packed: bytes) -> NDArray[np.int64]:
+def _varints(packed: bytearray) -> NDArray[np.int64]:
     """All whole numbers of a packed list at once: an image has thousands."""
     data = np.frombuffer(packed, np.uint8)
     if not len(data):
         return np.zeros(0, np.int64)
-    ends = np.flatnonzero(data < _MORE)
-    if not len(ends) or ends[-1] != len(data) - 1:
+    if data[-1] >= _MORE:
         raise ValueError("a number is cut short")
-    starts = np.concatenate([[0], ends[:-1] + 1])
+    ends = np.flatnonzero(data < _MORE)
+    starts = np.append(0, ends[:-1] + 1)
     lengths = ends - starts + 1
     if lengths.max() > 10:
         raise ValueError("a number has more than 64 bits")

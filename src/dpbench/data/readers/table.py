@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpbench.data.readers.columns import Column, Reading, assemble, column_of
 from dpbench.data.users import UserDataset
@@ -19,7 +20,7 @@ _PARQUET = (".parquet", ".pq")
 
 
 def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> UserDataset:
-    """Users of a table, of which a row is an example.
+    """Read the users of a table, of which a row is an example.
 
     A Hugging Face data set that is open already needs no reader: `UserDataset(ds, ds["user"])`.
 
@@ -41,22 +42,21 @@ def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> Use
         raise DataError(f"{where} has no column {user!r} for the user; it has {', '.join(map(str, frame.columns))}.")
     if not len(frame):
         raise DataError(f"{where} holds no row.")
-    nameless = np.flatnonzero(frame[user].isna())
-    if len(nameless):
-        raise DataError(f"{where}: row {nameless[0]} has no {user!r}: leave such rows out, or name their user.")
+    _require_values(frame[user], user, where, "name their user")
     features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
-    named = {one if isinstance(one, str) else "+".join(one): one for one in features}
-    made = Reading(features=features if isinstance(features, Mapping | str) else list(named), **reading)
-    wanted = [name for one in named.values() for name in ([one] if isinstance(one, str) else one)]
-    missing = [name for name in wanted if name not in frame.columns]
-    if missing:
-        raise DataError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(str, frame.columns))}.")
-    columns = {name: _feature(frame, one, where) for name, one in named.items()}
+    by_name = {feature if isinstance(feature, str) else "+".join(feature): feature for feature in features}
+    # A mapping of features holds shapes, too.
+    options = Reading(features=features if isinstance(features, Mapping | str) else list(by_name), **reading)
+    columns: dict[str, Column] = {}
+    for name, feature in by_name.items():
+        if isinstance(feature, str):
+            columns[name] = _column(frame, feature, where)
+        else:
+            columns[name] = _side_by_side(frame, feature, where)
     names, numbers = np.unique(frame[user].to_numpy(), return_inverse=True)
     order = np.argsort(numbers, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
-    blocks = ((name, _rows(columns, order[ends[i] : ends[i + 1]])) for i, name in enumerate(names.tolist()))
-    return assemble(blocks, made, where)
+    rows = np.split(order, np.cumsum(np.bincount(numbers))[:-1])
+    return assemble(((name, _rows(columns, rows[i])) for i, name in enumerate(names.tolist())), options, where)
 
 
 def _frame(path: Path, user: str) -> pd.DataFrame:
@@ -76,28 +76,39 @@ def _frame(path: Path, user: str) -> pd.DataFrame:
     raise ConfigurationError(f"{path} is neither .csv nor .parquet, nor a folder of .parquet files.")
 
 
-def _feature(frame: pd.DataFrame, columns: str | Sequence[str], where: str) -> Column:
-    """A column, or several of numbers beside each other."""
-    if isinstance(columns, str):
-        return _column(frame[columns], columns, where)
-    if not columns:
+def _side_by_side(frame: pd.DataFrame, names: Sequence[str], where: str) -> Column:
+    """Several columns of numbers beside each other."""
+    if not names:
         raise ConfigurationError("features hold an empty list of columns: name some, or leave it out.")
-    parts = [_column(frame[name], name, where) for name in columns]
-    for name, part in zip(columns, parts, strict=True):
-        if isinstance(part, list) or part.ndim != 1:
+    columns = []
+    for name in names:
+        column = _column(frame, name, where)
+        if isinstance(column, list) or column.ndim != 1:
             raise DataError(f"{where}: column {name!r} holds no single numbers, and cannot be put beside others.")
-    return np.stack(parts, axis=1).astype(np.float32)
+        columns.append(column)
+    return np.stack(columns, axis=1).astype(np.float32)
 
 
-def _column(series: Any, name: str, where: str) -> Column:
+def _column(frame: pd.DataFrame, name: str, where: str) -> Column:
     """A column of numbers, texts, or lists of numbers."""
-    absent = np.flatnonzero(series.isna())
-    if len(absent):
-        raise DataError(f"{where}: row {absent[0]} has no {name!r}: leave such rows out, or fill it in.")
-    values = series.to_numpy()
+    if name not in frame.columns:
+        raise DataError(f"{where} has no column {name!r}; it has {', '.join(map(str, frame.columns))}.")
+    _require_values(frame[name], name, where, "fill it in")
+    values = frame[name].to_numpy()
     if values.dtype.kind in "iufb":
         return np.asarray(values)
     return column_of([_plain(value) for value in values], name, lambda i: f"row {i}", where)
+
+
+def _require_values(
+    series: pd.Series[Any],
+    name: str,
+    where: str,
+    remedy: str,
+) -> None:
+    absent = np.flatnonzero(series.isna())
+    if len(absent):
+        raise DataError(f"{where}: row {absent[0]} has no {name!r}: leave such rows out, or {remedy}.")
 
 
 def _plain(value: Any) -> Any:
@@ -107,8 +118,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _rows(columns: dict[str, Column], rows: Any) -> dict[str, Column]:
-    return {
-        name: [column[row] for row in rows] if isinstance(column, list) else column[rows]
-        for name, column in columns.items()
-    }
+def _rows(columns: dict[str, Column], rows: NDArray[np.int64]) -> dict[str, Column]:
+    chosen: dict[str, Column] = {}
+    for name, column in columns.items():
+        chosen[name] = [column[row] for row in rows] if isinstance(column, list) else column[rows]
+    return chosen

@@ -60,12 +60,12 @@ def load_mnist_writers(
     if both := set(train.names) & set(test.names):
         raise DataError(f"{len(both)} writers of QMNIST have training and test digits: these are not QMNIST's labels.")
     return UserData(
-        train,
-        test.examples,
-        "users",
+        train=train,
+        test=test.examples,
+        held_out="users",
         test_users=test,
-        **image_options(train.examples, spec, scale),
-    )  # type: ignore[arg-type]
+        **image_options(train.examples, spec, scale),  # type: ignore[arg-type]
+    )
 
 
 def qmnist_labels(root: Path, split: Split, download: bool) -> NDArray[np.int64]:
