@@ -18,7 +18,7 @@ from benchmarks.measure import Process, start, wait_until_quiet
 from benchmarks.rows import Row, origin, read, write
 from dpbench.files import write_atomically
 from dpbench.reports.markdown import markdown_rows
-from dpbench.run.threads import SPINS
+from dpbench.run.runtime import SPINS
 
 WORKLOAD, METHOD = "mnist_cnn b256", "harness/flat"
 WAITING = {  # name: (environment, threads); libgomp's own number of spins is 300,000

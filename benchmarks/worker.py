@@ -63,7 +63,7 @@ def main(name: str, method: str, device: str) -> None:
         from benchmarks.methods import PURE, builder, wants_our_allocator
         from benchmarks.plain import DrawnSizes
         from dpbench.privacy import native
-        from dpbench.run.allocator import keep_large_blocks
+        from dpbench.run.runtime import keep_large_blocks
 
         torch.set_num_threads(1)  # while others start beside it
         native.select("off" if method.endswith(PURE) else "auto")

@@ -20,8 +20,9 @@ from hydra import compose, initialize_config_dir
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run.build import plain
+from dpbench.run.resume import prepare_folder
 from dpbench.run.search_path import conf_dir
-from dpbench.run.train import _prepare, train
+from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from tests.run.signalled import Signals
 
@@ -170,5 +171,5 @@ def test_a_process_that_is_killed_while_it_claims_a_folder_leaves_no_half_config
 
     monkeypatch.setattr("os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        _prepare(Run(RunFolder(tmp_path), config_of()))
+        prepare_folder(Run(RunFolder(tmp_path), config_of()))
     assert not (tmp_path / "config.yaml").exists()

@@ -34,7 +34,7 @@ from dpbench.cli import (
 from dpbench.cli.arguments import Commands, OneLineParser
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
 from dpbench.run.processes import is_first
-from dpbench.run.threads import wait_briefly
+from dpbench.run.runtime import wait_briefly
 
 
 class Command(Protocol):
