@@ -17,7 +17,7 @@ from benchmarks.machine import wait_until_quiet
 from benchmarks.processes import Worker
 from benchmarks.rows import Row, origin
 from benchmarks.timing import Say, Timed
-from dpbench.run.threads import SPINS
+from dpbench.run.runtime import SPINS
 
 WORKLOAD = "mnist_cnn b256"
 _METHOD = "harness/flat"

@@ -26,7 +26,7 @@ from benchmarks.plain import MakeOptimizer, Step, plain
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.code import versions
 from dpbench.files import write_atomically
-from dpbench.run.allocator import keep_large_blocks
+from dpbench.run.runtime import keep_large_blocks
 from dpbench.run.search_path import conf_dir
 from dpbench.runs.provenance import commit, hardware
 

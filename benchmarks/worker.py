@@ -41,7 +41,7 @@ def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> 
     from benchmarks.methods import PURE, builder, wants_our_allocator
     from benchmarks.workloads import workload_named
     from dpbench.privacy import native
-    from dpbench.run.allocator import keep_large_blocks
+    from dpbench.run.runtime import keep_large_blocks
 
     torch.set_num_threads(1)  # while others start beside it
     native.select("off" if methods[0].endswith(PURE) else "auto")

@@ -15,8 +15,8 @@ import torch
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.run.resume import prepare_folder
 from dpbench.run.saved_config import SCHEMA, write_config
-from dpbench.run.train import _prepare
 from dpbench.runs.folder import Run, RunFolder
 from tests.support.cli import PRIVATE, TINY, dpbench, dpbench_in_a_process, signalled, train, weights
 
@@ -398,14 +398,14 @@ def test_unwritable_folder_and_two_runs_at_once(tmp_path: Path) -> None:
     config = {"run": {"resume": False}, "data": {}, "strategy": {}}
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
-        _prepare(Run(RunFolder(tmp_path / "file" / "run"), config))
-    assert _prepare(Run(RunFolder(tmp_path / "run"), config)) is None
+        prepare_folder(Run(RunFolder(tmp_path / "file" / "run"), config))
+    assert prepare_folder(Run(RunFolder(tmp_path / "run"), config)) is None
     with pytest.raises(ConfigurationError, match="unfinished run"):
-        _prepare(Run(RunFolder(tmp_path / "run"), config))
+        prepare_folder(Run(RunFolder(tmp_path / "run"), config))
     (tmp_path / "left").mkdir()
     (tmp_path / "left" / "ledger.jsonl").touch()
     with pytest.raises(ConfigurationError, match="holds the ledger of another run"):
-        _prepare(Run(RunFolder(tmp_path / "left"), config, private=False))
+        prepare_folder(Run(RunFolder(tmp_path / "left"), config, private=False))
 
 
 def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
     run = Run(RunFolder(tmp_path), config)
     write_config(run)
     run.folder.evaluation.touch()
-    _prepare(run)
+    prepare_folder(run)
     assert not run.folder.evaluation.exists()
 
 

@@ -18,7 +18,8 @@ import torch
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.train import _prepare, train
+from dpbench.run.resume import prepare_folder
+from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from tests.support.processes import TWO, config_of
 from tests.support.signalled import Signals
@@ -149,5 +150,5 @@ def test_a_process_that_is_killed_while_it_claims_a_folder_leaves_no_half_config
 
     monkeypatch.setattr("os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        _prepare(Run(RunFolder(tmp_path), config_of()))
+        prepare_folder(Run(RunFolder(tmp_path), config_of()))
     assert not (tmp_path / "config.yaml").exists()

@@ -18,7 +18,7 @@ from dpbench.cli import completion, experiments, privacy, publishing, results, t
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
 from dpbench.run.processes import is_first
-from dpbench.run.threads import wait_briefly
+from dpbench.run.runtime import wait_briefly
 
 _GROUPS = {
     "experiments": experiments.add_parsers,

@@ -19,7 +19,7 @@ import torch
 
 from dpbench.errors import OUT_OF_TIME, ConfigurationError
 from dpbench.files import replacing, write_json
-from dpbench.run.requeue import stops_only_a_copy
+from dpbench.run.resume import stops_nothing
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 
@@ -218,7 +218,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             self._stop_file.unlink(missing_ok=True)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if stops_only_a_copy(number):
+        if stops_nothing(number):
             self._save_requested = True
             return
         if self.interrupted in _FROM_PEOPLE and number in _FROM_PEOPLE:

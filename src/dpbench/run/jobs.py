@@ -171,7 +171,7 @@ def resume(folder: Path, words: Sequence[str], job: Job) -> int:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    from dpbench.run.extension import asks_for_more
+    from dpbench.run.resume import asks_for_more
     from dpbench.run.saved_config import read_config, require_resumable
 
     with together():
@@ -541,7 +541,7 @@ def _run_sweep(
             return job(cfg)
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
-                from dpbench.run.requeue import hand_back
+                from dpbench.run.resume import hand_back
 
                 hand_back(error)
             _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)
