@@ -55,6 +55,15 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
     assert "test/error" in out and "RadiusDPSGD" in out and "NonPrivate" in out
 
 
+def test_its_tables_are_reproduced(runs: Path, site: str) -> None:
+    listing, _ = dpbench(runs, "reproduce", "list", PYTHONPATH=site)
+    assert "waves/radius" in listing and "gradient_compression/table1" in listing
+    out, _ = dpbench(runs, "reproduce", "waves/radius", PYTHONPATH=site)
+    assert "2/2 done" in out and "radius 0.1" in out
+    page = (runs / "results" / "waves_radius" / "README.md").read_text(encoding="utf-8")
+    assert "test/error after the last step: mean" in page
+
+
 @pytest.mark.slow
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from dpbench.reproduce.outputs import (
     write_outputs,
 )
 from dpbench.reproduce.refresh import refresh
-from dpbench.reproduce.results import collect, conflicting_results, read_logged, refuse_other_words
+from dpbench.reproduce.results import collect, conflicting_results, finished_runs, read_logged, refuse_other_words
 from dpbench.reproduce.tables import read_table
 from tests.reproduce.digits_table import TABLE, edited
 
@@ -278,6 +279,20 @@ def test_errors_are_shown_as_they_are_and_in_their_own_range(definition: Path, t
     assert bottom == 0 and 0.0123 < top < 1
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "Test mean squared error after the last step (lower is better): mean" in page
+
+
+def test_a_figure_of_any_name_is_shown_as_it_is(definition: Path, tmp_path: Path) -> None:
+    """As modules of others log them."""
+    table = read_table(edited(definition, "test/accuracy", "test/energy"))
+    measured = runs({("short", "private", 0): -0.25}).assign(metric="test/energy")
+    assert cells(table, measured)[1][1] == "-0.25" and table.measure.label == "test/energy"
+    job = table_jobs(table, tmp_path)[0]
+    job.path.mkdir(parents=True)
+    hashes = {"config_hash": job.config_hash, "code_hash": job.code_hash}
+    record = {**json.loads(RECORD), **hashes, "metrics": {"test/error": 0.5}, "hardware": {}}
+    job.run.result.write_text(json.dumps(record))
+    with pytest.raises(ConfigurationError, match="shows test/energy, which its runs do not have: they have test/error"):
+        finished_runs(table, [job])
 
 
 def test_recall_is_a_share_in_percent(definition: Path) -> None:

@@ -192,26 +192,18 @@ def latex(table: Table, runs: pd.DataFrame) -> str:
     return render("table.tex", head=head, body=body)
 
 
-def _other_figures(table: Table, runs: pd.DataFrame) -> str:
-    """Means of what stands under `more`, a line for each cell."""
-    head = ["", ""]
+def _other_figures(table: Table, cell: pd.DataFrame) -> list[str]:
+    """Means of what stands under `more`, of the runs of a cell."""
+    texts = []
     for name, label in table.more.items():
-        head.append(label or name.rpartition("/")[2].replace("_", " "))
-    lines = [head]
-    for row in table.rows:
-        for column in table.columns:
-            own = select_cell(runs, row, column)
-            line = [row.label, column.label]
-            for name, label in table.more.items():
-                values = pd.to_numeric(own[name], errors="coerce")
-                if label is not None and name in MEASURES:
-                    # Under a label of its own a figure is shown as a table shows it.
-                    measure = MEASURES[name]
-                    line.append(measure.text(measure.scale * values.mean(), measure.scale * values.std()))
-                else:
-                    line.append(ABSENT if values.isna().all() else f"{values.mean():.3g}")
-            lines.append(line)
-    return markdown_rows(lines)
+        values = pd.to_numeric(cell[name], errors="coerce")
+        if label is not None and name in MEASURES:
+            # Under a label of its own a figure is shown as a table shows it.
+            measure = MEASURES[name]
+            texts.append(measure.text(measure.scale * values.mean(), measure.scale * values.std()))
+        else:
+            texts.append(ABSENT if values.isna().all() else f"{values.mean():.3g}")
+    return texts
 
 
 def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
@@ -249,25 +241,19 @@ def _late_means(table: Table, curves: pd.DataFrame) -> str:
     return markdown_rows(lines)
 
 
-def _choices(table: Table, runs: pd.DataFrame) -> tuple[str, str]:
-    """How the settings of each cell were chosen, and which: empty texts where nothing was chosen."""
-    best = best_trials(table, runs)
+def _choices(table: Table, runs: pd.DataFrame) -> tuple[str, dict[tuple[str, str], str]]:
+    """How the settings of each cell were chosen (empty where nothing was), and which."""
     if table.choices:
         name = short_name(table.chosen_from)
         how = f"Chosen in [{name}](../{name.replace('/', '_')}/README.md), on validation data and other seeds"
-        labels = {cell: variant.label for cell, variant in table.choices.items()}
-    elif best:
-        trials = "; ".join(trial.label for trial in table.trials)
-        how = f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric"
-        labels = {}
-        for cell, (trial, number) in best.items():
-            labels[cell] = trial.label if number == len(table.trials) else f"{trial.label} (of {number})"
-    else:
-        return "", ""
-    lines = [["", *(column.label for column in table.columns)]]
-    for row in table.rows:
-        lines.append([row.label, *(labels.get((row.name, column.name), ABSENT) for column in table.columns)])
-    return how, markdown_rows(lines, text=len(lines[0]))
+        return how, {cell: variant.label for cell, variant in table.choices.items()}
+    labels = {}
+    for cell, (trial, number) in best_trials(table, runs).items():
+        labels[cell] = trial.label if number == len(table.trials) else f"{trial.label} (of {number})"
+    if not labels:
+        return "", {}
+    trials = "; ".join(trial.label for trial in table.trials)
+    return f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric", labels
 
 
 def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> str:
@@ -298,7 +284,7 @@ def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Lo
         deltas=_listed(best["delta"].astype(float), "g"),
         units=_units(best),
         by_microbatch=best["epsilon_microbatch_rdp"].notna().any(),
-        more=_other_figures(table, best) if table.more else "",
+        other_figures=lambda row, column: _other_figures(table, select_cell(best, row, column)),
         late=_late_means(table, logged[CURVES]) if table.last_evaluations and CURVES in logged else "",
         chosen_how=how,
         choices=choices,

@@ -24,7 +24,6 @@ from dpbench.files import write_atomically, write_json
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.workflow_plan import Plan
 from dpbench.run.label_scores import label_scores
@@ -267,7 +266,7 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
         outcome=outcome,
         steps=steps,
         power=POWER,
-        noise_table=_noise_table(outcome, text_columns=0),
+        noise_table=_noise_table(outcome),
         data_table=_data_table(outcome),
         caveats=_CAVEATS,
         number=_number,
@@ -276,51 +275,13 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
     return text.rstrip("\n")
 
 
-def _noise_table(outcome: Outcome, text_columns: int) -> str:
-    lines = [
-        [
-            "z",
-            "ε (RDP)",
-            "ε (PLD)",
-            "training labels (%)",
-            "fresh (%)",
-            "gap",
-            "95 % limit",
-            "ε ≥ (labels)",
-            "passes",
-        ]
-    ]
-    power = [outcome.power] if outcome.power else []
-    for recall in power + outcome.noise:
-        shares = (recall.recalled, recall.guessed, recall.recalled - recall.guessed, recall.limit)
-        percents = [f"{100 * share:.1f}" for share in shares]
-        if recall.noise_multiplier is None:
-            lines.append(["none", "∞", "∞", *percents, ABSENT, ABSENT])
-            continue
-        epsilons = [_number(recall.epsilon_rdp), _number(recall.epsilon_pld)]
-        doubt = "" if recall.verdict == "CONSISTENT" else " !"
-        passes = "yes" if recall.passes(outcome.margin) else "no"
-        passes = "chosen" if recall is outcome.chosen else passes
-        lines.append([f"{recall.noise_multiplier:g}", *epsilons, *percents, _number(recall.audited) + doubt, passes])
-    return markdown_rows(lines, text_columns)
+def _noise_table(outcome: Outcome) -> str:
+    runs = [outcome.power, *outcome.noise] if outcome.power else []
+    return render("workflow_noise.md", outcome=outcome, runs=runs, number=_number).rstrip()
 
 
 def _data_table(outcome: Outcome) -> str:
-    lines = [["strategy", "test accuracy (%)", "ε claimed (RDP)", "ε sound", "audited ε ≥", "of sound", "verdict"]]
-    for run in outcome.data:
-        private = run.noise_multiplier is not None
-        lines.append(
-            [
-                run.strategy if private else "no privacy",
-                ABSENT if run.accuracy is None else f"{100 * run.accuracy:.2f}",
-                _number(run.claimed) if private else "∞",
-                _number(run.sound) if private else "∞",
-                _number(run.audited),
-                _number(run.audited_sound),
-                run.verdict or ABSENT,
-            ]
-        )
-    return markdown_rows(lines)
+    return render("workflow_data.md", outcome=outcome, number=_number).rstrip()
 
 
 def _number(value: float | None) -> str:
@@ -355,7 +316,7 @@ def write_page(folder: Path, outcome: Outcome) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_runs(folder / NOISE_RUNS, [outcome.power, *outcome.noise])
     _write_runs(folder / DATA_RUNS, outcome.data)
-    noise_table = _noise_table(outcome, text_columns=0)
+    noise_table = _noise_table(outcome)
     data_table = _data_table(outcome)
     tables = [noise_table, data_table] if outcome.data else [noise_table]
     write_atomically(folder / "table.md", "\n\n".join(tables) + "\n")
