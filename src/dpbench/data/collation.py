@@ -133,14 +133,14 @@ class Collation:
             with random_numbers_kept():
                 two = [self._dataset[0]] * 2
         try:
-            one = collated(self._collate, two[:1])
+            batch_of_one = collated(self._collate, two[:1])
         except Exception:
             return True  # the lot itself says what is wrong
         try:
             batch = collated(self._collate, two)
         except Exception:
             return False
-        return has_rows(batch, 2, one)
+        return has_rows(batch, 2, batch_of_one)
 
     def _separate(self, records: list[Any]) -> SeparateRecords:
         """A batch of each record, and now and then one of the first few."""
@@ -289,7 +289,7 @@ def _how_it_mixes(
     rng = np.random.default_rng(number)
     sample = [records[i] for i in rng.permutation(len(records))[:_MOST]]
     count = len(sample)
-    kept, changed = (np.sort(half) for half in np.array_split(rng.permutation(count), 2))
+    watched, changed = (np.sort(half) for half in np.array_split(rng.permutation(count), 2))
     moved = np.arange(count)
     moved[changed] = np.roll(changed, 1)  # the same records: texts are padded to the same length
     replaced = np.arange(count)
@@ -298,10 +298,10 @@ def _how_it_mixes(
     repeated = collated(collate, sample)
     after_move = collated(collate, [sample[i] for i in moved])
     after_replacement = collated(collate, [sample[i] for i in replaced])
-    own_rows = rows(batch, kept, count)
+    own_rows = rows(batch, watched, count)
 
     def verdict_on(other: Any) -> str | None:
-        return _compare(batch, other, own_rows, rows(other, kept, count))
+        return _compare(batch, other, own_rows, rows(other, watched, count))
 
     verdicts = [verdict_on(after_move), verdict_on(after_replacement)]
     if verdict_on(repeated) != _SAME:
@@ -431,11 +431,11 @@ def _changed_rows(one: Any, other: Any) -> int:
         return 0  # padded to another length
     rows = _bytes_of(tables)
     other_rows = _bytes_of(other_tables)
-    gone = Counter(rows) - Counter(other_rows)
-    new = Counter(other_rows) - Counter(rows)
-    unmatched = list(new.elements())
+    missing = Counter(rows) - Counter(other_rows)
+    additional = Counter(other_rows) - Counter(rows)
+    unmatched = list(additional.elements())
     count = 0
-    for row in gone.elements():
+    for row in missing.elements():
         twin = next((place for place, candidate in enumerate(unmatched) if _is_close_row(row, candidate)), None)
         if twin is None:
             count += 1

@@ -36,18 +36,18 @@ def contents_of(dataset: Any, data_id: str | None = None) -> tuple[str, frozense
     Raises:
         ConfigurationError: Records lie elsewhere, and no `data_id` names them.
     """
-    whole = Canonical()
+    canonical = Canonical()
     if data_id is not None:
-        return whole.digest(["data_id", data_id]).hex(), frozenset({type(dataset)})
-    digest = whole.digest(dataset)
-    elsewhere = [*whole.unreadable, *_read_by_items(dataset)]
+        return canonical.digest(["data_id", data_id]).hex(), frozenset({type(dataset)})
+    digest = canonical.digest(dataset)
+    elsewhere = [*canonical.unreadable, *_read_by_items(dataset)]
     if elsewhere:
         raise ConfigurationError(
             f"the records of the {type(dataset).__name__} are not in memory ({elsewhere[0]}), so that a seeded run "
             "cannot tell this training set from another one, with which it would share its noise: name the records and "
             "their version, LotLoader(..., data_id='clinic 2026-11'), or train without a seed (strategy.secure=true)."
         )
-    return digest.hex(), frozenset(whole.classes)
+    return digest.hex(), frozenset(canonical.classes)
 
 
 def _read_by_items(dataset: Any) -> list[str]:

@@ -303,9 +303,9 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         """
         inserted, references = self._made_up()
         for label in torch.as_tensor(np.unique(inserted.labels.numpy())):
-            own = inserted.subset(torch.nonzero(inserted.labels == label).flatten().tolist())
-            others = InMemoryImages(references.pixels, label.expand(len(references)))
-            yield self._eval_loader(own), self._eval_loader(others)
+            with_label = inserted.subset(torch.nonzero(inserted.labels == label).flatten().tolist())
+            relabeled = InMemoryImages(references.pixels, label.expand(len(references)))
+            yield self._eval_loader(with_label), self._eval_loader(relabeled)
 
 
 def _rows(images: Tensor, labels: Tensor) -> InMemoryImages:

@@ -59,10 +59,10 @@ def refuse_repeated(dataset: Any) -> None:
     """Raise ConfigurationError where a Subset or ConcatDataset holds a record of a data set more than once."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return
-    found: dict[int, list[NDArray[np.int64]]] = {}
+    positions_of: dict[int, list[NDArray[np.int64]]] = {}
     for origin, positions in _origins(dataset, None):
-        found.setdefault(id(origin), []).append(positions)
-    for parts in found.values():
+        positions_of.setdefault(id(origin), []).append(positions)
+    for parts in positions_of.values():
         positions = np.concatenate(parts)
         repeated = len(positions) - len(np.unique(positions))
         if repeated:

@@ -25,8 +25,8 @@ def know_as_tree(batch: Any) -> None:
 
 
 def _opens(leaf: Any) -> bool:
-    known = type(leaf) in SUPPORTED_NODES
-    return not known and (isinstance(leaf, UserDict) or (is_dataclass(leaf) and not isinstance(leaf, type)))
+    is_registered = type(leaf) in SUPPORTED_NODES
+    return not is_registered and (isinstance(leaf, UserDict) or (is_dataclass(leaf) and not isinstance(leaf, type)))
 
 
 def unopened(batch: Any) -> str | None:

@@ -77,8 +77,8 @@ class DenseNet(nn.Sequential):
             input_shape,
             "images of at least 4×4 pixels",
         )
-        per_block, rest = divmod(depth - 4, 3)
-        if rest or not 1 <= per_block <= 1000:
+        per_block, remainder = divmod(depth - 4, 3)
+        if remainder or not 1 <= per_block <= 1000:
             raise ValueError(f"densenet40 needs depth = 3·n + 4 with n from 1 to 1000, not {depth}.")
         if growth < 1 or not 0 < compression <= 1:
             raise ValueError(f"densenet40 needs growth ≥ 1 and 0 < compression ≤ 1, not {growth} and {compression}.")
@@ -90,9 +90,9 @@ class DenseNet(nn.Sequential):
                 channels += growth
             layers += _norm_relu(channels, growth)
             if block < 2:
-                kept = int(channels * compression)
-                layers += [nn.Conv2d(channels, kept, 1, bias=False), nn.AvgPool2d(2)]
-                channels = kept
+                reduced = int(channels * compression)
+                layers += [nn.Conv2d(channels, reduced, 1, bias=False), nn.AvgPool2d(2)]
+                channels = reduced
         super().__init__(
             *layers,
             nn.AdaptiveAvgPool2d(1),

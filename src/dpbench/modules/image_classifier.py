@@ -81,8 +81,10 @@ class ImageClassifier(Supervised):
         """Count images that are classified correctly."""
         logits = self(batch[0])
         metric(logits, batch[1])
-        own = metric is self.val_accuracy or metric is self.test_accuracy  # not a copy, for training records
-        if self._recalls is not None and own:
+        is_of_validation_or_test = (
+            metric is self.val_accuracy or metric is self.test_accuracy
+        )  # not a copy, for training records
+        if self._recalls is not None and is_of_validation_or_test:
             self._recalls.update(logits, batch[1])
 
     def on_validation_epoch_end(self) -> None:

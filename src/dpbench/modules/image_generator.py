@@ -69,8 +69,8 @@ class ImageGenerator(pl.LightningModule):
             generator: On the CPU, of the noise.
         """
         noise = torch.randn(len(labels), self._noise_size, generator=generator, dtype=torch.float32)
-        own = next(self.generator.parameters())  # of another precision, perhaps
-        images = self._generate(noise.to(own), labels.to(own.device) if self.classes else None)
+        parameter = next(self.generator.parameters())  # of another precision, perhaps
+        images = self._generate(noise.to(parameter), labels.to(parameter.device) if self.classes else None)
         return (images.float() + 1) / 2
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -48,8 +48,8 @@ class Reconstruction(Supervised):
             batch: Images (N, C, H, W), alone or before their labels.
             batch_idx: Unused.
         """
-        made, images = self._pair(batch)
-        return self._result((made - images).square().mean(1), {})
+        reconstructed, images = self._pair(batch)
+        return self._result((reconstructed - images).square().mean(1), {})
 
     def measure(self, metric: Metric, batch: Sequence[Tensor] | Tensor) -> None:
         """Add up squared errors, of all pixels of all images together."""
@@ -62,11 +62,11 @@ class Reconstruction(Supervised):
             ConfigurationError: The model makes something else than the images' pixels.
         """
         images = batch if isinstance(batch, Tensor) else batch[0]
-        made = self(images).flatten(1)
-        wanted = images.flatten(1)
-        if made.shape != wanted.shape:
+        reconstructed = self(images).flatten(1)
+        pixels = images.flatten(1)
+        if reconstructed.shape != pixels.shape:
             raise ConfigurationError(
-                f"the model makes {made.shape[1]} numbers of images with {wanted.shape[1]} pixels: choose an "
+                f"the model makes {reconstructed.shape[1]} numbers of images with {pixels.shape[1]} pixels: choose an "
                 "autoencoder, such as model=autoencoder."
             )
-        return made, wanted
+        return reconstructed, pixels

@@ -74,8 +74,8 @@ class TagPredictor(Supervised):
         ).mean(1)
 
         def recall() -> Tensor:
-            found = (_likeliest(logits) * tags).sum(1)
-            return found.to(losses.dtype) / tags.sum(1).clamp(min=1)
+            hits = (_likeliest(logits) * tags).sum(1)
+            return hits.to(losses.dtype) / tags.sum(1).clamp(min=1)
 
         return self._result(losses, {"recall_at_5": recall})
 

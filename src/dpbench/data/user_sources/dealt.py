@@ -179,10 +179,10 @@ class CroppedImages(Dataset[tuple[Tensor, Tensor]]):
         margins = [side - self.crop for side in self.pixels.shape[1:3]]
         offsets = torch.arange(self.crop).expand(len(index), -1)
         if self.augment:
-            top, left = (torch.randint(margin + 1, (len(index), 1)) for margin in margins)
+            first_rows, first_columns = (torch.randint(margin + 1, (len(index), 1)) for margin in margins)
             mirrored = torch.rand(len(index), 1) < 0.5
-            rows = top + offsets
-            columns = left + torch.where(mirrored, offsets.flip(1), offsets)
+            rows = first_rows + offsets
+            columns = first_columns + torch.where(mirrored, offsets.flip(1), offsets)
         else:
             rows, columns = (margin // 2 + offsets for margin in margins)
         pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]

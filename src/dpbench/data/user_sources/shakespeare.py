@@ -106,18 +106,18 @@ def load_words(
     lines = read_book(root)
     speeches = _SPLITS[split](lines)
     if vocabulary == "poems":
-        known = most_frequent(map(words, poems(lines)))
+        word_list = most_frequent(map(words, poems(lines)))
     elif vocabulary == "speeches":
         train, _ = train_test(speeches)
-        known = most_frequent(map(words, _flat(train)))
+        word_list = most_frequent(map(words, _flat(train)))
     else:
-        known = read_vocabulary(Path(vocabulary).expanduser())
+        word_list = read_vocabulary(Path(vocabulary).expanduser())
 
     def encode(texts: Sequence[str]) -> Tokens:
         of_texts = [sentences(text) for text in texts]
         every = [sentence for of_text in of_texts for sentence in of_text]
         counts = np.array(list(map(len, of_texts)), dtype=np.int64)
-        return word_sequences(every, known, sequence_length), counts
+        return word_sequences(every, word_list, sequence_length), counts
 
     return _user_data(speeches, encode, WORDS + 4, sequence_length)
 

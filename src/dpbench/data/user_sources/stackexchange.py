@@ -51,10 +51,10 @@ def load_tags(
         held_out_by: How these are chosen, see `UserDataModule`.
     """
     file = root / (path or f"stackexchange/{site}/Posts.xml")
-    known = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
+    word_list = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
     every = read_stackexchange(
         file,
-        known,
+        word_list,
         num_features,
         None if num_tags == _NO_TAGS else num_tags,
     )
