@@ -34,6 +34,7 @@ _HYDRA_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"train": trai
 _EXAMPLES = """\
 examples:
   dpbench train hydra.run.dir=runs/demo             real digits, MNIST CNN, DP-SGD, on the CPU
+  dpbench train data=mnist strategy.noise_multiplier=1.1 trainer.max_steps=8000
   dpbench account runs/demo --accountant pld --delta 1e-6
   dpbench calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.004 --epochs 60
   dpbench reproduce list                            the papers' tables
