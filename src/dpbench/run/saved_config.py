@@ -1,4 +1,4 @@
-"""The configuration that lies in a run's folder, from which the run is resumed."""
+"""The configuration in a run's folder, from which the run is resumed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from dpbench.files import write_atomically
 from dpbench.runs.folder import Run, RunFolder
 
 _SPLIT_BY_NUMBER = ("dpbench.data.ImageDataModule", "dpbench.data.UserDataModule")
-_OF_HYDRA = ("hydra", "defaults")  # what Hydra itself would read, and obey, in a configuration
 SCHEMA = 1
 """Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
 else. Runs of before it was written down have none."""
 
 
 def write_config(run: Run) -> None:
-    """Keep the configuration in the run's folder, whole or not at all."""
+    """Write the configuration to the run's folder, whole or not at all."""
     write_atomically(run.folder.config, OmegaConf.to_yaml(OmegaConf.create(run.config)))
 
 
@@ -53,7 +52,7 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The resolved configuration of a run, which may be somebody else's.
+    """Read the resolved configuration of a run, which may be another user's.
 
     Raises:
         ConfigurationError: The folder holds no run, its configuration is damaged, or would run code of the folder.
@@ -72,17 +71,20 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is damaged: {brief(error)} (restore it; a resume needs it)") from error
     if not isinstance(config, dict) or not {"run", "data", "strategy"} <= set(config):
         raise ConfigurationError(f"{path} is damaged: it holds no settings of a run (restore it; a resume needs it).")
-    header = "@package" in path.read_text(encoding="utf-8", errors="replace")
-    if chosen := [key for key in _OF_HYDRA if key in config] or (["@package"] if header else []):
+    # Hydra would read, and obey, these in a configuration.
+    directives = config.keys() & {"hydra", "defaults"}
+    if "@package" in path.read_text(encoding="utf-8", errors="replace"):
+        directives |= {"@package"}
+    if directives:
         raise ConfigurationError(
-            f"{path} sets {chosen[0]}, which no run keeps, and by which it could run any code: take it out."
+            f"{path} sets {max(directives)}, which no run keeps, and by which it could run any code: take it out."
         )
     _refuse_code_of(folder, config)
     return with_later_options({str(key): value for key, value in config.items()})
 
 
 def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
-    """A saved configuration with the options that came after it, which say what was done before they were there.
+    """Add to a saved configuration the options that came after it, which say what was done before they were there.
 
     Args:
         config: Of a run, as a file of it gives it.
@@ -98,14 +100,15 @@ def _refuse_code_of(folder: RunFolder, config: Any) -> None:
 
     `python -m dpbench` looks for modules in the working directory, and in folders of it as in namespace packages.
     """
-    own = folder.path.resolve()
+    forbidden = folder.path.resolve()
     remedy = (
         "nothing is imported from the folder of a run: start the command elsewhere, with classes of installed packages"
     )
-    if any(Path(entry).resolve().is_relative_to(own) for entry in sys.path):
+    if any(Path(entry).resolve().is_relative_to(forbidden) for entry in sys.path):
         raise ConfigurationError(f"Python looks for modules in {folder} (sys.path), and {remedy}.")
     for target in _targets(config):
-        if file := _file_in(own, target):
+        file = _file_in(forbidden, target)
+        if file is not None:
             raise ConfigurationError(
                 f"{folder.config} names {target}, which would come from {file}, and {remedy} or on PYTHONPATH."
             )
@@ -114,13 +117,12 @@ def _refuse_code_of(folder: RunFolder, config: Any) -> None:
 def _targets(value: Any) -> Iterator[str]:
     """The import paths that a configuration names, wherever they stand."""
     if isinstance(value, dict):
-        if isinstance(target := value.get("_target_"), str):
+        target = value.get("_target_")
+        if isinstance(target, str):
             yield target
-        for inner in value.values():
-            yield from _targets(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _targets(inner)
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _targets(inner)
 
 
 def _file_in(folder: Path, target: str) -> str | None:

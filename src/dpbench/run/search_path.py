@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ _NO_CHOICES = ("table", "base")  # definitions of tables, and what files of seve
 
 
 def conf_dir() -> Path:
-    """The configuration files: inside the installed package, or at the top of the checkout."""
+    """Find the configuration files: inside the installed package, or at the top of the checkout."""
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
@@ -43,7 +43,7 @@ def installing(extra: str) -> str:
 
 
 def groups_of(*folders: Path) -> dict[str, list[str]]:
-    """Names in each configuration group of some folders together."""
+    """List the names in each configuration group of some folders together."""
     groups: dict[str, set[str]] = {}
     for folder in filter(Path.is_dir, folders):
         for group in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in _NO_CHOICES):
@@ -53,12 +53,12 @@ def groups_of(*folders: Path) -> dict[str, list[str]]:
 
 
 def choices_with(group: str, option: str) -> list[str]:
-    """Names in a group whose files have an option."""
+    """List the names in a group whose files have an option."""
     return [name for name, options in choices_of(group) if option in options]
 
 
 def choices_of(group: str) -> Iterator[tuple[str, Any]]:
-    """Names in a group, each with the options that its file gives the group."""
+    """List the names in a group, each with the options that its file gives the group."""
     for folder in (conf_dir(), *plugin_dirs()):
         for path in sorted((folder / group).glob("*.yaml")):
             file: Any = OmegaConf.load(path)
@@ -79,12 +79,13 @@ def plugin_dirs() -> tuple[Path, ...]:
 
 
 def _folder_of(point: EntryPoint) -> Path:
+    why = "it is no folder of an installed package"
+    places = None
     try:
         spec = find_spec(point.value)
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        why = "it is no folder of an installed package"
+        places = spec and spec.submodule_search_locations
     except Exception as error:  # whatever the import of the package may raise
-        places, why = [], brief(error)
+        why = brief(error)
     if not places:
         raise ConfigurationError(
             f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}): {why}. Mend or "
@@ -96,16 +97,14 @@ def _folder_of(point: EntryPoint) -> Path:
 def _refuse_twins(folders: dict[str, Path]) -> None:
     owners: dict[str, str] = {}
     for owner, folder in folders.items():
-        for choice in _choices(groups_of(folder).items()):
-            if choice in owners:
-                raise ConfigurationError(
-                    f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
-                )
-            owners[choice] = owner
-
-
-def _choices(groups: Iterable[tuple[str, list[str]]]) -> list[str]:
-    return [f"{group}/{name}.yaml" for group, names in groups for name in names]
+        for group, names in groups_of(folder).items():
+            for name in names:
+                choice = f"{group}/{name}.yaml"
+                if choice in owners:
+                    raise ConfigurationError(
+                        f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
+                    )
+                owners[choice] = owner
 
 
 class PluginSearchPath(SearchPathPlugin):
