@@ -287,38 +287,38 @@ def _check(command: _Command) -> list[list[str]]:
     """
     from dpbench.run.objective import optimizes, refuse_choice
 
-    own = command.cfg.hydra
+    settings = command.cfg.hydra
     if not command.sweeps:
         for override in command.overrides:
             if override.key_or_group in ("launcher", "hydra/launcher") and override.value() != "basic":
                 raise ConfigurationError(
                     f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or leave it out."
                 )
-        _check_folder_names(own, "run.dir")
+        _check_folder_names(settings, "run.dir")
         _check_run(command.cfg)
         return []
-    _check_folder_names(own, "sweep.dir", "sweep.subdir")
-    _check_launcher(own.launcher)
-    chooses = optimizes(own)
-    parameters = _sweeper_parameters(own.sweeper)
+    _check_folder_names(settings, "sweep.dir", "sweep.subdir")
+    _check_launcher(settings.launcher)
+    chooses = optimizes(settings)
+    parameters = _sweeper_parameters(settings.sweeper)
     task = [override for override in command.overrides if not override.is_hydra_override()]
     overrides = [*read_overrides(parameters, command.loader), *task]
     if chooses:
-        _check_sweeper(own, overrides)
+        _check_sweeper(settings, overrides)
         jobs = _possible_trials(overrides)
     else:
-        jobs = _grid(own.sweeper, overrides)
+        jobs = _grid(settings.sweeper, overrides)
     for words in jobs:
         # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
         job = command.loader.load_sweep_config(command.cfg, words)
         HydraConfig.instance().set_config(job)
         config = _check_run(job)
-        _check_time(own.launcher, config["run"].get("max_time"))
+        _check_time(settings.launcher, config["run"].get("max_time"))
         if chooses:
-            direction = own.sweeper.get("direction")
+            direction = settings.sweeper.get("direction")
             refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
     if chooses:
-        _check_study(own.sweeper)
+        _check_study(settings.sweeper)
     return [] if chooses else jobs
 
 
@@ -336,9 +336,9 @@ def _check_run(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
-def _check_folder_names(own: DictConfig, *keys: str) -> None:
+def _check_folder_names(settings: DictConfig, *keys: str) -> None:
     for key in keys:
-        name: Any = OmegaConf.to_container(own, resolve=False)
+        name: Any = OmegaConf.to_container(settings, resolve=False)
         for part in key.split("."):
             name = name[part] if isinstance(name, Mapping) else None
         if not isinstance(name, str) or not name.strip():
@@ -408,11 +408,11 @@ def _size(override: Override) -> float:
     return max(0.0, math.ceil(steps)) if math.isfinite(steps) else math.inf
 
 
-def _check_sweeper(own: DictConfig, overrides: Sequence[Override]) -> None:
+def _check_sweeper(settings: DictConfig, overrides: Sequence[Override]) -> None:
     """Refuse what a sweeper that chooses would fail at, some of it after trials that had cost their epsilon."""
-    folder = Path(str(own.sweep.dir))
+    folder = Path(str(settings.sweep.dir))
     # One that is named by the time will be a new one.
-    if not is_named_by_time(own, "sweep") and next(folder.rglob(RunFolder.lock), None) is not None:
+    if not is_named_by_time(settings, "sweep") and next(folder.rglob(RunFolder.lock), None) is not None:
         raise ConfigurationError(
             f"{folder} holds runs of another sweep, and what that one chose would be written over: name another folder "
             "(hydra.sweep.dir)."
@@ -422,8 +422,8 @@ def _check_sweeper(own: DictConfig, overrides: Sequence[Override]) -> None:
         # Of numbers Hydra sees to it.
         if isinstance(value, IntervalSweep) and not (value.start or 0) < (value.end or 0):
             raise ConfigurationError(f"{override.input_line} has no inside: write interval(LEAST,LARGEST).")
-    if _is_optuna(own.sweeper):
-        _check_optuna(own.sweeper, overrides)
+    if _is_optuna(settings.sweeper):
+        _check_optuna(settings.sweeper, overrides)
 
 
 def _check_optuna(sweeper: DictConfig, overrides: Sequence[Override]) -> None:
@@ -585,15 +585,15 @@ def _run_sweep(
 
 def _begin(command: _Command, jobs: Sequence[Sequence[str]]) -> Sweep:
     """Make the folder of a sweep, and tell its jobs of it."""
-    own = command.cfg.hydra
-    settings: Any = OmegaConf.to_container(own.sweeper, resolve=False)
-    swept = [str(key) for kind in ("params", "search_space") for key in settings.get(kind) or {}]
+    settings = command.cfg.hydra
+    sweeper: Any = OmegaConf.to_container(settings.sweeper, resolve=False)
+    swept = [str(key) for key in (*(sweeper.get("params") or {}), *(sweeper.get("search_space") or {}))]
     swept += [override.key_or_group for override in command.overrides if override.is_sweep_override()]
     keys = tuple(dict.fromkeys(swept))
     folder = claim_sweep_folder(command.cfg, keys)
     finished = frozenset(run.path for run in finished_runs_below([folder]))
-    study = settings.get("study_name") if settings.get("storage") else None
-    return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(own))
+    study = sweeper.get("study_name") if sweeper.get("storage") else None
+    return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings))
 
 
 def _progress(sweep: Sweep | None) -> AbstractContextManager[None]:
@@ -605,19 +605,19 @@ def _progress(sweep: Sweep | None) -> AbstractContextManager[None]:
     return watching(SweepProgress(sweep))
 
 
-def _leave_sweep(error: DPBenchError | OSError, own: Any, in_parent: bool) -> None:
+def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) -> None:
     """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value.
 
     Args:
         error: Of a run.
-        own: Hydra's configuration.
+        settings: Hydra's configuration.
         in_parent: Whether the run was made by the process that makes the sweep (joblib does so where n_jobs=1): there
             Hydra would keep an interruption to itself until all other runs are made.
     """
     from dpbench.run.objective import optimizes
 
     stops_all = isinstance(error, Interrupted) and not error.of_one_run
-    if (has_workers(own) and not (stops_all and in_parent)) or optimizes(own):
+    if (has_workers(settings) and not (stops_all and in_parent)) or optimizes(settings):
         raise error
     if isinstance(error, Interrupted) and stops_all:
         raise _SweepInterrupted(error) from error

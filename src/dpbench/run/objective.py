@@ -32,25 +32,26 @@ def objective_of(config: Mapping[str, Any]) -> str | None:
         ConfigurationError: The objective that was asked for is measured on test data, on training data without noise,
             or on data that are not held out.
     """
-    wanted, held_out = config.get("objective"), _holds_out(config["data"])
-    if wanted is None:
-        own: str | None = getattr(get_class(config["module"]["_target_"]), "objective", None)
-        return own if held_out else None
-    if not wanted.startswith(_CHOOSABLE):
+    name: str | None = config.get("objective")
+    held_out = _holds_out(config["data"])
+    if name is None:
+        default: str | None = getattr(get_class(config["module"]["_target_"]), "objective", None)
+        return default if held_out else None
+    if not name.startswith(_CHOOSABLE):
         raise ConfigurationError(
-            f"objective={wanted} cannot be optimized: choices are made on records held out (val/..., with "
+            f"objective={name} cannot be optimized: choices are made on records held out (val/..., with "
             "data.val_size) or on what the budget covers (private/...), not on test data or noiseless training data."
         )
-    if wanted.startswith("val/") and not held_out:
-        raise ConfigurationError(f"objective={wanted} needs records held out: set data.val_size, such as 1000.")
-    return str(wanted)
+    if name.startswith("val/") and not held_out:
+        raise ConfigurationError(f"objective={name} needs records held out: set data.val_size, such as 1000.")
+    return name
 
 
 def _holds_out(data: Mapping[str, Any]) -> bool:
     if "val_size" in data:
         return bool(data["val_size"])
-    own = getattr(get_class(data["_target_"]), "val_dataloader", None)
-    return own is not pl.LightningDataModule.val_dataloader
+    loader = getattr(get_class(data["_target_"]), "val_dataloader", None)
+    return loader is not pl.LightningDataModule.val_dataloader
 
 
 def refuse_choice(config: Mapping[str, Any], direction: str | None = None) -> None:
@@ -86,7 +87,8 @@ def value_of(record: Mapping[str, Any], config: Mapping[str, Any], chosen: bool)
     """
     if chosen:
         refuse_choice(config)
-    metrics, name = record["metrics"], objective_of(config)
+    metrics = record["metrics"]
+    name = objective_of(config)
     value = None if name is None else metrics.get(name)
     if value is None and chosen:
         measured = ", ".join(key for key in metrics if key.startswith(_CHOOSABLE)) or "none"

@@ -258,10 +258,10 @@ class _Display:
     def _time_left(self, progress: Progress) -> str:
         assert self._start_step is not None
         seconds = time.monotonic() - self._start_time
-        made = progress.made - self._start_step
-        if made <= 0 or progress.steps <= progress.made or seconds < _REFRESH_SWEEP:
+        steps = progress.made - self._start_step
+        if steps <= 0 or progress.steps <= progress.made or seconds < _REFRESH_SWEEP:
             return ""
-        remaining = seconds * (progress.steps - progress.made) / made
+        remaining = seconds * (progress.steps - progress.made) / steps
         return f", left {timedelta(seconds=round(remaining))}"
 
 
@@ -279,7 +279,7 @@ class SweepProgress:
     def __call__(self) -> Progress:
         """How far they are now."""
         states: dict[str, str] = {}
-        made = 0
+        steps_made = 0
         planned = []
         folders = {lock.parent for lock in self._sweep.folder.rglob(RunFolder.lock)} - self._sweep.before
         for path in sorted(folders):
@@ -289,13 +289,13 @@ class SweepProgress:
             states[str(run)] = "done" if run.finished else "begun"
             steps = self._steps_of(run)
             planned.append(steps)
-            made += steps if run.finished else min(steps_logged(run.metrics), steps)
+            steps_made += steps if run.finished else min(steps_logged(run.metrics), steps)
         jobs = len(self._sweep.jobs)
         usual = sum(planned) / len(planned) if planned else 1  # of those that have not begun
         total = sum(planned) + usual * max(0, jobs - len(planned))
         counts = Counter(states.values())
         summary = f"{counts['done']}/{jobs} done, {counts['begun']} begun"
-        return Progress(states, summary, made, round(total), self._sweep.apart)
+        return Progress(states, summary, steps_made, round(total), self._sweep.apart)
 
     def _steps_of(self, run: RunFolder) -> int:
         """Steps of a run, by its configuration; 1 where epochs or a time end it."""
