@@ -240,15 +240,17 @@ def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[Audit
     """Audit a run by its canaries or, one on noise, by its labels."""
     from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
     from dpbench.reports.plots import plot_audit
-    from dpbench.run.label_scores import is_on_noise, label_scores
     from dpbench.runs.folder import RunFolder
 
     run = RunFolder(folder)
-    report: AuditReport[Any]
-    if run.begun and not run.audit.exists() and is_on_noise(run):
-        require_private(run)
-        report = audit_by_labels(run, label_scores(run, trust), confidence)
-    else:
+    report: AuditReport[Any] | None = None
+    if run.begun and not run.audit.exists():
+        from dpbench.run.label_scores import is_on_noise, label_scores  # brings torch, which canaries do not need
+
+        if is_on_noise(run):
+            require_private(run)
+            report = audit_by_labels(run, label_scores(run, trust), confidence)
+    if report is None:
         refuse_unended(folder)
         report = audit_run(folder, confidence)
     return report, plot_audit(run.audit_picture, report)
