@@ -158,6 +158,7 @@ def choose(recalls: Sequence[Recall], margin: float) -> Recall | None:
     """
     chosen = None
     for recall in sorted(recalls, key=lambda recall: recall.noise_multiplier or 0.0, reverse=True):
+        # A run of less noise that passes beside one that does not has passed by chance.
         if not recall.passes(margin):
             break
         chosen = recall
