@@ -134,7 +134,7 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
     for row in table.rows:
         line = [row.label]
         for column in table.columns:
-            cell = by_cell.loc[(row.name, column.name)]
+            cell: Any = by_cell.loc[(row.name, column.name)]
             line += [text(cell["mean"], cell["sd"]), str(cell["n"])]
             if column.name in printed:
                 line.append(text(cell["paper"], cell["paper_spread"], digits=1))
@@ -157,7 +157,7 @@ def _difference(table: Table, gaps: pd.DataFrame, row: str, spread: str) -> str:
     """The difference of a row, with half its interval ("half"), or with its standard deviation ("sd")."""
     if row not in gaps.index:
         return ABSENT
-    gap = gaps.loc[row]
+    gap: Any = gaps.loc[row]
     if spread == "sd":
         return table.measure.text(gap["mean"], gap["sd"], sign="+")
     half = "" if pd.isna(gap["half"]) else f" [± {table.measure.text(gap['half'])}]"
@@ -221,7 +221,7 @@ def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
     # The test after step S is of the same weights as the validation that is logged at S − 1.
     is_repeated = (steps["step"] == 1) & (steps["value"] == 0)
     last = curves[~is_repeated].groupby(run).tail(table.last_evaluations)
-    return last.groupby(run, as_index=False)["value"].mean()
+    return last.groupby(run)["value"].mean().reset_index()
 
 
 def _late_means(table: Table, curves: pd.DataFrame) -> str:
@@ -236,7 +236,7 @@ def _late_means(table: Table, curves: pd.DataFrame) -> str:
     for row in table.rows:
         line = [row.label]
         for column in table.columns:
-            cell = means.loc[(row.name, column.name)]
+            cell: Any = means.loc[(row.name, column.name)]
             line += [table.measure.text(cell["mean"], cell["sd"]), str(cell["n"])]
         line += [_difference(table, gap, row.name, "sd") for gap in gaps]
         lines.append(line)

@@ -224,9 +224,9 @@ def _draw_panel(axes: Axes, panel: pd.DataFrame) -> None:
     colors = {name: f"C{number % 10}" for number, name in enumerate(panel["table"].unique())}
     for (table, origin, unit, name), part in panel.groupby(["table", "whose", "unit", "name"], sort=False):
         note = " (unit: microbatch)" if unit == "microbatch" else ""
-        label = "\n".join(wrap(f"{WHOSE[origin]}: {name}{note}", _LEGEND))
+        label = "\n".join(wrap(f"{WHOSE[str(origin)]}: {name}{note}", _LEGEND))
         color = colors[table] if table else "black"
-        axes.plot(part["epsilon"], part["value"], label=label, **_style(origin, unit, color, size=5))
+        axes.plot(part["epsilon"], part["value"], label=label, **_style(str(origin), str(unit), color, size=5))
         half = part["half"].astype(float)
         axes.errorbar(part["epsilon"], part["value"], yerr=half, fmt="none", ecolor=color, capsize=2, elinewidth=1)
     half = panel["half"].astype(float).fillna(0)

@@ -165,7 +165,8 @@ def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
             if one_line_each:
                 panels.setdefault(column.label, {})[row.label] = part
             else:
-                panels[_cell_label(table, row, column)] = dict(list(part.groupby("name", sort=False)))
+                by_name: Any = part.groupby("name", sort=False)
+                panels[_cell_label(table, row, column)] = dict(list(by_name))
     across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
     figure = new_figure(5.5 * across, 4.0 * down)
@@ -299,8 +300,8 @@ def write_montage(table: Table, folder: Path) -> list[str]:
     return without
 
 
-def _place(folder: Path, row: str, column: str) -> Path:
-    return folder / STRIPS / row / f"{column}.png"
+def _place(folder: Path, row: object, column: object) -> Path:
+    return folder / STRIPS / str(row) / f"{column}.png"
 
 
 def _identity(run: Mapping[Any, Any]) -> str:

@@ -189,7 +189,8 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
     best = {}
     for _, values in means.groupby(level=["row", "column"]):
-        row, column, name = values.idxmin() if table.measure.lower_is_better else values.idxmax()
+        key: Any = values.idxmin() if table.measure.lower_is_better else values.idxmax()
+        row, column, name = key
         best[row, column] = (trials[name], len(values))
     return best
 
@@ -244,7 +245,7 @@ def with_choices(table: Table, results: Path) -> Table:
                     f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): "
                     f"{first}."
                 )
-            best = scores.idxmin() if tuning.measure.lower_is_better else scores.idxmax()
+            best: Any = scores.idxmin() if tuning.measure.lower_is_better else scores.idxmax()
             choices[row.name, column.name] = candidates[best]
     return table.model_copy(update={"choices": choices})
 

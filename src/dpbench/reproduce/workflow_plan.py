@@ -245,4 +245,4 @@ def _multipliers(plan: Plan) -> list[float]:
         return Event(lots, (SumQuery("all", 1.0, z),))
 
     ends = [calibrate_noise_multiplier(release, plan.steps, epsilon, plan.delta) for epsilon in _EPSILONS]
-    return [float(f"{z:.3g}") for z in np.geomspace(*ends, _TRIED)]
+    return [float(f"{z:.3g}") for z in np.geomspace(ends[0], ends[1], _TRIED)]
