@@ -303,6 +303,7 @@ def reproduce_claims(folder: Path) -> str:
 
 def _count(claims: pd.DataFrame, identities: pd.DataFrame) -> str:
     """Count the printed figures that come out."""
+    # Readings that we add are no figures of the papers.
     printed = claims[~claims["variant"] & claims["claim"].notna()]
     matching = int(printed["verdict"].str.startswith("matches").sum())
     holding = int(identities["verdict"].isin(["matches", "holds"]).sum())

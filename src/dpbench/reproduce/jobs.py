@@ -81,7 +81,7 @@ class Job:
     config_hash: str
     code_hash: str
     steps: int
-    folder: str
+    folder: str  # a text: jobs travel to other machines as JSON
     evaluated: HeldOut | None = None
     trial: str = ""
 
@@ -199,6 +199,7 @@ def table_jobs(table: Table, root: Path, more: Sequence[str] = ()) -> list[Job]:
 
     use_plugins()
     cells = list(product(table.rows, table.columns, table.trials))
+    # Seeds and names are set in the composed configuration: Hydra would take minutes for a table of many seeds.
     composed: dict[tuple[str, ...], DictConfig] = {}
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return [_job(table, cell, seed, root, more, composed) for seed in table.seeds for cell in cells]
@@ -219,7 +220,7 @@ def _job(
     name = "-".join([*names, str(seed)])
     identity = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
     words = (*table.words_of(row, column, trial), *identity, *table.later, *more)
-    if names not in composed:  # once for all seeds: it takes Hydra a quarter of a second
+    if names not in composed:
         composed[names] = _compose(words, f"{table.name}, {row.name}, {column.name}")
     cfg = composed[names]
     cfg.seed = seed
@@ -296,14 +297,17 @@ def run_job(job: Job, threads: int | None) -> None:
     job.path.mkdir(parents=True, exist_ok=True)
     with open(job.path / _LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # After the lock: whoever held it may have begun the run with another number, or ended it.
         threads = job.attempt().get("threads", threads)
         commands = job.commands()
+        # Not the cached hash of this process: files may have changed while the table waited for its turn.
         if commands and code_hash.__wrapped__() != job.code_hash:
             message = "the source of dpbench has changed since this table began: call the command again"
             write_json(job.path / ATTEMPT, {"threads": threads, "error": message})
             return
         status = 0
         for command in commands:
+            # Before the command: a run that is killed keeps its number of threads, and an old error is forgotten.
             write_json(job.path / ATTEMPT, {"threads": threads, "error": None})
             status = _run(job, command, threads, lock.fileno())
             if status in _INTERRUPTED:
@@ -312,6 +316,7 @@ def run_job(job: Job, threads: int | None) -> None:
                 return  # it waits for the next call
             if status:
                 break
+        # Not only after a bad status: a command may end well and leave a result that is not whole.
         if job.commands():
             killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
             with suppress(OSError):  # a full disk
@@ -323,6 +328,7 @@ def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
     environment = dict(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
+    # Appended: what an interrupted run said before it was continued stays.
     with open(job.path / LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
@@ -347,6 +353,7 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "its log cannot be read"
+    # Warnings at exit may follow the error.
     errors = [line for line in lines if line.startswith(prefix)] or [line for line in lines if line.strip()]
     return errors[-1].removeprefix(prefix) if errors else "no output"
 
@@ -408,6 +415,7 @@ def swept_job(cfg: DictConfig) -> None:
     """Run one job of the sweep, with its share of the cores."""
     from hydra.core.hydra_config import HydraConfig
 
+    # Only joblib has n_jobs: its jobs share the cores of this machine, and a run names the threads that it began with.
     workers = int(HydraConfig.get().launcher.get("n_jobs", 1) or 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
@@ -419,8 +427,8 @@ def _progress(jobs: Sequence[Job]) -> Progress:
     from dpbench.run.progress import Progress
 
     states = {job.name: job.state() for job in jobs}
-    made = sum(job.steps_made() for job in jobs)
-    return Progress(states, _counts(states.values()), made, sum(job.steps for job in jobs))
+    steps = sum(job.steps_made() for job in jobs)
+    return Progress(states, _counts(states.values()), steps, sum(job.steps for job in jobs))
 
 
 def _counts(states: Iterable[State]) -> str:
@@ -430,6 +438,7 @@ def _counts(states: Iterable[State]) -> str:
 
 def status(jobs: Sequence[Job]) -> str:
     """Count the runs of a table by state, with a line for each failed one."""
+    # Looked at once: a run may end between two looks, and would be counted twice.
     states = [job.state() for job in jobs]
     waiting = states.count("new") + states.count("begun")
     failures = [f"  failed: {job.failure()}" for job, state in zip(jobs, states, strict=True) if state == "failed"]

@@ -44,6 +44,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
         A frame with row, column, n, mean, sd and half (of the 95 % interval), as they are shown; the largest of each
         epsilon, their unit, whether the cell is private, mean seconds, and the paper's figures (paper, paper_spread).
     """
+    # Older runs.csv lack columns that came later, and no run at all has no columns.
     runs = runs.reindex(columns=["row", "column", "unit", *_FIGURES])
     runs = runs.astype(dict.fromkeys(_FIGURES, float))
     cells = runs.assign(value=table.measure.scale * runs["value"]).groupby(["row", "column"])
@@ -52,6 +53,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     )
     frame = _spread(cells["value"]).reindex(lines)
     frame["n"] = frame["n"].fillna(0).astype(int)
+    # The largest: runs of a cell may have ended at different steps.
     frame[[*_EPSILONS, NOMINAL]] = cells[[*_EPSILONS, NOMINAL]].max()
     frame["unit"] = cells["unit"].first()
     frame["private"] = frame["unit"].notna()
@@ -132,7 +134,7 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
     for row in table.rows:
         line = [row.label]
         for column in table.columns:
-            cell = by_cell.loc[(row.name, column.name)]
+            cell: Any = by_cell.loc[(row.name, column.name)]
             line += [text(cell["mean"], cell["sd"]), str(cell["n"])]
             if column.name in printed:
                 line.append(text(cell["paper"], cell["paper_spread"], digits=1))
@@ -140,8 +142,8 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
             line.append(_difference(table, gap, row.name, "half"))
         if claims:
             line.append(ABSENT if row.epsilon is None else f"{row.epsilon:g}")
-        own = lines[lines["row"] == row.name]
-        line += [_private_epsilons(own, name, with_unit) for name in epsilons]
+        part = lines[lines["row"] == row.name]
+        line += [_private_epsilons(part, name, with_unit) for name in epsilons]
         body.append(line)
     return [head, *body]
 
@@ -155,7 +157,7 @@ def _difference(table: Table, gaps: pd.DataFrame, row: str, spread: str) -> str:
     """The difference of a row, with half its interval ("half"), or with its standard deviation ("sd")."""
     if row not in gaps.index:
         return ABSENT
-    gap = gaps.loc[row]
+    gap: Any = gaps.loc[row]
     if spread == "sd":
         return table.measure.text(gap["mean"], gap["sd"], sign="+")
     half = "" if pd.isna(gap["half"]) else f" [± {table.measure.text(gap['half'])}]"
@@ -219,7 +221,7 @@ def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
     # The test after step S is of the same weights as the validation that is logged at S − 1.
     is_repeated = (steps["step"] == 1) & (steps["value"] == 0)
     last = curves[~is_repeated].groupby(run).tail(table.last_evaluations)
-    return last.groupby(run, as_index=False)["value"].mean()
+    return last.groupby(run)["value"].mean().reset_index()
 
 
 def _late_means(table: Table, curves: pd.DataFrame) -> str:
@@ -234,7 +236,7 @@ def _late_means(table: Table, curves: pd.DataFrame) -> str:
     for row in table.rows:
         line = [row.label]
         for column in table.columns:
-            cell = means.loc[(row.name, column.name)]
+            cell: Any = means.loc[(row.name, column.name)]
             line += [table.measure.text(cell["mean"], cell["sd"]), str(cell["n"])]
         line += [_difference(table, gap, row.name, "sd") for gap in gaps]
         lines.append(line)
@@ -264,11 +266,11 @@ def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> st
 def _units(runs: pd.DataFrame) -> str:
     """What ε protects: "one example", or "one user of 539 (unit: user), with all examples,"."""
     texts = []
-    for unit, own in runs.dropna(subset="unit").groupby("unit"):
+    for unit, part in runs.dropna(subset="unit").groupby("unit"):
         if unit == _EXAMPLE:
             texts.append("one example")
             continue
-        populations = _listed(own["population"].astype(float), ",.0f", " or ") if "population" in own else ""
+        populations = _listed(part["population"].astype(float), ",.0f", " or ") if "population" in part else ""
         texts.append(f"one {unit}{' of ' * bool(populations)}{populations} (unit: {unit}), with all examples,")
     return " or ".join(texts)
 
@@ -305,6 +307,7 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
         folder: Made if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # First: everything else can be written again from it.
     write_atomically(folder / RUNS, runs.to_csv(index=False))
     write_atomically(folder / "table.md", markdown(table, runs) + "\n")
     write_atomically(folder / "table.tex", latex(table, runs))

@@ -87,6 +87,7 @@ def points(results: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[T
     for table in tables:
         lines += _papers(table)
     frame = pd.DataFrame(lines + _field(), columns=list(_COLUMNS))
+    # A figure of a paper stands in each table that is compared with it.
     frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
     frame = frame.groupby(["data", "metric"]).filter(_has_several_epsilons)
     order = [*_TITLES, *sorted(set(frame["data"]) - set(_TITLES))]
@@ -221,13 +222,13 @@ def write_overview(frame: pd.DataFrame, folder: Path) -> None:
 def _draw_panel(axes: Axes, panel: pd.DataFrame) -> None:
     """Every figure of a data set and metric; intervals may be cut that are much wider than the figures lie apart."""
     colors = {name: f"C{number % 10}" for number, name in enumerate(panel["table"].unique())}
-    for (table, whose, unit, name), own in panel.groupby(["table", "whose", "unit", "name"], sort=False):
+    for (table, origin, unit, name), part in panel.groupby(["table", "whose", "unit", "name"], sort=False):
         note = " (unit: microbatch)" if unit == "microbatch" else ""
-        label = "\n".join(wrap(f"{WHOSE[whose]}: {name}{note}", _LEGEND))
+        label = "\n".join(wrap(f"{WHOSE[str(origin)]}: {name}{note}", _LEGEND))
         color = colors[table] if table else "black"
-        axes.plot(own["epsilon"], own["value"], label=label, **_style(whose, unit, color, size=5))
-        half = own["half"].astype(float)
-        axes.errorbar(own["epsilon"], own["value"], yerr=half, fmt="none", ecolor=color, capsize=2, elinewidth=1)
+        axes.plot(part["epsilon"], part["value"], label=label, **_style(str(origin), str(unit), color, size=5))
+        half = part["half"].astype(float)
+        axes.errorbar(part["epsilon"], part["value"], yerr=half, fmt="none", ecolor=color, capsize=2, elinewidth=1)
     half = panel["half"].astype(float).fillna(0)
     lowest = panel["value"].min()
     highest = panel["value"].max()
@@ -251,9 +252,9 @@ def _write_front(frame: pd.DataFrame, folder: Path) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_front(axes, panel)
     handles = [Line2D([], [], color=color, linewidth=5, label=name) for name, color in _PAPERS.values()]
-    for (whose, unit), label in _MARKS.items():
-        color = _GRAY if whose == FIELD else _BLACK
-        handles.append(Line2D([], [], label=label, **_style(whose, unit, color)))
+    for (origin, unit), label in _MARKS.items():
+        color = _GRAY if origin == FIELD else _BLACK
+        handles.append(Line2D([], [], label=label, **_style(origin, unit, color)))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     write_figure(folder / FRONT, figure)
 
@@ -262,31 +263,31 @@ def _draw_front(axes: Axes, panel: pd.DataFrame) -> None:
     lowest = panel["value"].quantile(1 - _SHOWN)
     highest = panel["value"].max()
     room = 0.06 * (highest - lowest)
-    shown = panel[panel["value"] >= lowest - room]
-    for (table, whose, unit), own in shown.groupby(["table", "whose", "unit"], sort=False):
-        color = _GRAY if whose == FIELD else _BLACK
+    visible = panel[panel["value"] >= lowest - room]
+    for (table, origin, unit), part in visible.groupby(["table", "whose", "unit"], sort=False):
+        color = _GRAY if origin == FIELD else _BLACK
         for name, (_, paper_color) in _PAPERS.items():
             if table.startswith(name):
                 color = paper_color
-        order = 2 if whose == FIELD else 3
-        axes.plot(own["epsilon"], own["value"], alpha=0.85, zorder=order, **_style(whose, unit, color))
-        half = own["half"].astype(float)
+        order = 2 if origin == FIELD else 3
+        axes.plot(part["epsilon"], part["value"], alpha=0.85, zorder=order, **_style(origin, unit, color))
+        half = part["half"].astype(float)
         half = half.where(half < highest - lowest)  # three runs of which one failed: an interval as high as the picture
-        axes.errorbar(own["epsilon"], own["value"], yerr=half, fmt="none", ecolor=color, elinewidth=1, alpha=0.6)
+        axes.errorbar(part["epsilon"], part["value"], yerr=half, fmt="none", ecolor=color, elinewidth=1, alpha=0.6)
     axes.set_ylim(lowest - room, highest + room)
     _finish(axes, panel, "example; ours: RDP accountant; others'")
-    if len(shown) < len(panel):
-        hidden = len(panel) - len(shown)
+    if len(visible) < len(panel):
+        hidden = len(panel) - len(visible)
         axes.set_title(f"{panel['title'].iloc[0]} ({hidden} lower figures are not shown)", fontsize=10)
 
 
-def _style(whose: str, unit: str, color: str, size: int | None = None) -> dict[str, Any]:
+def _style(origin: str, unit: str, color: str, size: int | None = None) -> dict[str, Any]:
     """How a mark looks: hollow where its ε is for a microbatch, and larger where it is the field's."""
     return {
-        "marker": _MARKERS.get((whose, unit), "s"),
+        "marker": _MARKERS.get((origin, unit), "s"),
         "color": color,
         "linestyle": "none",
-        "markersize": size or (9 if whose == FIELD else 5),
+        "markersize": size or (9 if origin == FIELD else 5),
         "markerfacecolor": "none" if unit == "microbatch" else color,
     }
 

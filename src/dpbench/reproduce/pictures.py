@@ -48,12 +48,13 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
     axes = figure.add_subplot()
     runs = runs.assign(value=table.measure.scale * runs["value"])
+    # Columns of a row lie below each other, so that their intervals do not cover one another.
     for number, column in enumerate(table.columns):
         color = f"C{number % 10}"
         shift = (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
         heights = {row.name: place + shift for place, row in enumerate(table.rows)}
-        own = runs[(runs["column"] == column.name) & runs["row"].isin(list(heights))]
-        axes.plot(own["value"], own["row"].map(heights), ".", color=color, alpha=0.45, markersize=5)
+        part = runs[(runs["column"] == column.name) & runs["row"].isin(list(heights))]
+        axes.plot(part["value"], part["row"].map(heights), ".", color=color, alpha=0.45, markersize=5)
         cells = lines[lines["column"] == column.name]
         height = cells["row"].map(heights)
         half = cells["half"].where(cells["n"] > _FEW)
@@ -62,14 +63,14 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
             axes.plot(cells["paper"], height, "x", color=color, markersize=9, label=f"{column.label}, paper")
     axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
     axes.invert_yaxis()
-    shown = pd.concat([runs["value"], lines["paper"]]).dropna()
-    if len(shown):
+    values = pd.concat([runs["value"], lines["paper"]]).dropna()
+    if len(values):
         # Of what was measured, not of the intervals: those of few runs that differ much may be wider than the picture.
-        least = 1.0 if table.measure.percent else 0.05 * float(shown.abs().max()) or 1.0
-        margin = max(least, 0.15 * float(shown.max() - shown.min()))
+        least = 1.0 if table.measure.percent else 0.05 * float(values.abs().max()) or 1.0
+        margin = max(least, 0.15 * float(values.max() - values.min()))
         axes.set_xlim(
-            max(table.measure.least, float(shown.min()) - margin),
-            min(table.measure.most, float(shown.max()) + margin),
+            max(table.measure.least, float(values.min()) - margin),
+            min(table.measure.most, float(values.max()) + margin),
         )
     axes.set_xlabel(table.measure.label)
     axes.set_title(table.title, fontsize=10)
@@ -116,10 +117,10 @@ def _curves(table: Table, curves: pd.DataFrame) -> Figure:
     for axes, columns in zip(places, panels, strict=True):
         for number, row in enumerate(table.rows):
             for column, style in zip(columns, _STYLES * len(columns), strict=False):
-                own = select_cell(curves, row, column)
+                part = select_cell(curves, row, column)
                 label = row.label if len(columns) == 1 else f"{row.label}; {column.label}"
-                if len(own):
-                    _draw_curve(axes, own, style, f"C{number % 10}", label)
+                if len(part):
+                    _draw_curve(axes, part, style, f"C{number % 10}", label)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if len(panels) > 1:
@@ -142,8 +143,8 @@ def _curve_limits(table: Table, curves: pd.DataFrame) -> tuple[float, float]:
     return max(table.measure.least, lowest), min(table.measure.most, highest)
 
 
-def _draw_curve(axes: Axes, own: pd.DataFrame, style: str, color: str, label: str) -> None:
-    steps = own.groupby("step")["value"].agg(["mean", "min", "max"])
+def _draw_curve(axes: Axes, part: pd.DataFrame, style: str, color: str, label: str) -> None:
+    steps = part.groupby("step")["value"].agg(["mean", "min", "max"])
     marker = "o" if len(steps) == 1 else None
     axes.plot(steps.index, steps["mean"], style, color=color, label=label, linewidth=1.3, marker=marker)
     axes.fill_between(steps.index, steps["min"], steps["max"], color=color, alpha=0.15, linewidth=0)
@@ -158,17 +159,19 @@ def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
     panels: dict[str, dict[str, pd.DataFrame]] = {}
     for column in table.columns:
         for row in table.rows:
-            own = select_cell(lines, row, column)
-            if own.empty:
+            part = select_cell(lines, row, column)
+            if part.empty:
                 continue
             if one_line_each:
-                panels.setdefault(column.label, {})[row.label] = own
+                panels.setdefault(column.label, {})[row.label] = part
             else:
-                panels[_cell_label(table, row, column)] = dict(list(own.groupby("name", sort=False)))
+                by_name: Any = part.groupby("name", sort=False)
+                panels[_cell_label(table, row, column)] = dict(list(by_name))
     across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
     figure = new_figure(5.5 * across, 4.0 * down)
     places = figure.subplots(down, across, squeeze=False).flatten()
+    # The grid may have more places than there are panels.
     for axes in places[len(panels) :]:
         axes.remove()
     for axes, (title, curves) in zip(places, panels.items(), strict=False):
@@ -192,18 +195,18 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
     panels = {}
     for row in table.rows:
         for column in table.columns:
-            own = select_cell(counts, row, column)
-            if len(own):
-                panels[_cell_label(table, row, column)] = own
+            part = select_cell(counts, row, column)
+            if len(part):
+                panels[_cell_label(table, row, column)] = part
     figure = new_figure(5.0 * len(panels), 3.6)
     places = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (label, own) in zip(places, panels.items(), strict=True):
-        share = own["count"] / own["count"].sum()
-        is_inner = np.isfinite(own["log10_from"]) & np.isfinite(own["log10_to"])
-        inner = own[is_inner]
+    for axes, (label, part) in zip(places, panels.items(), strict=True):
+        share = part["count"] / part["count"].sum()
+        is_inner = np.isfinite(part["log10_from"]) & np.isfinite(part["log10_to"])
+        inner = part[is_inner]
         width = inner["log10_to"] - inner["log10_from"]
         axes.bar(inner["log10_from"], share[is_inner], width=width, align="edge", color="#3060a8")
-        zeros = 100 * share[~np.isfinite(own["log10_from"])].sum()
+        zeros = 100 * share[~np.isfinite(part["log10_from"])].sum()
         axes.set_title(f"{label} ({zeros:.0f} % are below 1e-9)", fontsize=9)
         axes.set(xlabel="log10 |value of a record's gradient|", ylabel="share of values")
         axes.grid(alpha=0.3)
@@ -247,11 +250,12 @@ def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, earlier: Path, folder: 
         if job.result() is not None and job.run.samples.is_file():
             grids[_identity(vars(job))] = job.run.samples
     written = set()
-    for (row, column), own in runs.groupby(["row", "column"]):
+    for (row, column), part in runs.groupby(["row", "column"]):
         place = _place(folder, row, column)
-        makers = [_identity(line) for line in own.to_dict("records")]
+        makers = [_identity(line) for line in part.to_dict("records")]
         files = [path for path in (_place(earlier, row, column), place) if _maker(path) in makers]
         fresh = [maker for maker in makers if maker in grids]
+        # Images that are there first: those of another run would change a picture whose figures have not changed.
         if files:
             _write(place, np.asarray(Image.open(files[0])), _maker(files[0]))
         elif fresh:
@@ -296,8 +300,8 @@ def write_montage(table: Table, folder: Path) -> list[str]:
     return without
 
 
-def _place(folder: Path, row: str, column: str) -> Path:
-    return folder / STRIPS / row / f"{column}.png"
+def _place(folder: Path, row: object, column: object) -> Path:
+    return folder / STRIPS / str(row) / f"{column}.png"
 
 
 def _identity(run: Mapping[Any, Any]) -> str:

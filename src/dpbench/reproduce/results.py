@@ -64,6 +64,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
     lines = []
     for job in jobs:
         record = job.result()
+        # The folder's name holds eight letters of the hash only.
         if record is None or record["config_hash"] != job.config_hash:
             continue
         metrics = record["metrics"]
@@ -137,6 +138,7 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
         return f"a {RUNS} without {', '.join(sorted(missing))}"
     if not any_code and not set(old["code_hash"]) <= {code_hash()}:
         return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
+    # By configuration and not by cell: the same cell with other settings is another experiment.
     lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
     if not lost:
         return None
@@ -146,6 +148,7 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
     again = f"(dpbench reproduce {table.command} --replace)"
+    # A definition that now shows another metric would print the old figures under its name.
     lacking = {table.metric} - set(runs["metric"]) or set(table.more) - set(runs)
     if lacking:
         raise ConfigurationError(
@@ -182,10 +185,12 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     if not table.has_trials or runs.empty:
         return {}
     trials = {trial.name: trial for trial in table.trials}
+    # Diverged runs have no figure: a trial of which none has one cannot be the best.
     means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
     best = {}
     for _, values in means.groupby(level=["row", "column"]):
-        row, column, name = values.idxmin() if table.measure.lower_is_better else values.idxmax()
+        key: Any = values.idxmin() if table.measure.lower_is_better else values.idxmax()
+        row, column, name = key
         best[row, column] = (trials[name], len(values))
     return best
 
@@ -195,8 +200,8 @@ def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     best = best_trials(table, runs)
     if not best:
         return runs
-    shown = [(*cell, trial.name) for cell, (trial, _) in best.items()]
-    return runs[keys_of(runs).droplevel("seed").isin(shown)]
+    best_keys = [(*cell, trial.name) for cell, (trial, _) in best.items()]
+    return runs[keys_of(runs).droplevel("seed").isin(best_keys)]
 
 
 def with_choices(table: Table, results: Path) -> Table:
@@ -215,6 +220,7 @@ def with_choices(table: Table, results: Path) -> Table:
     tuning = read_table(table.chosen_from)
     if not tuning.metric.startswith("val/"):
         raise ConfigurationError(f"{table.name} chooses from {tuning.name}, whose {tuning.metric} is no validation.")
+    # What was chosen on a seed is no independent test on that seed.
     if shared := set(table.seeds) & set(tuning.seeds):
         raise ConfigurationError(f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}.")
     path = results / tuning.folder / RUNS
@@ -231,15 +237,15 @@ def with_choices(table: Table, results: Path) -> Table:
     for row in table.rows:
         for column in table.columns:
             candidates = _candidates(table, tuning, row, column)
-            own = means.reindex(list(candidates))
-            missing = own.index[own.isna()]
+            scores = means.reindex(list(candidates))
+            missing = scores.index[scores.isna()]
             if len(missing):
                 raise ConfigurationError(
-                    f"{table.name} chooses {row.label}, {column.label} among {len(own)} trials of {tuning.name}, of "
+                    f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
                     f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): "
                     f"{first}."
                 )
-            best = own.idxmin() if tuning.measure.lower_is_better else own.idxmax()
+            best: Any = scores.idxmin() if tuning.measure.lower_is_better else scores.idxmax()
             choices[row.name, column.name] = candidates[best]
     return table.model_copy(update={"choices": choices})
 
@@ -260,13 +266,13 @@ def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> d
 
 def _those_named(table: Table, tuning: Table, lines: Sequence[Variant], names: Sequence[str]) -> Sequence[Variant]:
     """Rows or columns of the tuning table; all of them where none is named."""
-    known = {line.name: line for line in lines}
+    by_name = {line.name: line for line in lines}
     for name in names:
-        if name not in known:
+        if name not in by_name:
             raise ConfigurationError(
-                f"{table.name} chooses from {tuning.name}, which has no {name!r}; known: {', '.join(known)}."
+                f"{table.name} chooses from {tuning.name}, which has no {name!r}; known: {', '.join(by_name)}."
             )
-    return [known[name] for name in names] or lines
+    return [by_name[name] for name in names] or lines
 
 
 @dataclass(frozen=True)
@@ -290,15 +296,15 @@ class EarlierRuns:
         """These runs and new ones; one that is in both counts once, as the new one."""
         return _joined(self.runs[~keys_of(self.runs).isin(keys_of(new))], new)
 
-    def logged_with(self, new: Logged, fresh: pd.DataFrame, shown: pd.DataFrame) -> Logged:
+    def logged_with(self, new: Logged, fresh: pd.DataFrame, winners: pd.DataFrame) -> Logged:
         """What the runs logged that a table shows.
 
         Args:
             new: What the new runs logged, of those that are shown.
             fresh: Lines of the new runs.
-            shown: Lines of all that the table shows.
+            winners: Lines of all that the table shows.
         """
-        earlier = keys_of(shown).difference(keys_of(fresh))
+        earlier = keys_of(winners).difference(keys_of(fresh))
         logged = {}
         for name in dict.fromkeys((*self.logged, *new)):
             old = self.logged.get(name, pd.DataFrame())
@@ -344,15 +350,16 @@ def earlier_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> EarlierRuns
         raise ConfigurationError(
             f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
         )
-    now = {job.key: _without(table.later, job.words) for job in jobs}
+    current = {job.key: _without(table.later, job.words) for job in jobs}
     for key, text in zip(keys, runs["words"], strict=True):
         before = _without(table.later, text.split(" "))
-        if before != now.get(key, before):
+        if before != current.get(key, before):
             *cell, seed = key
             raise ConfigurationError(
-                f"{path}: {_named(cell)}, seed {seed} was run as `{before}`, and is `{now[key]}` now: give the same "
-                "words (trainer=), or another --out."
+                f"{path}: {_named(cell)}, seed {seed} was run as `{before}`, and is `{current[key]}` now: give the "
+                "same words (trainer=), or another --out."
             )
+    # A run without a figure is run again.
     return EarlierRuns(runs[runs["value"].notna()], read_logged(table, folder))
 
 
@@ -371,6 +378,7 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
     finished = [job for job in jobs if job.result() is not None]
     of_first_seed = [job for job in finished if job.seed == table.seeds[0]]
     curves = _collected(finished, lambda job: _curve(job, table.metric))
+    # Two points of one step are no curve.
     evaluated = not curves.empty and curves.groupby(["row", "column", "seed"]).size().max() > _END
     logged = {CURVES: curves} if evaluated else {}
     for series in table.series:

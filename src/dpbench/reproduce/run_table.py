@@ -81,17 +81,17 @@ def reproduce_table(
     refuse_unknown_choices((*part.sweep, *part.trainer))
     selected = table.selected(part.rows, part.columns, part.seeds)
     # Whatever is finished of the whole table goes into it, by this code, not only what is asked for now.
-    whole = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
+    full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
     jobs = table_jobs(selected, runs, part.trainer)
-    every_job = {job.key: job for job in (*table_jobs(whole, runs, part.trainer), *jobs)}
-    known = list(every_job.values())
+    every_job = {job.key: job for job in (*table_jobs(full, runs, part.trainer), *jobs)}
+    all_jobs = list(every_job.values())
     folder = out / table.folder
-    earlier = earlier_runs(table, folder, known) if held == "keep" else EarlierRuns()
+    earlier = earlier_runs(table, folder, all_jobs) if held == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
     with full_disk_explained(runs, out):
         if not only_status:
             sweep(missing, part.sweep)
-        fresh = finished_runs(table, known)
+        fresh = finished_runs(table, all_jobs)
         finished = earlier.runs_with(fresh)
         text = [markdown(table, finished), "", status(missing)]
         if len(missing) < len(jobs):
@@ -107,13 +107,13 @@ def reproduce_table(
             folder = runs / table.folder / "table"
         best = best_trials(table, finished)
         cells = {cell: trial.name for cell, (trial, _) in best.items()}
-        shown = [job for job in known if job.trial == cells.get((job.row, job.column), job.trial)]
+        best_jobs = [job for job in all_jobs if job.trial == cells.get((job.row, job.column), job.trial)]
         winners = of_best_trials(table, finished)
         if table.samples:
-            keep_strips(shown, winners, out / table.folder, folder)
+            keep_strips(best_jobs, winners, out / table.folder, folder)
             if cells_without := write_montage(table, folder):
                 text.append(f"{MONTAGE} has no images of {'; '.join(cells_without)}")
-        logged = earlier.logged_with(collect(table, shown), fresh, winners)
+        logged = earlier.logged_with(collect(table, best_jobs), fresh, winners)
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
 

@@ -368,10 +368,10 @@ class Table(_Definition):
 
 
 def _selected(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
-    known = [line.name for line in lines]
+    line_names = [line.name for line in lines]
     for name in names:
-        if name not in known:
-            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(known)}.")
+        if name not in line_names:
+            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(line_names)}.")
     return tuple(line for line in lines if not names or line.name in names)
 
 
@@ -396,11 +396,11 @@ class ComputedTable:
 
     def write(self, folder: Path) -> str:
         """Write the table into a folder; returns a summary for the terminal."""
-        # Imported here: a listing need not wait for accountants.
         compute: Callable[[Path], str] = pkgutil.resolve_name(self.function)
         return compute(folder)
 
 
+# By name: a listing of tables need not import accountants and PyTorch.
 COMPUTED_TABLES = {
     "claims": ComputedTable(
         "every epsilon that the papers print (one minute)", "dpbench.reproduce.claims:reproduce_claims"
@@ -459,6 +459,7 @@ def read_table(name: str) -> Table:
 
 def _read(path: Path, name: str) -> Table:
     try:
+        # OmegaConf's YAML, in which 1e-5 is a number, as in all other configuration.
         data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(data, dict):
             raise TypeError("it is no mapping")

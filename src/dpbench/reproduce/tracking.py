@@ -115,8 +115,8 @@ def reproduce_tracking(folder: Path) -> str:
 
 def _draw(table: pd.DataFrame, path: Path) -> None:
     figure = new_figure(13.0, 4.0)
-    for axes, (label, own) in zip(figure.subplots(1, len(SOURCES)), table.groupby("data", sort=False), strict=True):
-        for number, (quantile, line) in enumerate(own.groupby("quantile")):
+    for axes, (label, part) in zip(figure.subplots(1, len(SOURCES)), table.groupby("data", sort=False), strict=True):
+        for number, (quantile, line) in enumerate(part.groupby("quantile")):
             axes.plot(line["round"], line["bound"], color=f"C{number}", label=f"γ = {quantile}", linewidth=1.2)
             axes.axhline(line["true"].iloc[0], color=f"C{number}", linestyle="--", linewidth=0.9)
         axes.set(yscale="log", xlabel="round", ylabel="bound (dashed: true quantile)", title=f"norms: {label}")

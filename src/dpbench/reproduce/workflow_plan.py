@@ -108,15 +108,15 @@ class Plan:
         ]
         rows: dict[str, Any] = {NO_PRIVACY: {"label": "no privacy", "words": ["strategy=none"]}}
         for z in self.noise:
-            own = [f"strategy={self.strategy}", *self._strategy_words, f"strategy.noise_multiplier={z:g}"]
-            rows[f"z_{z:g}"] = {"label": f"z = {z:g}", "words": own}
+            row_words = [f"strategy={self.strategy}", *self._strategy_words, f"strategy.noise_multiplier={z:g}"]
+            rows[f"z_{z:g}"] = {"label": f"z = {z:g}", "words": row_words}
         return self._table("Random labels of noise", words, rows, {"noise": None})
 
     def on_data(self, z: float) -> Table:
         """Runs on the data themselves: without privacy, with constant and with adaptive bounds."""
-        known = [word for word in self._strategy_words if word not in self.dropped]
+        usable = [word for word in self._strategy_words if word not in self.dropped]
         private = {self.strategy: [f"strategy={self.strategy}", *self._strategy_words]}
-        private.setdefault("adaptive_mean", ["strategy=adaptive_mean", *_PAPER, *known])
+        private.setdefault("adaptive_mean", ["strategy=adaptive_mean", *_PAPER, *usable])
         rows: dict[str, Any] = {NO_PRIVACY: {"label": "no privacy", "words": ["strategy=none"]}}
         for name, words in private.items():
             rows[name] = {"words": [*words, f"strategy.noise_multiplier={z:g}"]}
@@ -177,6 +177,7 @@ def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Pla
         delta=float(config["strategy"]["delta"]),
         seed=seed,
     )
+    # Adaptive clipping chooses its bounds itself: words such as strategy.max_grad_norm mean nothing to it.
     adaptive, _, _ = _composed(["strategy=adaptive_mean"])
     options_of_adaptive = adaptive["strategy"]
     dropped = [word for word in plan._strategy_words if key_of(word).split(".")[1] not in options_of_adaptive]
@@ -212,10 +213,10 @@ def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
 def _refuse_kind(config: Mapping[str, Any]) -> None:
     """Refuse what has no noise of its kind, or no memory of labels."""
     data = config["data"]
-    known = [name for name in SOURCES if name != NOISE]
+    data_sets = [name for name in SOURCES if name != NOISE]
     of_users = bool((config.get("records") or {}).get("_target_"))
     is_image_data = (
-        data.get("name") in known
+        data.get("name") in data_sets
         and "users" not in str(data.get("_target_", "")).lower()
         and issubclass(class_of(data, "data"), ImageDataModule)
     )
@@ -223,7 +224,7 @@ def _refuse_kind(config: Mapping[str, Any]) -> None:
         kind = "users are the records" if of_users else f"data={data.get('name')} is none"
         raise ConfigurationError(
             f"the workflow trains on noise of the size and shape of an image data set with a label for each example "
-            f"({', '.join(known)}), and {kind}: choose one of these, with records=examples."
+            f"({', '.join(data_sets)}), and {kind}: choose one of these, with records=examples."
         )
     if not issubclass(class_of(config["module"], "module"), ImageClassifier):
         raise ConfigurationError("the workflow asks whether random labels are learned: it needs module=classifier.")
@@ -244,4 +245,4 @@ def _multipliers(plan: Plan) -> list[float]:
         return Event(lots, (SumQuery("all", 1.0, z),))
 
     ends = [calibrate_noise_multiplier(release, plan.steps, epsilon, plan.delta) for epsilon in _EPSILONS]
-    return [float(f"{z:.3g}") for z in np.geomspace(*ends, _TRIED)]
+    return [float(f"{z:.3g}") for z in np.geomspace(ends[0], ends[1], _TRIED)]

@@ -142,7 +142,7 @@ def _scores_of(job: Job) -> LabelScores:
     path = job.path / _SCORES
     with suppress(OSError, ValueError, TypeError):
         content = json.loads(path.read_text(encoding="utf-8"))
-        arrays = {name: np.array(content.pop(name)) for name in ("members", "others")}
+        arrays: dict[str, Any] = {name: np.array(content.pop(name)) for name in ("members", "others")}
         return LabelScores(**arrays, **content)
     scores = label_scores(job.run)
     write_json(path, {name: np.asarray(value).tolist() for name, value in vars(scores).items()})
@@ -158,6 +158,7 @@ def choose(recalls: Sequence[Recall], margin: float) -> Recall | None:
     """
     chosen = None
     for recall in sorted(recalls, key=lambda recall: recall.noise_multiplier or 0.0, reverse=True):
+        # A run of less noise that passes beside one that does not has passed by chance.
         if not recall.passes(margin):
             break
         chosen = recall
@@ -340,7 +341,7 @@ def write_page(folder: Path, outcome: Outcome) -> None:
 
 def _write_runs(path: Path, runs: Collection[Recall | Trained]) -> None:
     if runs:
-        write_atomically(path, pd.DataFrame(runs).to_csv(index=False, lineterminator="\n"))
+        write_atomically(path, pd.DataFrame([vars(run) for run in runs]).to_csv(index=False, lineterminator="\n"))
 
 
 def _draw(path: Path, outcome: Outcome) -> None:
