@@ -305,7 +305,7 @@ def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bou
             epsilon=one_run(m, r, v, family.delta, levels.alone),
             violated=p_value < levels.joint,
         ),
-        bound_of_family("one run, f-DP", "the family", family, refutes, levels),
+        _bound_of_family("one run, f-DP", "the family", family, refutes, levels),
     )
 
 
@@ -353,7 +353,7 @@ def bound_by_area(name: str, assumes: str, scores: Floats, member: Flags, family
     def refutes(curve: TradeOff, level: float) -> bool:
         return least_area[level] > 1 - curve.area
 
-    return bound_of_family(name, assumes, family, refutes, levels)
+    return _bound_of_family(name, assumes, family, refutes, levels)
 
 
 def _game_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
@@ -382,7 +382,7 @@ def _bound_of_game(name: str, assumes: str, family: Family, ratios: Levels | Non
     return Bound(name, assumes, least, bool(ratios.joint > 1))
 
 
-def bound_of_family(
+def _bound_of_family(
     name: str, assumes: str, family: Family, refutes: Callable[[TradeOff, float], bool], levels: Levels
 ) -> Bound:
     """The bound of a test that refutes members of a family.

@@ -77,14 +77,14 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
     folder = RunFolder(run)
     network = load_network(folder, trust)
     ledger = complete_ledger(folder.ledger, network.checkpoint)
-    facts = facts_of(folder, network, ledger)
+    facts = _facts_of(folder, network, ledger)
     _refuse(folder, facts, insecure)
     with new_contents(out) as new:
         # Not save_file, whose files others may not read.
         (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
         _write_json(new / BUILD, build_file(network))
         _write_json(new / FACTS, facts)
-        (new / "README.md").write_text(card(network, facts), encoding="utf-8")
+        (new / "README.md").write_text(_card(network, facts), encoding="utf-8")
         if ledger is not None:
             shutil.copyfile(folder.ledger, new / RunFolder.ledger)
     count = sum(value.numel() for value in network.weights.values())
@@ -106,7 +106,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
+def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
     """What is known of a run's model, as plain data.
 
     Args:
@@ -170,7 +170,7 @@ def build_file(network: Network) -> dict[str, Any]:
     return content
 
 
-def card(network: Network, facts: Mapping[str, Any]) -> str:
+def _card(network: Network, facts: Mapping[str, Any]) -> str:
     """README.md, with the front matter that model hubs read."""
     return render(
         "model_card.md",

@@ -45,9 +45,9 @@ from dpbench.runs.sweep import JOB_TYPE
 from dpbench.strategies import PrivateStrategy
 
 Mode = Literal["online", "offline", "disabled", "shared"]
-STEPS = "trainer/global_step"  # as Lightning's loggers call the axis of all metrics
-WANDB = "wandb"
-TABLE = "sweep"
+_STEPS = "trainer/global_step"  # as Lightning's loggers call the axis of all metrics
+_WANDB = "wandb"
+_TABLE = "sweep"
 _RUN_ID = "run_id"
 _LONGEST_NAME = 128  # letters
 _SESSION_APART = 1.0  # seconds: wandb names a session's files by that in which it begins, and overwrites older ones
@@ -301,7 +301,7 @@ class WandbRows(WandbLogger):
         for step in sorted(self._rows):
             if step >= before:
                 return
-            row = {**self._rows.pop(step), STEPS: step}
+            row = {**self._rows.pop(step), _STEPS: step}
             if self._continued:
                 # Offline, wandb numbers the rows of a resumed run from 0 again, and a server drops those that it has.
                 self.experiment.log(row, step=max(step, self.experiment.step), commit=True)
@@ -330,17 +330,17 @@ def wandb_logger(run: Run, origin: Origin) -> WandbRows:
         run: Its folder keeps the id.
         origin: What it is called by.
     """
-    before = logger_state(run.folder, WANDB) if run.config["run"]["resume"] else {}
+    before = logger_state(run.folder, _WANDB) if run.config["run"]["resume"] else {}
     if before:
         time.sleep(_SESSION_APART)
     # A resumed run keeps its names, whatever the command that resumes it and its environment say.
     names = before or run_names(run.config, origin)
     experiment = _begin(run.config["logger"], names, run.folder.path, config=run.config)
-    _save_logger_state(run.folder, WANDB, {**names, "id": experiment.id})
+    _save_logger_state(run.folder, _WANDB, {**names, "id": experiment.id})
     # Any metric can be drawn against epsilon; by themselves they are drawn against the releases.
-    for axis in (STEPS, "privacy/epsilon_rdp", "privacy/epsilon_pld"):
+    for axis in (_STEPS, "privacy/epsilon_rdp", "privacy/epsilon_pld"):
         experiment.define_metric(axis)
-    experiment.define_metric("*", step_metric=STEPS)
+    experiment.define_metric("*", step_metric=_STEPS)
     return WandbRows(experiment, continued=bool(before))
 
 
@@ -370,7 +370,7 @@ def _begin(options: Mapping[str, Any], names: Mapping[str, Any], folder: Path, *
     return wandb.init(mode="offline", **arguments)
 
 
-def flush(loggers: Iterable[Logger]) -> None:
+def _flush(loggers: Iterable[Logger]) -> None:
     """Write the rows that still wait."""
     for logger in loggers:
         if isinstance(logger, WandbRows):
@@ -395,7 +395,7 @@ def mirror_result(
 
     if wandb.run is None:
         return
-    flush(loggers)
+    _flush(loggers)
     if pictures:
         wandb.run.log({name: wandb.Image(str(path)) for name, path in pictures.items()})
     privacy = record["privacy"]
@@ -436,7 +436,7 @@ def finish_wandb(run: Run, loggers: Iterable[Logger], failed: bool = False) -> N
 
     if wandb.run is None:
         return
-    flush(loggers)
+    _flush(loggers)
     folder = run.folder
     if wandb.run.disabled is not True:
         _attach("run", [folder.ledger, folder.result, folder.partial_result], folder.finished)
@@ -465,7 +465,7 @@ def how_to_open(folder: RunFolder) -> str:
 
     if wandb.run is not None and not wandb.run.offline:
         return str(wandb.run.url)
-    run_id = logger_state(folder, WANDB).get("id", "")
+    run_id = logger_state(folder, _WANDB).get("id", "")
     sessions = sorted(folder.wandb.glob(f"offline-run-*{run_id}"))
     if not sessions:
         return "not logged"
@@ -486,7 +486,7 @@ def log_table(folder: Path, run: RunFolder, options: Mapping[str, Any], table: p
     """
     import wandb
 
-    state = logger_state(run, WANDB)
+    state = logger_state(run, _WANDB)
     group = state.get("group") or folder.name
     names = {"name": f"{group} table", "group": group, "tags": state.get("tags"), "job_type": JOB_TYPE}
     # JSON has no numbers for these: an absent figure is empty, an infinite one a word.
@@ -498,7 +498,7 @@ def log_table(folder: Path, run: RunFolder, options: Mapping[str, Any], table: p
             return None
         columns: list[str | int] = [str(name) for name in table]
         rows: list[Any] = cells.to_numpy().tolist()
-        experiment.log({TABLE: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
+        experiment.log({_TABLE: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
         if not experiment.offline:
             return str(experiment.url)
         return f"wandb sync {typed(Path(experiment.dir).parent)}"

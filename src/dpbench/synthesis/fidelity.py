@@ -29,7 +29,7 @@ _ROWS = 10_000  # for logistic regression
 _SEED = 0
 
 
-def train_cnn(images: Tensor, labels: Tensor, classes: int) -> nn.Module:
+def _train_cnn(images: Tensor, labels: Tensor, classes: int) -> nn.Module:
     """The MNIST CNN after five epochs (few images: 400 steps); nothing is chosen on any data.
 
     Args:
@@ -65,7 +65,7 @@ def accuracies(synthetic: tuple[Tensor, Tensor], real: tuple[Tensor, Tensor], cl
     """
     images, labels = synthetic
     real_images, real_labels = real
-    by_cnn = _predict(train_cnn(images, labels, classes), real_images)
+    by_cnn = _predict(_train_cnn(images, labels, classes), real_images)
     regression = LogisticRegression(max_iter=200, tol=1e-2, random_state=_SEED)
     regression.fit(images[:_ROWS].flatten(1).numpy(), labels[:_ROWS].numpy())
     by_regression = torch.from_numpy(regression.predict(real_images.flatten(1).numpy()))
@@ -95,7 +95,7 @@ class DigitsFeatures(nn.Module):
         super().__init__()
         spec = source(_PUBLIC)
         data = normalize(spec.load(Path(), "train", False), spec, image_size, "symmetric")
-        classifier = train_cnn((data.pixels.permute(0, 3, 1, 2) + 1) / 2, data.labels, spec.num_classes)
+        classifier = _train_cnn((data.pixels.permute(0, 3, 1, 2) + 1) / 2, data.labels, spec.num_classes)
         self.layers = nn.Sequential(*list(classifier.children())[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
