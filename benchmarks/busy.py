@@ -77,6 +77,7 @@ def _other_work(kind: str, companion: Timed, threads: int) -> Iterator[None]:
             spinning.kill()
             spinning.wait()
     elif kind == "another training":
+        # An order at a time: the other training must end with the turn that it disturbs.
         over = threading.Event()
 
         def train() -> None:

@@ -60,6 +60,7 @@ def plain_graph(workload: Workload, device: str) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
 
     def compute() -> None:
+        # A graph writes where the gradients were when it was recorded.
         optimizer.zero_grad(set_to_none=False)
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -83,6 +84,7 @@ def private_graph(workload: Workload, device: str) -> Step:
     engine = PerRecordEngine(model, loss_reduction="sum")
     mechanism = mechanism_of("flat", workload, engine)
     optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
+    # Read by the host between the graphs: a graph cannot raise.
     finite = torch.zeros((), dtype=torch.bool, device=device)
     generator = torch.Generator(device)
     for parameter, view in zip(engine.parameters, mechanism.gradients, strict=True):
@@ -120,6 +122,7 @@ def private_graph(workload: Workload, device: str) -> Step:
         first()
         if not bool(finite):
             raise ArithmeticError("a record's gradient is not finite")
+        # The noise of a key is the same in a graph: the generator is registered, and takes its seed before each replay.
         generator.manual_seed(keyed_generator((1, number), device).initial_seed())
         second()
 
@@ -191,6 +194,7 @@ def seeds(workload: Workload, device: str) -> Step:
         for name, total in sums.items():
             weights[name] = weights[name] - _LR * (total + torch.randn_like(total)) / workload.batch
 
+    # Batch statistics of one network would be those of all.
     if buffers:
         raise ValueError("the network has buffers")
     return step

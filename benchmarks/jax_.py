@@ -65,6 +65,7 @@ def jax_step(workload: Workload, way: str) -> Step:
     Raises:
         NotImplementedError: Another network.
     """
+    # Before the first import of jax, which chooses its platform then.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
     import jax.numpy as jnp
@@ -103,7 +104,9 @@ def jax_step(workload: Workload, way: str) -> Step:
 
     records, labels = workload.data()
     x, y = jnp.asarray(records.permute(0, 2, 3, 1).numpy()), jnp.asarray(labels.numpy())
+    # Arrays of JAX do not change: what a step makes is put in the place of what it was given.
     state: list[Any] = [params, jax.random.key(0)]
+    # JAX returns before it has computed.
     wait: Any = jax.block_until_ready
 
     def step() -> None:

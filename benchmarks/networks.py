@@ -205,6 +205,7 @@ def measure_network(name: str, turns: int) -> dict[str, Any]:
         turns: Of each way.
     """
     network = NETWORKS[name]
+    # All ways train the same weights on the same lot.
     torch.manual_seed(1)
     lot = network.lot()
 

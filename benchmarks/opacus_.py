@@ -21,6 +21,7 @@ def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_form
         device: Where.
         layout: Of model and records.
     """
+    # Of its hooks on every forward pass, which would be a part of the time.
     warnings.filterwarnings("ignore")
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping

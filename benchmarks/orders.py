@@ -95,6 +95,7 @@ class Orders:
                 yield
         for _ in range(order["warm"]):
             yield
+        # What came before must not be waited for by what is timed.
         self._wait()
         self._records = 0
         cpu = self._cpu_clock()
@@ -116,6 +117,7 @@ class Orders:
     def _use(self, threads: int) -> None:
         """So many threads, on as many cores."""
         self._threads = threads
+        # Threads that share a core with others of the same operator wait for one another.
         os.sched_setaffinity(0, self._cores[:threads])
         if "torch" in sys.modules:
             import torch

@@ -116,6 +116,7 @@ def loop(
     x, y = workload.data()
     records = TensorDataset(x.repeat(_LOTS, *[1] * (x.dim() - 1)), y.repeat(_LOTS))
     folder = mkdtemp()
+    # The ledger is written as long as steps are made, that is as long as the process lives.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     strategy = make(
         noise_multiplier=1.0,

@@ -186,6 +186,7 @@ def _costs(name: str, rows: Sequence[Row]) -> Row | None:
     limit = min((row["wall_ms"] for row in rows if row["ratio_to_limit"] == 1), default=None)
     if limit is None:
         return None
+    # The limit is the fastest plain step, whichever it is.
     ratios: dict[str, float] = {"plain": 1.0}
     for row in rows:
         kind = row["method"] if row["method"] in ("ours/flat", "harness/flat") else row["method"].partition("/")[0]

@@ -42,6 +42,7 @@ def plain(
     if compiled:
         import torch._inductor.config as inductor
 
+        # Else the number of threads at the time of compilation is compiled in, and turns change it.
         inductor.cpp.dynamic_threads = True
         forward = torch.compile(forward)
 

@@ -53,10 +53,11 @@ class Worker:
                 [str(python or sys.executable), "-m", "benchmarks.worker", str(theirs.fileno()), *words],
                 env={**os.environ, **environment},
                 cwd=_ROOT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno()],  # answers go here, so that whatever libraries print is no answer
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+        # Else the end of the process would not end the pipe, and `ask` would wait for ever.
         theirs.close()
         self.facts = self.ask()
 

@@ -106,6 +106,7 @@ def measure(
                     failure = workers[-1].facts.get("error")
                     timed += [Timed(method, workers[-1], error=failure) for method in chosen]
             quiet = wait_until_quiet(patience)
+            # The first round of each meets operators for the first time, and does not count.
             measure_rounds(timed, turns, 1, say)
         finally:
             for worker in workers:
@@ -120,6 +121,7 @@ def measure(
 
 def _environment(crew: Crew, folder: str) -> dict[str, str]:
     """Variables of a process that computes on one core and finds dpbench's own code."""
+    # The environment of the peers has dpbench's packages, but not dpbench itself.
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -167,6 +169,7 @@ def _median_ratio(cpus: Sequence[float], others: Sequence[float]) -> float | Non
     """Median over turns of the ratio within each."""
     if not cpus or len(cpus) != len(others):
         return None
+    # Of ratios, not a ratio of medians: within a turn the machine is the same for both.
     return statistics.median(cpu / other for cpu, other in zip(cpus, others, strict=True))
 
 

@@ -75,6 +75,7 @@ def _time(words: tuple[str, ...], folder: Path, ledger: Path | None) -> tuple[fl
     ended = 0
     while not ended and not released:
         time.sleep(_POLL)
+        # For its usage, which `Popen.poll` would throw away.
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         # A line after the header, which is written before the noised sum is used.
         released = ledger is not None and ledger.exists() and ledger.read_bytes().count(b"\n") > 1

@@ -105,6 +105,7 @@ def measure_steps(
             timed = _start_all(workload, chosen, device)
             quiet = wait_until_quiet(patience)
             _alternate(timed, device, threads, repeats, say)
+            # Methods may share a worker.
             for worker in {id(entry.worker): entry.worker for entry in timed}.values():
                 worker.close()
             new = [_row(workload, entry, device, threads, quiet) for entry in timed]
@@ -128,6 +129,7 @@ def _start_all(workload: str, methods: Sequence[str], device: str) -> list[Timed
     with ThreadPoolExecutor(2) as pool:
         for first in range(0, len(methods), 2):
             most = max((entry.peak_mb or 0.0 for entry in timed), default=0.0)
+            # A machine that swaps measures its disk.
             if timed and free_mb() < _ROOM_MB + _GROWTH * most:
                 break
             for started in pool.map(lambda method: _start(workload, [method], device), methods[first : first + 2]):

@@ -92,6 +92,7 @@ class Attentive(nn.Module):
         return scores
 
 
+# Noise in the shape and number of a user's records: no files are needed, and an epoch is as long as a user's.
 _LIKE_MNIST = ("data=random_noise", "data.test_size=1000", "data.like=mnist", "data.train_size=60000")
 _LIKE_CIFAR = ("data=random_noise", "data.test_size=1000", "data.like=cifar10", "data.train_size=50000")
 _MNIST_CNN = Workload(

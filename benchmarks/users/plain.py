@@ -127,7 +127,8 @@ def together(task: Task, users: int, at_once: int, device: str) -> Round:
             own = {name: p - task.lr * gradient[name] for name, p in own.items()}
         return {name: start[name] - p for name, p in own.items()}
 
-    all_at_once = vmap(update, in_dims=(None, 0, 0), randomness="different")  # dropout
+    # Each user draws a mask of dropout of its own.
+    all_at_once = vmap(update, in_dims=(None, 0, 0), randomness="different")
 
     def go() -> None:
         weights = {name: p.detach() for name, p in named.items()}
