@@ -56,9 +56,9 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
 
 
 def test_its_tables_are_reproduced(runs: Path, site: str) -> None:
-    listing, _ = dpbench(runs, "reproduce", "list", PYTHONPATH=site)
+    listing, _ = dpbench_in_a_process(runs, "reproduce", "list", PYTHONPATH=site)
     assert "waves/radius" in listing and "gradient_compression/table1" in listing
-    out, _ = dpbench(runs, "reproduce", "waves/radius", PYTHONPATH=site)
+    out, _ = dpbench_in_a_process(runs, "reproduce", "waves/radius", PYTHONPATH=site)
     assert "2/2 done" in out and "radius 0.1" in out
     page = (runs / "results" / "waves_radius" / "README.md").read_text(encoding="utf-8")
     assert "test/error after the last step: mean" in page
