@@ -33,7 +33,9 @@ extensions = [
     "tools.site",
 ]
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"dpbench\..*\.(_\w+|[A-Z])")]  # private names and type variables
+nitpick_ignore_regex = [
+    (r"py:.*", r"dpbench\..*\.(_\w+(\.\w+)?|Annotated|[A-Z]|[A-Z]\w+T)")
+]  # private names, type variables
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4

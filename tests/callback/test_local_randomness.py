@@ -100,7 +100,7 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "guards/step_state.py",  # probes
         "records/users.py",  # first bounds, on noise
         "reproduce/tracking.py",  # pictures
-        "synthesis/fidelity.py",
+        "synthesis/_fidelity.py",
         "synthesis/memorization.py",
         "synthesis/sample.py",  # of a trained generator
         "synthesis/samples.py",

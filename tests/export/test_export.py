@@ -16,8 +16,8 @@ import yaml
 from safetensors.torch import load_file
 
 from dpbench.cli import main
+from dpbench.export._network import load_network
 from dpbench.export.folder import build_file
-from dpbench.export.network import load_network
 from dpbench.models import MLP, ConvGAN
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.folder import RunFolder

@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import (
     DPSGD,

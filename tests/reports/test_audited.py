@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.end_of_run import EndOfRun, summary
 from dpbench.reports.run_table import AUDITED_LABEL, RunTable
-from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.run.logs import mirror_result
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.record import read_result, write_result

@@ -16,8 +16,8 @@ from PIL import Image
 
 from dpbench.cli import main
 from dpbench.reproduce import refresh
-from dpbench.reproduce.jobs import Job, table_jobs
-from dpbench.reproduce.pictures import _identity, _write, strip
+from dpbench.reproduce._jobs import Job, table_jobs
+from dpbench.reproduce._pictures import _identity, _write, strip
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
 from tests.reproduce.digits_table import edited

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce import pictures
-from dpbench.reproduce.jobs import table_jobs
-from dpbench.reproduce.outputs import (
+from dpbench.reproduce import _pictures as pictures
+from dpbench.reproduce._jobs import table_jobs
+from dpbench.reproduce._outputs import (
     cells,
     differences,
     latex,
@@ -22,8 +22,8 @@ from dpbench.reproduce.outputs import (
     write_logged,
     write_outputs,
 )
+from dpbench.reproduce._results import collect, conflicting_results, finished_runs, read_logged, refuse_other_words
 from dpbench.reproduce.refresh import refresh
-from dpbench.reproduce.results import collect, conflicting_results, finished_runs, read_logged, refuse_other_words
 from dpbench.reproduce.tables import read_table
 from tests.reproduce.digits_table import TABLE, edited
 
@@ -200,7 +200,7 @@ def test_figures_are_not_shown_under_another_name(definition: Path, shown: str) 
 
 
 def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpbench.reproduce.results.code_hash", lambda: "other")
+    monkeypatch.setattr("dpbench.reproduce._results.code_hash", lambda: "other")
     two = runs({("short", "private", 0): 0.80, ("short", "private", 1): 0.84})
     assert conflicting_results(tmp_path, two) is None
     two.to_csv(tmp_path / "runs.csv", index=False)

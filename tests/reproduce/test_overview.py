@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from dpbench.reproduce import overview
-from dpbench.reproduce.overview import FIELD, OURS, PAPER, points, write_overview
-from dpbench.reproduce.results import RUNS
+from dpbench.reproduce import _overview as overview
+from dpbench.reproduce._overview import FIELD, OURS, PAPER, points, write_overview
+from dpbench.reproduce._results import RUNS
 from dpbench.reproduce.tables import read_table, table_names
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -18,9 +18,9 @@ from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.reports.audit import audit_run
 from dpbench.reproduce import workflow
-from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.workflow_plan import AUDITED, Plan, make_plan
-from dpbench.reproduce.workflow_results import (
+from dpbench.reproduce._jobs import Job
+from dpbench.reproduce._workflow_plan import AUDITED, Plan, make_plan
+from dpbench.reproduce._workflow_results import (
     Outcome,
     Recall,
     Trained,

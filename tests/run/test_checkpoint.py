@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from dpbench.run.checkpoint import LastCheckpoint
+from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for

@@ -15,7 +15,7 @@ import torch
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.resume import prepare_folder
+from dpbench.run._resume import prepare_folder
 from dpbench.run.saved_config import SCHEMA, write_config
 from dpbench.runs.folder import Run, RunFolder
 from tests.support.cli import PRIVATE, TINY, dpbench, dpbench_in_a_process, signalled, train, weights

@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 from dpbench.cli import main
 from dpbench.errors import OUT_OF_TIME, ConfigurationError, Interrupted
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run import checkpoint
-from dpbench.run.checkpoint import Deadline, deadline_of, seconds_of
+from dpbench.run import _checkpoint as checkpoint
+from dpbench.run._checkpoint import Deadline, deadline_of, seconds_of
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from tests.support.cli import FEW

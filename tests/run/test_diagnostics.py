@@ -14,7 +14,7 @@ import torch
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.reports.plots import plot_diagnostics
-from dpbench.run.diagnostics import GradientDiagnostics
+from dpbench.run._diagnostics import GradientDiagnostics
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, NonPrivate

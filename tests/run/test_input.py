@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from dpbench.cli import main
 from dpbench.cli.arguments import Answer
 from dpbench.errors import ConfigurationError
-from dpbench.run import command_line, objective
+from dpbench.run import _objective as objective
+from dpbench.run import command_line
 from dpbench.run.build import build_trainer, module_for, plain
 from dpbench.run.search_path import conf_dir
 from tests.support.cli import FEW

@@ -18,7 +18,7 @@ import torch
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.resume import prepare_folder
+from dpbench.run._resume import prepare_folder
 from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from tests.support.processes import TWO, config_of

@@ -12,7 +12,7 @@ from dpbench_ray import _Origin, _task_options
 from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.run.resume import RAY_TASK, job_name
+from dpbench.run._resume import RAY_TASK, job_name
 
 SWEEP = ["train", "-m", "model=mlp", "trainer.max_steps=1", "hydra.sweep.dir=sweep", "launcher=ray"]
 

@@ -20,8 +20,8 @@ from dpbench.errors import ConfigurationError, DiskFull
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reports.end_of_run import EndOfRun
+from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.run.build import plain
-from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.run.jobs import launch
 from dpbench.run.progress import RunProgress
 from dpbench.run.search_path import conf_dir

@@ -13,9 +13,9 @@ from dpbench.cli import main
 from dpbench.data import sources
 from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce.jobs import ATTEMPT, Job
+from dpbench.reproduce._jobs import ATTEMPT, Job
+from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.run.build import plain
-from dpbench.run.checkpoint import LastCheckpoint
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import find_ledgers
 from dpbench.runs.metrics_log import MetricsCSV

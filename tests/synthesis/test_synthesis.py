@@ -20,8 +20,8 @@ from dpbench.run.build import plain
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
 from dpbench.runs.folder import RunFolder
+from dpbench.synthesis._fidelity import accuracies, density_and_coverage, feature_network, fidelity
 from dpbench.synthesis.evaluate import evaluate
-from dpbench.synthesis.fidelity import accuracies, density_and_coverage, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import load_gan, make, sample
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.reproduce.results import trials_of
+from dpbench.reproduce._results import trials_of
 from dpbench.reproduce.tables import ONLY, Table, Variant
 
 _OF_THE_TABLE = ("run.name=", "run.group=", "logger=")  # words by which `dpbench reproduce` keeps its runs apart
@@ -28,7 +28,7 @@ def anchor(row: str, column: str) -> str:
 
 
 def positions(table: Table, head: Sequence[str]) -> dict[str, int]:
-    """Key of a column → where the table, as `outputs.cells` lays it out, shows ours.
+    """Key of a column → where the table, as `_outputs.cells` lays it out, shows ours.
 
     Args:
         table: The definition.

@@ -25,10 +25,10 @@ Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 
-Examples = TypeVar("Examples", bound=Dataset[Any])
+ExamplesT = TypeVar("ExamplesT", bound=Dataset[Any])
 
 
-class Splits(NamedTuple, Generic[Examples]):
+class Splits(NamedTuple, Generic[ExamplesT]):
     """The data sets of a data module.
 
     Attributes:
@@ -37,12 +37,12 @@ class Splits(NamedTuple, Generic[Examples]):
         test: The test examples.
     """
 
-    train: Examples
-    val: Examples | None
-    test: Examples
+    train: ExamplesT
+    val: ExamplesT | None
+    test: ExamplesT
 
 
-class LotDataModule(pl.LightningDataModule, Generic[Examples]):
+class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
     """Base of data modules whose training lots a private strategy accepts; a subclass loads the data.
 
     Args:
@@ -94,10 +94,10 @@ class LotDataModule(pl.LightningDataModule, Generic[Examples]):
         self._seed = seed
         self._split = split
         self._size_schedule = expected_batch_size_schedule
-        self._splits: Splits[Examples] | None = None
+        self._splits: Splits[ExamplesT] | None = None
 
     @abstractmethod
-    def _load(self) -> Splits[Examples]:
+    def _load(self) -> Splits[ExamplesT]:
         """Load everything; called once."""
 
     @property
@@ -144,23 +144,23 @@ class LotDataModule(pl.LightningDataModule, Generic[Examples]):
         if self._splits is None:
             self._splits = self._load()
 
-    def _loaded(self) -> Splits[Examples]:
+    def _loaded(self) -> Splits[ExamplesT]:
         self.setup()
         assert self._splits is not None
         return self._splits
 
     @property
-    def train_set(self) -> Examples:
+    def train_set(self) -> ExamplesT:
         """What lots are drawn from: the population of the ledger."""
         return self._loaded().train
 
     @property
-    def val_set(self) -> Examples | None:
+    def val_set(self) -> ExamplesT | None:
         """What is held out of the training data, else what the source gives for validation, if anything."""
         return self._loaded().val
 
     @property
-    def test_set(self) -> Examples:
+    def test_set(self) -> ExamplesT:
         """The test examples."""
         return self._loaded().test
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from dpbench import __version__
 from dpbench.errors import ConfigurationError
-from dpbench.export.network import Network, load_network
+from dpbench.export._network import Network, load_network
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import epsilons_text, noise_text, uncovered_text

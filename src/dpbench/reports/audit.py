@@ -37,11 +37,11 @@ VERDICTS = {
 """What a verdict means."""
 
 
-Result = TypeVar("Result", bound=AuditResult | LabelAudit)
+ResultT = TypeVar("ResultT", bound=AuditResult | LabelAudit)
 
 
 @dataclass(frozen=True)
-class AuditReport(Generic[Result]):
+class AuditReport(Generic[ResultT]):
     """An audited run.
 
     Attributes:
@@ -54,7 +54,7 @@ class AuditReport(Generic[Result]):
     """
 
     run: RunFolder
-    result: Result
+    result: ResultT
     scores: Scores | LabelScores
     family: Family
     left_out: Mapping[str, int] = field(default_factory=dict)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.jobs import status, sweep, table_jobs
-from dpbench.reproduce.outputs import markdown, write_outputs
-from dpbench.reproduce.pictures import keep_strips, write_montage
-from dpbench.reproduce.results import (
+from dpbench.reproduce._jobs import status, sweep, table_jobs
+from dpbench.reproduce._outputs import markdown, write_outputs
+from dpbench.reproduce._pictures import keep_strips, write_montage
+from dpbench.reproduce._results import (
     MONTAGE,
     EarlierRuns,
     best_trials,

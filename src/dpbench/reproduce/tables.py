@@ -263,7 +263,7 @@ class Table(_Definition):
         last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         later: Words of every run for options that came after the runs of its results, and keep what these computed;
             not among the words that the results name.
-        choices: (row, column) → what was chosen there; no part of a definition, see `dpbench.reproduce.results`.
+        choices: (row, column) → what was chosen there; no part of a definition, see `dpbench.reproduce._results`.
     """
 
     name: str

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
-from dpbench.reproduce.run_table import full_disk_explained, refuse_unknown_choices
-from dpbench.reproduce.tables import Table
-from dpbench.reproduce.workflow_plan import AUDITED, NO_PRIVACY, PLAIN, make_plan
-from dpbench.reproduce.workflow_results import (
+from dpbench.reproduce._jobs import Job, status, sweep, table_jobs
+from dpbench.reproduce._workflow_plan import AUDITED, NO_PRIVACY, PLAIN, make_plan
+from dpbench.reproduce._workflow_results import (
     POWER,
     Outcome,
     choose,
@@ -21,6 +19,8 @@ from dpbench.reproduce.workflow_results import (
     trained,
     write_page,
 )
+from dpbench.reproduce.run_table import full_disk_explained, refuse_unknown_choices
+from dpbench.reproduce.tables import Table
 
 
 @dataclass(frozen=True)

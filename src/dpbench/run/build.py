@@ -26,11 +26,11 @@ from dpbench.models import train_only
 from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
+from dpbench.run._evaluation import Exposure, TrainingRecords, moving_average
+from dpbench.run._spawned import with_launcher
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
-from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.processes import launched_process, trainer_options, wants_several
 from dpbench.run.search_path import choices_of
-from dpbench.run.spawned import with_launcher
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
@@ -105,7 +105,7 @@ def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Call
         )
     if every is None:
         return watchers
-    from dpbench.run.diagnostics import GradientDiagnostics
+    from dpbench.run._diagnostics import GradientDiagnostics
 
     return [_instance(GradientDiagnostics, {"every_n_steps": every, "folder": folder}, "diagnostics"), *watchers]
 

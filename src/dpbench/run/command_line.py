@@ -29,7 +29,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import did_you_mean, shown
-from dpbench.run.hydra_internals import Hydra, create_automatic_config_search_path, get_args_parser
+from dpbench.run._hydra_internals import Hydra, create_automatic_config_search_path, get_args_parser
 from dpbench.run.search_path import groups_of, installing, plugin_dirs
 from dpbench.runs.command import key_of
 

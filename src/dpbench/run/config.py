@@ -39,8 +39,8 @@ from dpbench.options import (
 )
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run.checkpoint import seconds_of
-from dpbench.run.objective import objective_of
+from dpbench.run._checkpoint import seconds_of
+from dpbench.run._objective import objective_of
 from dpbench.run.processes import check_processes
 from dpbench.run.saved_config import SCHEMA
 from dpbench.run.search_path import choices_with

@@ -34,9 +34,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.options import shown
+from dpbench.run._hydra_internals import BasicSweeper, Callbacks
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
-from dpbench.run.hydra_internals import BasicSweeper, Callbacks
 from dpbench.run.processes import launched_process, together
 from dpbench.run.search_path import conf_dir, use_plugins
 from dpbench.runs.command import key_of
@@ -171,7 +171,7 @@ def resume(folder: Path, words: Sequence[str], job: Job) -> int:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    from dpbench.run.resume import asks_for_more
+    from dpbench.run._resume import asks_for_more
     from dpbench.run.saved_config import read_config, require_resumable
 
     with together():
@@ -285,7 +285,7 @@ def _check(command: _Command) -> list[list[str]]:
     Returns:
         The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
     """
-    from dpbench.run.objective import optimizes, refuse_choice
+    from dpbench.run._objective import optimizes, refuse_choice
 
     settings = command.cfg.hydra
     if not command.sweeps:
@@ -355,7 +355,7 @@ def _check_launcher(launcher: DictConfig) -> None:
 
 def _check_time(launcher: DictConfig, max_time: str | None) -> None:
     """A run that means to stop by itself must do so before its queue ends it."""
-    from dpbench.run.checkpoint import seconds_of
+    from dpbench.run._checkpoint import seconds_of
 
     minutes = launcher.get("timeout_min")
     if max_time is not None and minutes is not None and seconds_of(max_time) >= 60 * minutes:
@@ -541,7 +541,7 @@ def _run_sweep(
             return job(cfg)
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
-                from dpbench.run.resume import hand_back
+                from dpbench.run._resume import hand_back
 
                 hand_back(error)
             _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)
@@ -614,7 +614,7 @@ def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) 
         in_parent: Whether the run was made by the process that makes the sweep (joblib does so where n_jobs=1): there
             Hydra would keep an interruption to itself until all other runs are made.
     """
-    from dpbench.run.objective import optimizes
+    from dpbench.run._objective import optimizes
 
     stops_all = isinstance(error, Interrupted) and not error.of_one_run
     if (has_workers(settings) and not (stops_all and in_parent)) or optimizes(settings):

@@ -1,7 +1,7 @@
 """Several processes of one training: those that torchrun or srun has launched, on one or several nodes.
 
 Each of them runs the whole command. (How many the configuration asks for on this machine is checked here too;
-`spawned.py` starts these.)
+`_spawned.py` starts these.)
 
 Of launched processes the first one holds the run's folder and writes to it; they agree on everything before the first
 step. No import of PyTorch here before it is needed: the command line asks whether this process is the first one.

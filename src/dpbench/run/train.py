@@ -25,12 +25,13 @@ from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, In
 from dpbench.files import remove_torn
 from dpbench.privacy import native
 from dpbench.run import build, logs
-from dpbench.run.checkpoint import LastCheckpoint, deadline_of
+from dpbench.run._checkpoint import LastCheckpoint, deadline_of
+from dpbench.run._earlier_stage import weights_before, with_earlier_stage
+from dpbench.run._objective import optimizes, refuse_choice, value_of
+from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.run.config import check_config
-from dpbench.run.earlier_stage import weights_before, with_earlier_stage
 from dpbench.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
 from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of
-from dpbench.run.objective import optimizes, refuse_choice, value_of
 from dpbench.run.processes import (
     from_first_process,
     is_first,
@@ -41,7 +42,6 @@ from dpbench.run.processes import (
     with_launched_processes,
 )
 from dpbench.run.progress import RunProgress, bars, quiet
-from dpbench.run.resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.run.runtime import keep_large_blocks, warn_of_spinning
 from dpbench.runs.claim import full_disk_explained, held
 from dpbench.runs.folder import Run, RunFolder

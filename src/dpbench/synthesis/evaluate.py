@@ -14,7 +14,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.run.saved_module import SavedModule
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.fidelity import accuracies, feature_network, fidelity
+from dpbench.synthesis._fidelity import accuracies, feature_network, fidelity
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import load_gan, make
 

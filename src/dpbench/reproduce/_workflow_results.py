@@ -24,8 +24,8 @@ from dpbench.files import write_atomically, write_json
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.workflow_plan import Plan
+from dpbench.reproduce._jobs import Job
+from dpbench.reproduce._workflow_plan import Plan
 from dpbench.run.label_scores import label_scores
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv

@@ -16,8 +16,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from dpbench.files import replacing
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce.jobs import Job
-from dpbench.reproduce.results import CURVES, GRADIENTS, MONTAGE, STRIPS
+from dpbench.reproduce._jobs import Job
+from dpbench.reproduce._results import CURVES, GRADIENTS, MONTAGE, STRIPS
 from dpbench.reproduce.tables import Series, Table, Variant, select_cell
 from dpbench.synthesis.samples import FRAME, PER_CLASS
 
@@ -37,7 +37,7 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     Args:
         table: The definition.
         runs: Finished runs, as in runs.csv.
-        lines: A line for each cell, see `outputs.summary`.
+        lines: A line for each cell, see `_outputs.summary`.
         folder: Where to.
     """
     rows = [row.name for row in table.rows if (runs["row"] == row.name).any()]

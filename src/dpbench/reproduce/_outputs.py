@@ -11,8 +11,8 @@ from scipy import stats
 
 from dpbench.files import write_atomically
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reproduce.pictures import draw_logged, draw_table
-from dpbench.reproduce.results import (
+from dpbench.reproduce._pictures import draw_logged, draw_table
+from dpbench.reproduce._results import (
     CURVES,
     MONTAGE,
     NOMINAL,

@@ -19,7 +19,7 @@ import torch
 
 from dpbench.errors import OUT_OF_TIME, ConfigurationError
 from dpbench.files import replacing, write_json
-from dpbench.run.resume import stops_nothing
+from dpbench.run._resume import stops_nothing
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 
