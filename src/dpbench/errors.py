@@ -27,9 +27,9 @@ class DiskFull(DPBenchError):
     """A file of a run did not fit on a disk; the run can be continued."""
 
 
-OUT_OF_TIME = 1
+TIME_LIMIT_REACHED = 1
 """Stands where the number of a signal would: the time that a run was given is over (nobody stops a run by SIGHUP)."""
-OUT_OF_TIME_STATUS = 75
+TIME_LIMIT_STATUS = 75
 """Exit status then: EX_TEMPFAIL of sysexits.h, "try again later"."""
 
 
@@ -37,7 +37,7 @@ class Interrupted(DPBenchError):
     """A signal, or the end of its time, stopped the training after everything was saved.
 
     Args:
-        number: The signal, or `OUT_OF_TIME`.
+        number: The signal, or `TIME_LIMIT_REACHED`.
         command: How to go on.
         kept: What there is to go on from.
 
@@ -46,15 +46,15 @@ class Interrupted(DPBenchError):
     """
 
     def __init__(self, number: int, command: str, kept: str = "Checkpoint, ledger and partial result are kept") -> None:
-        why = "its time is over" if number == OUT_OF_TIME else "interrupted"
+        why = "its time is over" if number == TIME_LIMIT_REACHED else "interrupted"
         super().__init__(f"{why}. {kept}; go on with: {command}")
         self.number, self.command, self.kept = number, command, kept
-        self.status = OUT_OF_TIME_STATUS if number == OUT_OF_TIME else 128 + number
+        self.status = TIME_LIMIT_STATUS if number == TIME_LIMIT_REACHED else 128 + number
 
     @property
-    def of_one_run(self) -> bool:
+    def is_time_limit(self) -> bool:
         """Whether it is the end of one run's time, after which others of a sweep go on."""
-        return self.number == OUT_OF_TIME
+        return self.number == TIME_LIMIT_REACHED
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str, str]]:
         return type(self), (self.number, self.command, self.kept)
@@ -101,7 +101,7 @@ class PeerLost(DPBenchError):
         super().__init__(f"another process of this training has ended (this is {rank} of {world}, from 0).{hint}")
 
 
-class ToldElsewhere(DPBenchError):
+class ReportedByAnotherRank(DPBenchError):
     """Another process of the training says what is wrong."""
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytorch_lightning as pl
 
 from dpbench.cli import main
-from dpbench.errors import OUT_OF_TIME, ConfigurationError, Interrupted
+from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError, Interrupted
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run import _checkpoint as checkpoint
 from dpbench.run._checkpoint import Deadline, deadline_of, seconds_of
@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_by_its_time_goes_on_as_if_it_had_not(
     clock.now = time.monotonic()
     with pytest.raises(Interrupted, match="its time is over.*go on with: dpbench resume") as caught:
         train(limited, part, [Hour(clock)])
-    assert (caught.value.number, caught.value.status) == (OUT_OF_TIME, 75)
+    assert (caught.value.number, caught.value.status) == (TIME_LIMIT_REACHED, 75)
     assert len(read_ledger(RunFolder(part).ledger).releases) == 9 and not RunFolder(part).finished
     assert json.loads(RunFolder(part).partial_result.read_text())["steps"] == 9
     clock.now = time.monotonic()

@@ -193,4 +193,4 @@ def test_a_folder_that_is_not_shared_is_one_line(tmp_path: Path) -> None:
     statuses, told = ends(both(tmp_path, commands))
     assert 0 not in statuses  # whoever is told first goes, and the other may find nobody
     assert "a run on several nodes needs a folder that they share (hydra.run.dir)" in told[1]
-    assert "ToldElsewhere" in told[0]
+    assert "ReportedByAnotherRank" in told[0]

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from dpbench import __version__
 from dpbench.cli import completion, experiments, privacy, publishing, results, train
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
-from dpbench.errors import DPBenchError, Interrupted, ToldElsewhere
+from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
 from dpbench.run.runtime import wait_briefly
 
@@ -129,7 +129,7 @@ def _one_line_errors(command: Callable[[], int]) -> int:
     """Print what the user can correct as one line; let bugs show their traceback."""
     try:
         return command()
-    except ToldElsewhere:
+    except ReportedByAnotherRank:
         return 1
     except Interrupted as error:
         if is_first():

@@ -1,1 +1,1 @@
-"""A trained model for others: its weights, how to build it, and a card that says how private it is."""
+"""Export of a trained model: weights, model card and ledger."""

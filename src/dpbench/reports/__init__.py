@@ -1,1 +1,1 @@
-"""What reads runs: tables, curves, comparisons, epsilons. Nothing here changes a run."""
+"""Reading of runs: tables, comparisons, curves, ε, audits, pages. Nothing here changes a run."""

@@ -1,1 +1,1 @@
-"""What the papers print, computed again."""
+"""Tables and figures of papers, reproduced."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from dpbench.code import code_hash, foreign_code
-from dpbench.errors import OUT_OF_TIME_STATUS, ConfigurationError, Interrupted, brief
+from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted, brief
 from dpbench.files import write_json
 from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
@@ -312,7 +312,7 @@ def run_job(job: Job, threads: int | None) -> None:
             status = _run(job, command, threads, lock.fileno())
             if status in _INTERRUPTED:
                 raise Interrupted(_INTERRUPTED[status], "the same command")
-            if status == OUT_OF_TIME_STATUS:
+            if status == TIME_LIMIT_STATUS:
                 return  # it waits for the next call
             if status:
                 break

@@ -1,1 +1,1 @@
-"""Running what the configuration describes."""
+"""Running of jobs: command line, configuration, training, processes, logs, evaluation."""

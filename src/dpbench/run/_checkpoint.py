@@ -17,7 +17,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from dpbench.errors import OUT_OF_TIME, ConfigurationError
+from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError
 from dpbench.files import replacing, write_json
 from dpbench.run._resume import stops_nothing
 from dpbench.runs.folder import RunFolder
@@ -192,7 +192,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         return bool(checkpoint["callbacks"][self.state_key].get("ended") == self._session)
 
     def stopped_by(self, checkpoint: dict[str, Any]) -> int:
-        """Number of the signal that ended the training before its end, `OUT_OF_TIME`, or 0.
+        """Number of the signal that ended the training before its end, `TIME_LIMIT_REACHED`, or 0.
 
         Args:
             checkpoint: The content of the file.
@@ -230,7 +230,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
         """What stops the training, or 0: the same in all processes, whichever of them knows it."""
-        number = self.interrupted or (OUT_OF_TIME if is_late else 0)
+        number = self.interrupted or (TIME_LIMIT_REACHED if is_late else 0)
         if trainer.world_size == 1:
             return number
         if self._parent != os.getpid() and self._stop_file.exists():

@@ -566,7 +566,7 @@ def _run_sweep(
     except _SweepInterrupted as interruption:
         raise interruption.error from None
     except (DPBenchError, OSError) as error:
-        if isinstance(error, Interrupted) and not error.of_one_run:
+        if isinstance(error, Interrupted) and not error.is_time_limit:
             raise
         stop = error
     except (RuntimeError, ValueError) as error:
@@ -616,7 +616,7 @@ def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) 
     """
     from dpbench.run._objective import optimizes
 
-    stops_all = isinstance(error, Interrupted) and not error.of_one_run
+    stops_all = isinstance(error, Interrupted) and not error.is_time_limit
     if (has_workers(settings) and not (stops_all and in_parent)) or optimizes(settings):
         raise error
     if isinstance(error, Interrupted) and stops_all:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ToldElsewhere
+from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank
 
 T = TypeVar("T")
 _VISIBLE_WITHIN = 10.0  # seconds in which a file of one node must be seen on another
@@ -137,7 +137,7 @@ def together() -> Iterator[None]:
     """Refuse in all processes what one of them is refused: the first of those says why. No talk with others inside.
 
     Raises:
-        ToldElsewhere: Another process has failed.
+        ReportedByAnotherRank: Another process has failed.
     """
     process = launched_process()
     error: Exception | None = None
@@ -149,7 +149,7 @@ def together() -> Iterator[None]:
     if error is not None and (process is None or failed.index(True) == process.rank):
         raise error
     if any(failed):
-        raise ToldElsewhere
+        raise ReportedByAnotherRank
 
 
 def from_first_process(make: Callable[[], T]) -> T:

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, files and record."""
+"""A run's folder: its files, record, ledger and state."""

@@ -1,1 +1,1 @@
-"""Synthetic data: sampled from a trained GAN, with a card that says what they may be used for, and judged."""
+"""Synthetic data: sampling from a trained GAN, and their evaluation."""

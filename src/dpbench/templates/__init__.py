@@ -1,4 +1,4 @@
-"""Pages and cards from templates: one folder of them, one way to fill them."""
+"""Templates of pages, cards and terminal texts, and one way to fill them."""
 
 from __future__ import annotations
 
