@@ -292,7 +292,7 @@ def test_the_body_of_the_loop_takes_no_lots_and_replaces_no_parameter_alone(tmp_
     def take(model: Any, lots: LotLoader) -> None:
         next(iter(lots))
 
-    acts = ((replace, "updates trainable parameters to which nothing is released"), (take, "somebody else"))
+    acts = ((replace, "updates trainable parameters to which nothing is released"), (take, "iterated elsewhere"))
     for number, (act, message) in enumerate(acts):
         model, strategy = network(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / str(number)))
         lots = LotLoader(data(), Lots(make_sampling("fixed_size", 120, 12), None))

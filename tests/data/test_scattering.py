@@ -10,8 +10,8 @@ from dpbench.data.images import ImageDataModule
 from dpbench.data.scattering import (
     _COLORS,
     _average,
-    _by_order,
     _modulus,
+    _normalized_by_order,
     _of_noise,
     _wavelets,
     color_scattering,
@@ -74,9 +74,9 @@ def test_brightness_and_colors_apart() -> None:
 
 def test_pixels_orders_and_noise_are_normalized() -> None:
     color = torch.tensor([0.9, 0.3, 0.2]).expand(1, 16, 16, 3)
-    pixels = _by_order(torch.einsum("oc,nhwc->nohw", torch.tensor(_COLORS), color))[0, :, 0, 1, 1]
+    pixels = _normalized_by_order(torch.einsum("oc,nhwc->nohw", torch.tensor(_COLORS), color))[0, :, 0, 1, 1]
     torch.testing.assert_close(pixels, torch.tensor([-0.1333, 6.0, 4.0]), rtol=1e-3, atol=1e-3)
-    orders = _by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
+    orders = _normalized_by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
     groups = torch.split(orders, [8] * 10, 2)  # fine, coarse, and each direction of the second order
     assert max(float(group.mean((2, 3, 4)).abs().max()) for group in groups) < 1e-4
     means, deviations = _of_noise()

@@ -32,7 +32,7 @@ def test_every_key_of_every_file_has_an_anchor_of_its_own(keys: str) -> None:
 
 def test_keys_have_type_default_and_meaning(keys: str) -> None:
     (row,) = (line for line in keys.splitlines() if 'id="dpsgd.strategy.max_grad_norm"' in line)
-    assert [cell.strip() for cell in row.split("|")][2:4] == ["a number", "`1.0`"]
+    assert [cell.strip() for cell in row.split("|")][2:4] == ["a positive number", "`1.0`"]
     rows = [line for line in keys.splitlines() if line.startswith("| <span")]
     assert not [row for row in rows if not row.split("|")[-2].strip()]
 

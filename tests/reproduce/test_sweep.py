@@ -55,7 +55,7 @@ def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pyte
     assert "0/2 done" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*words, "--statsu"])
-    assert "unrecognized arguments: rows=short seeds=1 --statsu" in capsys.readouterr().err
+    assert "unrecognized arguments: --statsu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

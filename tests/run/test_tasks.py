@@ -113,7 +113,7 @@ def test_a_task_that_is_none_of_ours(strategy: str, words: list[str], tmp_path: 
         ("optimizer=sgd", "Line takes no optimizer: choose optimizer=none"),
         ("+data.sampling=poisson", "there is no key data.sampling. Known: size"),
         ("module.width=4", "there is no key module.width"),
-        ("+callbacks.notes={_target_:tests.run.test_tasks.Notes}", "callbacks.notes: missing a required argument"),
+        ("+callbacks.notes={_target_:tests.run.test_tasks.Notes}", "callbacks.notes.text is missing"),
         ("+callbacks.more={_target_:dpbench.strategies.ClipOnly}", "callbacks.more is a strategy"),
     ],
 )

@@ -148,7 +148,7 @@ def test_lots_of_a_chosen_largest_size_are_audited_as_such(
 ) -> None:
     """Half of these lots are cut; in others that are not, memory and noise would be others."""
     asked = TruncatedPoissonSampling(1437, 64 / 1437, max_batch_size=64)
-    monkeypatch.setattr("dpbench.data.images.make_sampling", lambda *facts: asked)
+    monkeypatch.setattr("dpbench.data.module.make_sampling", lambda *facts: asked)
     strategy, _ = train(strategies.DPSGD, tmp_path, "truncated_poisson")
     check(seen, strategy)
     (sampling,) = {release.sampling for _, release in read_ledger(tmp_path / "ledger.jsonl").releases}

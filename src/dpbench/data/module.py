@@ -87,7 +87,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
             raise ConfigurationError(f"data.eval_batch_size must be positive and data.{self._val_option} at least 0.")
         self.root = data_root(root)
         self._expected_batch_size = expected_batch_size
-        self._sampling_kind = sampling or "poisson"
+        self._sampling_kind = "poisson" if sampling is None else sampling
         self._val_count = val_count
         self._eval_batch_size = eval_batch_size
         self._download = download

@@ -106,6 +106,7 @@ class LotProbe:
         if reference is None:
             return  # its own step says what is wrong
         carries = self._runner.changed()
+        has_memories = carries and self._runner.has_memories()
         is_finite = reference.norms.isfinite().cpu().numpy()
         record_of = self._lot.record_of
         names = np.setdiff1d(record_of, record_of[~is_finite])
@@ -139,7 +140,8 @@ class LotProbe:
             self._refuse_part(part)
         if first is not None:
             self._refuse_carried(first, second)
-            self._refuse_memory()
+            if has_memories:
+                self._refuse_memory()
         elif carries:
             self._verdicts.failed("a part of")
 

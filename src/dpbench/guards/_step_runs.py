@@ -227,6 +227,11 @@ class StepRunner:
         assert self._state is not None
         return self._state.changed()
 
+    def has_memories(self) -> bool:
+        """Whether the last run has written to a part of something that has further entries."""
+        assert self._state is not None
+        return self._state.has_memories()
+
     def spread(self) -> bool:
         """Fill memories that the last run has written to with what it wrote; whether there are any."""
         assert self._state is not None

@@ -7,7 +7,7 @@ import itertools
 import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -122,15 +122,23 @@ class StepState:
         Returns:
             Whether there were any. `restore` puts everything back.
         """
-        is_spread = False
+        filled = list(self._filled_memories())
+        for dictionary, name, value in filled:
+            dictionary[name] = value
+        return bool(filled)
+
+    def has_memories(self) -> bool:
+        """Whether a step has written to a part of something that has further entries."""
+        return any(True for _ in self._filled_memories())
+
+    def _filled_memories(self) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+        """Dictionaries, names in them, and what is to take the place of the memory there."""
         for dictionary, before in self._dictionaries:
-            for name, value in list(dictionary.items()):
+            for name, value in dictionary.items():
                 contents = self._contents.get(id(before.get(name)))
                 filled = _filled(value, contents)
                 if filled is not None:
-                    dictionary[name] = filled
-                    is_spread = True
-        return is_spread
+                    yield dictionary, name, filled
 
     def drawn(self, on_device: bool = True) -> bytes:
         """States of all random generators: how much was drawn.

@@ -65,9 +65,14 @@ def _fits_wandb(name: str) -> str:
     return name
 
 
+def _is_duration(text: str) -> str:
+    seconds_of(text)
+    return text
+
+
 Name = Annotated[str, AfterValidator(_names_a_folder), "a name of at most 150 letters without slashes"]
 Tag = Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 letters"]
-Duration = Annotated[str, AfterValidator(seconds_of), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
+Duration = Annotated[str, AfterValidator(_is_duration), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 RunPath = Annotated[str, Field(min_length=1), "the folder of a run"]
 Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
