@@ -12,7 +12,7 @@ from dpbench.data.scattering import (
     _average,
     _modulus,
     _normalized_by_order,
-    _of_noise,
+    _noise_statistics,
     _wavelets,
     color_scattering,
     mirrored_scattering,
@@ -79,7 +79,7 @@ def test_pixels_orders_and_noise_are_normalized() -> None:
     orders = _normalized_by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
     groups = torch.split(orders, [8] * 10, 2)  # fine, coarse, and each direction of the second order
     assert max(float(group.mean((2, 3, 4)).abs().max()) for group in groups) < 1e-4
-    means, deviations = _of_noise()
+    means, deviations = _noise_statistics()
     assert means.shape == deviations.shape == (3, 81) and deviations.min() > 0
     red, blue = deviations[1], deviations[2]  # noise of the same size in both
     torch.testing.assert_close(red, blue, rtol=0.1, atol=0.01)

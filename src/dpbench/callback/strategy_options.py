@@ -22,7 +22,7 @@ from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Sca
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import Factors, Schedule, Schedules, check_schedule
+from dpbench.privacy.mechanism.schedules import FORMS, Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 from dpbench.session.executors import ExecutorName
@@ -101,6 +101,7 @@ Records = Annotated[
     "a source of records, such as Users(LocalTraining(lr=0.1)),",
 ]
 
+FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
@@ -155,8 +156,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
-    noise_schedule: Schedule | None = None
-    max_grad_norm_schedule: Schedule | None = None
+    noise_schedule: FactorSchedule | None = None
+    max_grad_norm_schedule: FactorSchedule | None = None
     delta: float = 1e-5
     accountant: str = "rdp"
     seed: Count | None = None

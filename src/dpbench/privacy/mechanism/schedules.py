@@ -27,7 +27,7 @@ MOST_STAIRS = 20
 a second."""
 _LARGEST = 1e6
 _SMALLEST = 1 / _LARGEST
-_FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
+FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def check_schedule(name: str, schedule: Schedule | None) -> None:
     has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)
     if not has_factors and not callable(schedule):
         raise ConfigurationError(
-            f"{name} must be {_FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
+            f"{name} must be {FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
         )
     if isinstance(schedule, str) and schedule != "constant":
         _named(name, schedule)
@@ -184,7 +184,7 @@ def _named(name: str, schedule: str) -> Callable[[float], float]:
     except ValueError:
         # A number cannot be read: the message below shows the forms.
         pass
-    raise ConfigurationError(f"{name} must be {_FORMS}, not {schedule!r}.")
+    raise ConfigurationError(f"{name} must be {FORMS}, not {schedule!r}.")
 
 
 def _linear(end: float, progress: float) -> float:
