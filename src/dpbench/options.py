@@ -47,7 +47,7 @@ _WORDS = {
 }
 _LISTS = (list, tuple, collections.abc.Iterable, collections.abc.Sequence)
 _DICTIONARIES = (dict, collections.abc.Mapping)
-_CALLED_HERE = {
+_NAMES_HERE = {
     "target_delta": "delta",
     "epsilon": "target_epsilon",
     "eps": "target_epsilon",
@@ -76,7 +76,7 @@ _LOADER = (
 _ENTROPY = (
     "Noise comes from the operating system's entropy where no seed is given (on the command line strategy.secure=true)."
 )
-_SAID_ELSEWHERE = {
+_INSTEAD = {
     "epochs": _LENGTH,
     "max_epochs": _LENGTH,
     "steps": _LENGTH,
@@ -286,11 +286,11 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: Of these, in the sentence.
     """
     names = list(known)
-    here = _CALLED_HERE.get(name)
+    here = _NAMES_HERE.get(name)
     if here in names:
         return f" Did you mean {prefix}{here}?"
-    if name in _SAID_ELSEWHERE:
-        return f" {_SAID_ELSEWHERE[name]}"
+    if name in _INSTEAD:
+        return f" {_INSTEAD[name]}"
     close = difflib.get_close_matches(name, names, 1)
     return f" Did you mean {prefix}{close[0]}?" if close else ""
 

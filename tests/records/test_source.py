@@ -1,4 +1,4 @@
-"""The seam: a source of records of thirty lines trains under every strategy, with ledger, budget and resume."""
+"""The seam: a source of records of forty lines trains under every strategy, with ledger, budget and resume."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
-from dpbench.privacy.accounting.seal import Seal
+from dpbench.privacy.accounting.seal import STATE_KEY, Seal
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.canaries.file import write_scores
 from dpbench.privacy.canaries.scores import ScoreSums
@@ -42,7 +42,6 @@ _NO_RELEASE = (
     "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
     "once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
 )
-_STATE = "dpbench.PrivateStrategy"  # whatever strategy it is: none resumes without knowing what was released
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
 
 
@@ -269,7 +268,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint, one for all strategies."""
-        return _STATE
+        return STATE_KEY
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -287,7 +286,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
             state["gradients"] = "one_by_one" if self._source.method == "one_by_one" else None
-        checkpoint["callbacks"][_STATE] = state
+        checkpoint["callbacks"][STATE_KEY] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""
@@ -338,7 +337,7 @@ def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
         checkpoint: Of the last step.
         path: Of the scores.
     """
-    state = checkpoint["callbacks"].get(_STATE) or {}
+    state = checkpoint["callbacks"].get(STATE_KEY) or {}
     memory = state.get("canaries")
     seal = Seal.read(state.get("ledger"))
     if memory and seal is not None:

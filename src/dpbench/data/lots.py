@@ -1,8 +1,8 @@
 """How the records of each training step are drawn.
 
 Lot t is a function of (key, t) alone, and the key one of the seed and of the private training that the lots are for:
-every rank draws the same lot and takes its share `lot[rank::world_size]`, and a resumed run draws what the interrupted
-one would have drawn. With `seed=None` the key comes from the operating system's entropy, for models that will be
+every rank draws the same lot and takes its share of it (`Lots.share`), and a resumed run draws what the interrupted one
+would have drawn. With `seed=None` the key comes from the operating system's entropy, for models that will be
 published.
 """
 

@@ -116,7 +116,7 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
 
     Args:
         paths: Ledgers, folders of runs, folders of sweeps.
-        request: Accountants, δ, and whether only the best run is published.
+        request: Accountants and δ; which releases count, over what population; whether only the best run is published.
 
     Raises:
         DPBenchError: A ledger is unreadable or empty, the accountant or δ does not fit it, or the ledgers do not

@@ -23,7 +23,7 @@ def objective_of(config: Mapping[str, Any]) -> str | None:
     """The metric by which a run may be chosen; None where there is none that a choice may look at.
 
     Without one that is asked for it is the module's own (its attribute `objective`), where records are held out: those
-    of `data.val_size`, or of the `val_dataloader` of data without that option.
+    of `data.val_size` or `data.val_users`, or of the `val_dataloader` of data without that option.
 
     Args:
         config: Resolved configuration of a run, whose classes can be imported.
@@ -40,16 +40,20 @@ def objective_of(config: Mapping[str, Any]) -> str | None:
     if not name.startswith(_CHOOSABLE):
         raise ConfigurationError(
             f"objective={name} cannot be optimized: choices are made on records held out (val/..., with "
-            "data.val_size) or on what the budget covers (private/...), not on test data or noiseless training data."
+            "data.val_size; data by users: data.val_users) or on what the budget covers (private/...), not on test "
+            "data or noiseless training data."
         )
     if name.startswith("val/") and not held_out:
-        raise ConfigurationError(f"objective={name} needs records held out: set data.val_size, such as 1000.")
+        raise ConfigurationError(
+            f"objective={name} needs records held out: set data.val_size, such as 1000 (data by users: data.val_users)."
+        )
     return name
 
 
 def _holds_out(data: Mapping[str, Any]) -> bool:
-    if "val_size" in data:
-        return bool(data["val_size"])
+    for option in ("val_size", "val_users"):
+        if option in data:
+            return bool(data[option])
     loader = getattr(get_class(data["_target_"]), "val_dataloader", None)
     return loader is not pl.LightningDataModule.val_dataloader
 
@@ -70,7 +74,8 @@ def refuse_choice(config: Mapping[str, Any], direction: str | None = None) -> No
     if name is None:
         raise ConfigurationError(
             "this sweeper chooses by what a run returns, and only test data are there to measure it: hold records out "
-            "with data.val_size=1000, say (objective: val/accuracy), or name an objective=val/... or private/..."
+            "with data.val_size=1000, say (users with data.val_users; objective: val/accuracy), or name an "
+            "objective=val/... or private/..."
         )
 
 

@@ -124,7 +124,7 @@ def build_watchers(config: dict[str, Any], folder: RunFolder) -> list[pl.Callbac
 
 def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
     """Make the moving average of the weights, if it was asked for."""
-    decay = config["ema_decay"]
+    decay = config.get("ema_decay")
     return [] if decay is None else [moving_average(decay)]
 
 

@@ -476,7 +476,10 @@ def _check_study(sweeper: DictConfig) -> None:
 
 
 def _possible_trials(overrides: Sequence[Override]) -> list[list[str]]:
-    """Overrides of trials in which every value stands that a key may get, and both ends of every interval."""
+    """Make trials in which each value of a key stands once, and both ends of each interval.
+
+    Of a long list these are the first `_MOST_VALUES`.
+    """
     columns = [_values(override) for override in overrides]
     length = max(map(len, columns), default=1)
     return [[column[min(row, len(column) - 1)] for column in columns] for row in range(length)]

@@ -1,7 +1,7 @@
 """Where a run's metrics go beside its own metrics.csv: wandb, and any of Lightning's loggers by its class.
 
-wandb mirrors the local files, offline unless somebody is logged in. What every logger gets alike: names of the run,
-and at each evaluation epsilon and learning rates.
+wandb mirrors the local files, offline unless somebody is logged in. Every logger gets ε and learning rates at each
+evaluation; those that keep a run's id get its name, too.
 """
 
 from __future__ import annotations
@@ -512,7 +512,7 @@ class EvaluationRow(pl.Callback):
     RDP takes a millisecond; the other accountants take a second, and are asked at the first evaluation and whenever
     they have taken less than a tenth of the training's time. At the end of the run all are there.
 
-    Warns of metrics of a private training that look private and are not.
+    Warns of metrics from private training data whose name does not say that no ε covers them.
 
     Args:
         loggers: All but the run's own metrics.csv.

@@ -22,6 +22,7 @@ import yaml
 from tqdm import tqdm
 
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.readers import steps_logged
 from dpbench.runs.sweep import Sweep
 
@@ -113,7 +114,7 @@ class RunProgress(pl.callbacks.ProgressBar):
         figures: dict[str, str] = {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "epsilon"):
-                figures["epsilon"] = f"{callback.epsilon():.3f}"
+                figures["epsilon"] = epsilon_text(callback.epsilon())
         if isinstance(outputs, dict) and "loss" in outputs:
             figures["loss"] = f"{float(outputs['loss']):.3f}"
         for metric, short in _FIGURES.items():

@@ -126,8 +126,7 @@ def train(
         trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
 
     Returns:
-        The content of result.json (or of partial_result.json after a Ctrl-C); of several processes that torchrun or
-        srun has started, all but the first return nothing.
+        The content of result.json; {} in all but the first of several processes that torchrun or srun has started.
 
     Raises:
         DPBenchError: Whatever a user can mend.
@@ -214,9 +213,11 @@ def _train(
 
 
 def _select_engine(config: dict[str, Any]) -> None:
-    if config["engine"]["keep_memory"]:
+    # A configuration that was made by hand, for `train`, may leave the group out.
+    engine = {"native": "auto", "keep_memory": True, **config.get("engine", {})}
+    if engine["keep_memory"]:
         keep_large_blocks()
-    native.select(config["engine"]["native"])
+    native.select(engine["native"])
     warn_of_spinning(torch.get_num_threads())
 
 
@@ -224,13 +225,13 @@ def _fit(
     trainer: pl.Trainer,
     module: pl.LightningModule,
     data: pl.LightningDataModule,
-    start: Path | None,
+    checkpoint: Path | None,
     last: LastCheckpoint,
     trust: bool,
 ) -> None:
     folder = last.folder
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=not trust)
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=not trust)
     except WorkerDied as error:
         if not folder.checkpoint.exists() or not last.ended_here(read_checkpoint(folder.checkpoint, trust=trust)):
             has_steps = folder.checkpoint.exists() or folder.ledger.exists()
@@ -245,16 +246,16 @@ def _fit(
         kept = "The last checkpoint and the ledger are kept" if folder.checkpoint.exists() else "The ledger is kept"
         raise Interrupted(last.interrupted, folder.command("resume"), kept) from error
     except BudgetExhausted:
-        if start is None or folder.finished:  # else: the interrupted run had just spent its budget
+        if checkpoint is None or folder.finished:  # else: the interrupted run had just spent its budget
             raise
     except (TypeError, ValueError, RuntimeError) as error:
         # PyTorch has no type for a checkpoint of another network, and a worker's error comes with its words only.
         text = " ".join(str(error).split())
         of_checkpoint = any(word in text.lower() for word in ("checkpoint", "state_dict", "state dict"))
-        if isinstance(error, DPBenchError) or start is None or not of_checkpoint:
+        if isinstance(error, DPBenchError) or checkpoint is None or not of_checkpoint:
             raise
         raise ConfigurationError(
-            f"cannot resume from {start}: it is not of the model and optimizer that the configuration describes. "
+            f"cannot resume from {checkpoint}: it is not of the model and optimizer that the configuration describes. "
             "Restore the run's own checkpoint, or leave out words that change them "
             f"({textwrap.shorten(text, 300, placeholder='...')})."
         ) from error

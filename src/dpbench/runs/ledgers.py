@@ -11,12 +11,11 @@ from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
-from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
 from dpbench.runs.folder import RunFolder, places_of
 
-_STRATEGY = "dpbench.PrivateStrategy"
 _UNREADABLE = "unreadable"
 _OTHER_SHAPES = (ValueError, TypeError, AttributeError)
 
@@ -183,5 +182,5 @@ def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
             OSError, RuntimeError, EOFError, UnpicklingError, LookupError, ValueError, TypeError, AttributeError
         ):
             state = torch.load(run.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-            statement = dict(state["callbacks"][_STRATEGY])
+            statement = dict(state["callbacks"][STATE_KEY])
         yield "the checkpoint", statement, False

@@ -48,7 +48,7 @@ _SEPARATE_BY_NOW = (
     "the records of this lot make no rows of one batch, as those of the lots before did. Say gradients='one_by_one': "
     "several processes cannot change over to it in mid-run."
 )
-_SAID = 5  # changes of what is trained; the ledger has all of them
+_MOST_SAID = 5  # changes of what is trained; the ledger has all of them
 # Verdicts of processes on the engine; the largest one counts.
 _UNKNOWN = 0
 _KNOWN = 1
@@ -302,7 +302,7 @@ class PrivateSession:
         )
         self._trainable = trainable
         self._changes += 1
-        if self._changes > _SAID:
+        if self._changes > _MOST_SAID:
             return
         size = sum(trained.sizes)
         training.inform(
@@ -356,8 +356,12 @@ class PrivateSession:
         source.use("one_by_one", reason, trial.slowdown(batch, source.lot().limit))
         self._begin_anew()
 
-    def _gives_way(self, error: UnsupportedModuleError) -> bool:
-        """Whether the open lot, which the engine does not know though it knew others, was run record by record."""
+    def _run_one_by_one(self, error: UnsupportedModuleError) -> bool:
+        """Run the open lot again record by record, where the engine knew others and does not know this one.
+
+        Returns:
+            Whether that could be done.
+        """
         source = self.source
         if not isinstance(source, ChosenGradients) or source.gradients != "auto" or not source.can_begin_again:
             return False
@@ -425,7 +429,7 @@ class PrivateSession:
             try:
                 inner(loss, *arguments, **options)
             except UnsupportedModuleError as error:
-                if not self._gives_way(error):
+                if not self._run_one_by_one(error):
                     raise
 
         return backward

@@ -20,7 +20,7 @@ from dpbench.files import replacing
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
 from dpbench.privacy.accounting.ledger import Ledger
-from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import SavedModule, last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
@@ -136,7 +136,7 @@ def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
         ConfigurationError: It tells of fewer releases than the checkpoint, or is not the ledger that the checkpoint or
             the result knows: ε would be wrong.
     """
-    strategy = checkpoint.get("callbacks", {}).get("dpbench.PrivateStrategy", {"private": False})
+    strategy = checkpoint.get("callbacks", {}).get(STATE_KEY, {"private": False})
     if not strategy["private"]:
         return None
     ledger = read_run_ledger(path) if path.exists() else None

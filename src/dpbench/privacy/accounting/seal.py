@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+STATE_KEY = "dpbench.PrivateStrategy"
+"""Key of a strategy's state in a checkpoint, whatever strategy it is: who reads checkpoints knows a ledger by it."""
+
 
 class Seal(NamedTuple):
     """Length and checksum of a ledger at some moment: it only grows, so that it begins so for ever.
