@@ -502,3 +502,17 @@ def test_a_sweeper_chooses_on_what_was_held_out() -> None:
         objective.value_of(record, {**held_out, "objective": "val/loss"}, chosen=True)
     with pytest.raises(ConfigurationError, match="objective=val/f1 was not measured; .*val/accuracy"):
         objective.value_of(record, {**held_out, "objective": "val/f1"}, chosen=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [("val_size", 0, None), ("val_users", 0, None), ("val_users", 9, "val/accuracy")],
+)
+def test_an_objective_needs_records_or_users_that_are_held_out(option: str, value: int, expected: str | None) -> None:
+    """Data by users have a validation loader also where nobody is held out: it shows test examples."""
+    target = "dpbench.data.UserDataModule" if option == "val_users" else "dpbench.data.ImageDataModule"
+    config = {"data": {"_target_": target, option: value}, **CLASSIFIER}
+    assert objective.objective_of(config) == expected
+    if expected is None:
+        with pytest.raises(ConfigurationError, match="only test data are there"):
+            objective.refuse_choice(config)
