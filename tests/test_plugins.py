@@ -166,5 +166,5 @@ def test_a_broken_plugin_is_one_line(value: str, message: str, tmp_path: Path, m
 def test_its_model_is_exported(runs: Path, site: str, tmp_path: Path) -> None:
     dpbench_in_a_process(tmp_path, "export", str(runs / "0-waves"), "--out", "model", "--insecure", PYTHONPATH=site)
     built = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert built["target"].startswith("waves.") and "no class of dpbench" in built["note"]
+    assert built["target"].startswith("waves.") and "not a class of dpbench" in built["note"]
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -20,6 +20,8 @@ from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS
 SLOW = ("seeds/flat", "compiled/flat")  # and without a compiler the last one fails
 
 
+# torch.compile looks at `.grad` of whatever it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
 def test_each_way_makes_steps(way: str) -> None:
     step = builder(way, WORKLOADS["mlp b256"], "cpu")()
