@@ -306,7 +306,7 @@ class RunTable:
         names = dict.fromkeys(key for row in self.rows for key in row.metrics if "/" in key or key == "seconds")
         lines = []
         for name in names:
-            if name.startswith(f"{AUDITED}_"):  # single bounds, which only wandb has
+            if name.startswith("privacy/audited_") and name != AUDITED:  # single bounds and the like, as wandb has them
                 continue
             cells = [metric_text(name, row.metrics.get(name), row.deviations.get(name)) for row in self.rows]
             lines.append([AUDITED_LABEL if name == AUDITED else name, *cells])
