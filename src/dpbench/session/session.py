@@ -223,8 +223,11 @@ class PrivateSession:
         source = self.source
         trained = self.trained
         lots = self.loader.lots
+        # The sizes of all lots come first: the plan of the releases is made of them.
         lot_sizes = lots.plan(horizon.total_steps)
+        # One key for all processes, before anything is drawn by it.
         releases.join(processes, keyed_by(key, self._executor))
+        # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
         source.begin(self.loader)
@@ -232,11 +235,14 @@ class PrivateSession:
             self._warn(doubt_about_delta(self._delta, sampling.population, sampling.unit))
         self._horizon = horizon
         self._first_release = releases.num_releases
+        # Bounds that are found on noise need the source and the key.
         groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
-        lots.start_at(releases.num_releases, releases.lot_key)  # lot t belongs to release t
+        # Lot t belongs to release t; the key of the lots is known with the plan only.
+        lots.start_at(releases.num_releases, releases.lot_key)
+        # Last, when nothing can be refused any more: a ledger without releases would be a run that was begun.
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
 
