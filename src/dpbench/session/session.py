@@ -242,7 +242,7 @@ class PrivateSession:
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key)
-        # Last, when nothing can be refused any more: a ledger without releases would be a run that was begun.
+        # Last: the header that it writes says that the run has begun.
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
 
