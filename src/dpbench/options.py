@@ -209,6 +209,9 @@ def _validated(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
     except ValidationError:
         if not isinstance(value, list | tuple | str):
             raise
+        if not isinstance(value, str):
+            with suppress(ValidationError):
+                return adapter.validate_python(list(value) if isinstance(value, tuple) else tuple(value), context=name)
         with suppress(TypeError):  # of what JSON cannot hold
             return adapter.validate_json(json.dumps(value), context=name)
         raise
@@ -244,6 +247,8 @@ def described(annotation: Any) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     if origin in (Union, UnionType):
         parts = [described(part) for part in inner if not _is_object(part)]
+        if parts == ["null"]:
+            parts = [described(part) for part in inner]
         # Lists last but for null, lest their items seem to have the alternatives.
         parts.sort(key=lambda part: (part == "null", part.startswith("a list")))
         comma = "," if " in which each " in " ".join(parts[:-1]) else ""

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -177,6 +178,12 @@ def test_work_is_what_the_steps_go_through(local: LocalTraining, size: int) -> N
 def test_settings_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         LocalTraining(**options)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    local = LocalTraining(lr=np.float32(0.5), batch_size=np.int64(2), epochs=np.int32(3))  # type: ignore[arg-type]
+    assert [type(value) for value in (local.lr, local.batch_size, local.epochs)] == [float, int, int]
+    assert local == LocalTraining(lr=0.5, batch_size=2, epochs=3)
 
 
 # ----------------------------------------------------------------------------------------- the weights

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.options import options_of
+from dpbench.options import fitting, options_of
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
 from tests.support.configs import STRATEGIES
 
@@ -57,6 +57,12 @@ def test_wrong_types_get_one_line(cls: Any, name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_list_is_a_tuple_and_a_tuple_a_list_also_of_what_json_cannot_hold() -> None:
+    tensor = torch.ones(1)
+    assert fitting(list[torch.Tensor] | None, (tensor,), "xs") == [tensor]
+    assert fitting(tuple[torch.Tensor, ...], [tensor], "xs") == (tensor,)
+
+
 def test_numbers_of_numpy_become_pythons() -> None:
     strategy = DPSGD(np.float32(0.5), noise_multiplier=np.float64(2), seed=np.int64(3), microbatch_size=np.int32(2))  # type: ignore[arg-type]
     assert (type(strategy.max_grad_norm), strategy.max_grad_norm) == (float, 0.5)
@@ -69,7 +75,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
     [
         ({"noise_multiplyer": 1.0}, "DPSGD has no option 'noise_multiplyer'. Did you mean noise_multiplier"),
         ({"qqq": 1.0}, "DPSGD has no option 'qqq'. Known: accountant, after, "),
-        ({"noise_multiplier": "1"}, "noise_multiplier must be a number or null, not '1'"),
+        ({"noise_multiplier": "1"}, "noise_multiplier must be a positive number .* or null, not '1'"),
         ({"clipping": "soft"}, "clipping must be flat, per_layer, per_parameter or by_dimension, not 'soft'"),
         ({"clipping": 3}, "clipping must be flat, per_layer, per_parameter or by_dimension, not 3"),
         ({"loss_reduction": "max"}, "loss_reduction must be mean or sum, not 'max'"),
@@ -113,10 +119,14 @@ def test_a_users_own_strategy() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DPSGD(noise_multiplier=10**400), "noise_multiplier must be a number"),
-        (lambda: DPSGD(noise_multiplier=10**5000), "noise_multiplier must be a number or null, not a number without"),
+        (lambda: DPSGD(noise_multiplier=10**400), "noise_multiplier must be a positive number"),
+        (
+            lambda: DPSGD(noise_multiplier=10**5000),
+            "noise_multiplier must be a positive number .* or null, not a number without",
+        ),
         (lambda: DPSGD(1.0, noise_multiplier=1.0, max_grad_norm=10**400), "max_grad_norm"),
         (lambda: DPSGD(*[1.0] * 60), r"DPSGD takes at most \d+ values without a name \(.*\), not 60: write name=value"),
+        (lambda: DPSGD(noise_multiplier=1.0, audit=True), "audit must be a GradientCanaries or null, not True"),
         (lambda: DPSGD(noise_multiplier=1.0, ledger=""), "ledger must be the name of a file or null, not ''"),
     ],
 )

@@ -101,6 +101,7 @@ Records = Annotated[
     "a source of records, such as Users(LocalTraining(lr=0.1)),",
 ]
 
+NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
@@ -154,7 +155,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
     """
 
-    noise_multiplier: float | None = None
+    noise_multiplier: NoiseMultiplier | None = None
     target_epsilon: float | None = None
     noise_schedule: FactorSchedule | None = None
     max_grad_norm_schedule: FactorSchedule | None = None

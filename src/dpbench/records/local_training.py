@@ -42,7 +42,8 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         # A script makes this object by itself: there is no other place where its options would be checked.
-        check_options(LocalTraining, vars(self), "local")
+        for name, value in check_options(LocalTraining, vars(self)).items():
+            object.__setattr__(self, name, value)  # as plain numbers, where they were NumPy's
         if self.prox_mu * self.lr > 1:
             raise ConfigurationError(
                 f"lr={self.lr} times prox_mu={self.prox_mu} is more than 1: each local step would overshoot the "

@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    StrictStr,
     ValidationError,
     model_validator,
 )
@@ -129,6 +130,10 @@ MEASURES = {
 """By the name under which a run logs it."""
 
 
+_NOT_IN_FILES = ("name", "command", "choices")
+"""Fields of a table that say where its definition lies, and what was chosen for it."""
+
+
 class _Definition(BaseModel):
     # Numbers are welcome where a text is shown: `label: 0.1` needs no quotes.
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -159,7 +164,7 @@ class Variant(_Definition):
 
     name: str = ""
     label: str = ""
-    words: tuple[str, ...] = ()
+    words: tuple[StrictStr, ...] = ()
     epsilon: float | None = None
     chosen: Candidates = Candidates()
 
@@ -182,6 +187,8 @@ class _ByName:
         lines = []
         for name, variant in variants.items():
             line = variant or ONLY
+            if "name" in line.model_fields_set:  # its key is its name
+                raise ValueError(f"unknown key {name}.name")
             lines.append(line.model_copy(update={"name": name, "label": line.label or name}))
         return tuple(lines)
 
@@ -273,7 +280,7 @@ class Table(_Definition):
     metric: str = "test/accuracy"
     seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)]
     hours: float
-    words: tuple[str, ...] = ()
+    words: tuple[StrictStr, ...] = ()
     rows: Lines
     columns: Lines
     paper: dict[str, dict[str, Figure]] = {}
@@ -463,6 +470,9 @@ def _read(path: Path, name: str) -> Table:
         data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(data, dict):
             raise TypeError("it is no mapping")
+        for key in _NOT_IN_FILES:
+            if key in data:
+                raise ValueError(f"unknown key {key}")
         table = Table(**data, name=short_name(name), command=name)
         _refuse_audits(table)
     except ValidationError as error:

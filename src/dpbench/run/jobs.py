@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -224,6 +225,8 @@ def _compose(line: CommandLine, loader: ConfigLoader, name: str) -> _Command:
         suspects = [word for word in line.overrides if "hydra." in word] or line.overrides
         raise ConfigurationError(f"{' '.join(suspects)} cannot be composed: {brief(error)}") from error
     mode = RunMode.MULTIRUN if line.flags.multirun else cfg.hydra.mode or line.mode
+    if line.flags.multirun and cfg.hydra.mode == RunMode.RUN:
+        warnings.warn("-m makes a sweep, whatever hydra.mode says.", stacklevel=2)
     if cfg.hydra.mode != mode:
         with read_write(cfg.hydra):
             cfg.hydra.mode = mode
@@ -390,6 +393,8 @@ def _grid(sweeper: DictConfig, overrides: list[Override]) -> list[list[str]]:
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     if not jobs:
         empty = [str(override.input_line) for override in overrides if _size(override) == 0]
+        if not empty:  # what a glob matches only Hydra knows
+            empty = [str(override.input_line) for override in overrides if override.is_sweep_override()]
         raise ConfigurationError(f"{' '.join(empty)} leaves nothing to run: the sweep has no job.")
     for words, times in Counter(map(tuple, jobs)).items():
         if times > 1:
