@@ -291,7 +291,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["data=mnst"], "there is no data=mnst. Did you mean data=mnist?"),
     (["strategy=dpsdg"], "Did you mean strategy=dpsgd?"),
     (["strategy.noise_multiplyer=1"], "Did you mean strategy.noise_multiplier?"),
-    (["strategy.noise_multiplier=much"], "strategy.noise_multiplier must be a number or null, not 'much'"),
+    (["strategy.noise_multiplier=much"], "(strategy=none trains without privacy) or null, not 'much'"),
     (["strategy.noise_multiplier=0"], "noise_multiplier must be a positive number"),
     (["max_steps=1"], "there is no key max_steps. Did you mean trainer.max_steps?"),
     (["epsilon=3"], "there is no key epsilon. Did you mean strategy.target_epsilon?"),
