@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
 from dpbench.data.inserted import Inserted, inserted_of
-from dpbench.data.module import Count, Folder, LotDataModule, Positive, Splits
+from dpbench.data.module import Folder, LotDataModule, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
 from dpbench.data.sources import NOISE, Images, Source, noise_like, source
 from dpbench.errors import ConfigurationError
+from dpbench.options import Count, PositiveInt
 
 Batch = tuple[Tensor, Tensor]
 Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
@@ -189,7 +190,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         expected_batch_size: float = 256,
         sampling: str | None = None,
         val_size: Count = 0,
-        eval_batch_size: Positive = 1000,
+        eval_batch_size: PositiveInt = 1000,
         image_size: Side | None = None,
         download: bool = True,
         seed: int | None = 0,

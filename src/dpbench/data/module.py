@@ -21,8 +21,6 @@ from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Positions, Sampling
 
-Positive = Annotated[int, Field(ge=1), "a whole number from 1 on"]
-Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 
 ExamplesT = TypeVar("ExamplesT", bound=Dataset[Any])

@@ -11,10 +11,11 @@ from torch.utils.data import Dataset, Subset
 
 import dpbench.data.user_sources  # noqa: F401  they register themselves
 from dpbench.data.held_out import Split, name_bytes
-from dpbench.data.module import Count, Folder, LotDataModule, Positive, Splits
+from dpbench.data.module import Folder, LotDataModule, Splits
 from dpbench.data.user_data import UserData, checked_options, load_user_data
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
+from dpbench.options import Count, PositiveInt
 
 
 class UserDataModule(LotDataModule[Dataset[Any]]):
@@ -57,7 +58,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         expected_batch_size: float = 50,
         sampling: str | None = None,
         val_users: Count = 0,
-        eval_batch_size: Positive = 1000,
+        eval_batch_size: PositiveInt = 1000,
         download: bool = True,
         seed: int | None = 0,
         options: dict[str, Any] | None = None,

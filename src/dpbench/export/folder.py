@@ -20,7 +20,7 @@ from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import epsilons_text, noise_text, uncovered_text
 from dpbench.runs.provenance import config_hash
-from dpbench.runs.record import doubt, is_audited, privacy_of, read_result, without_accuracy
+from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result, without_accuracy
 from dpbench.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
 from dpbench.templates import render
 
@@ -129,7 +129,7 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "steps": network.checkpoint["global_step"],
         "finished": run.finished,
         "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
-        "learned_from_canaries": is_audited({"config": config}),
+        "learned_from_canaries": has_canaries(config),
         "doubt": doubt(record["privacy"]) if record else None,
         "training_data": (config.get("data") or {}).get("name"),
         "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],

@@ -12,7 +12,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.numbers import epsilon_text, metric_text, noise_text, seconds_text
-from dpbench.runs.record import CONFIDENCE, doubt, is_audited
+from dpbench.runs.record import CONFIDENCE, doubt, has_canaries, is_audited
 from dpbench.runs.shared_noise import shared_with_neighbors
 from dpbench.templates import render
 
@@ -32,7 +32,7 @@ class EndOfRun:
 
     def audit(self, run: Run) -> Mapping[str, Any] | None:
         """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
-        if not (is_audited({"config": run.config}) and run.folder.audit.is_file()):
+        if not (has_canaries(run.config) and run.folder.audit.is_file()):
             return None
         from dpbench.reports.audit import audit_run
 

@@ -29,7 +29,7 @@ from dpbench.files import write_json
 from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.provenance import config_hash
+from dpbench.runs.provenance import available_cores, config_hash
 from dpbench.runs.readers import steps_logged
 from dpbench.runs.record import read_result
 
@@ -417,7 +417,7 @@ def swept_job(cfg: DictConfig) -> None:
 
     # Only joblib has n_jobs: its jobs share the cores of this machine, and a run names the threads that it began with.
     workers = int(HydraConfig.get().launcher.get("n_jobs", 1) or 1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
     jobs = _JOBS.validate_json(Path(cfg.jobs).read_bytes())
     run_job(jobs[int(cfg.number)], threads)

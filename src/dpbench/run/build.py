@@ -33,6 +33,7 @@ from dpbench.run.processes import launched_process, trainer_options, wants_sever
 from dpbench.run.search_path import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
+from dpbench.runs.record import has_canaries
 from dpbench.strategies import FederatedAveraging, PrivateStrategy
 
 
@@ -58,7 +59,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     secure = options.pop("secure", False)
     records = build_records(config)
     if not issubclass(cls, PrivateStrategy):
-        if config.get("audit", {}).get("_target_"):
+        if has_canaries(config):
             raise ConfigurationError(
                 "an audit asks what private releases show: choose a private strategy, or audit=none."
             )

@@ -16,7 +16,7 @@ from dpbench.run._evaluation import score_members
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.record import read_result
+from dpbench.runs.record import has_canaries, read_result
 
 
 def is_on_noise(run: RunFolder) -> bool:
@@ -25,7 +25,7 @@ def is_on_noise(run: RunFolder) -> bool:
     if not run.begun or NOISE not in run.config.read_text(encoding="utf-8", errors="replace"):
         return False
     config = read_config(run)
-    return config["data"].get("name") == NOISE and not (config.get("audit") or {}).get("_target_")
+    return config["data"].get("name") == NOISE and not has_canaries(config)
 
 
 def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:

@@ -40,7 +40,7 @@ from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.runs.readers import read_json
-from dpbench.runs.record import REPORTED, is_audited
+from dpbench.runs.record import REPORTED, has_canaries
 from dpbench.runs.sweep import JOB_TYPE
 from dpbench.strategies import PrivateStrategy
 
@@ -146,7 +146,7 @@ def run_names(config: Mapping[str, Any], origin: Origin, environment: Mapping[st
     names_seed = any(word.startswith("seed=") for word in words)
     if not names_seed and (origin.swept or not is_chosen):
         words.append(f"seed={config['seed']}")
-    job_type = "audit" if is_audited({"config": config}) else "train"
+    job_type = "audit" if has_canaries(config) else "train"
     return {
         "name": " ".join([name or run["name"], *words])[:_LONGEST_NAME],
         "group": (group or run["group"])[-_LONGEST_NAME:],

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank
+from dpbench.runs.provenance import available_cores
 
 T = TypeVar("T")
 _VISIBLE_WITHIN = 10.0  # seconds in which a file of one node must be seen on another
@@ -303,10 +304,3 @@ def _devices(trainer: Mapping[str, Any]) -> Any:
     if isinstance(devices, str) and devices.strip().lstrip("-").isdecimal():
         return int(devices)
     return devices
-
-
-def available_cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -95,9 +95,15 @@ def hardware() -> dict[str, Any]:
     from dpbench.privacy import native
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = {"cpu": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+    machine = {"cpu": _processor(), "cores": available_cores(), "threads": torch.get_num_threads(), "gpu": gpu}
     return {**machine, "kernels": native.signature() or None}
+
+
+def available_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _processor() -> str:

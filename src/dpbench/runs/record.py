@@ -54,9 +54,14 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     return record
 
 
+def has_canaries(config: Mapping[str, Any]) -> bool:
+    """Whether canaries join the lots of runs of a configuration."""
+    return bool((config.get("audit") or {}).get("_target_"))
+
+
 def is_audited(record: Mapping[str, Any]) -> bool:
     """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
-    return bool((record["config"].get("audit") or {}).get("_target_"))
+    return has_canaries(record["config"])
 
 
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:

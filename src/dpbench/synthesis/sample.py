@@ -27,7 +27,7 @@ from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.provenance import commit, config_hash
-from dpbench.runs.record import doubt, is_audited, privacy_of, read_result
+from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result
 from dpbench.templates import render
 
 Format = Literal["npz", "folder"]
@@ -120,7 +120,7 @@ def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
         "secure_randomness": ledger is not None and ledger.secure,
-        "learned_from_canaries": is_audited({"config": config}),
+        "learned_from_canaries": has_canaries(config),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
         "commit": record.get("commit"),  # of the code that trained; none while a run is not finished

@@ -25,9 +25,9 @@ from dpbench.data.sources import SOURCES, Images
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError, DataError
+from dpbench.options import Count
 
 Users = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of users from 1 on"]
-Seed = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Concentration = Annotated[float, Field(gt=0, le=1e6), "a number above 0, at most 1e6"]
 Crop = Annotated[int, Field(ge=1, le=32), "a whole number of pixels from 1 to 32"]
 Flag = Annotated[bool, "true or false"]
@@ -114,7 +114,7 @@ def load_digits(
     download: bool,
     users: Users = 100,
     alpha: Concentration = 1.0,
-    seed: Seed = 0,
+    seed: Count = 0,
     image_size: Side = 28,
 ) -> UserData:
     """1,437 real digits dealt to made-up users, for demonstration and tests; needs no files.
@@ -195,7 +195,7 @@ def load_cifar10(
     download: bool,
     users: Users = 500,
     alpha: Concentration = 0.1,
-    seed: Seed = 0,
+    seed: Count = 0,
     crop: Crop = 24,
     augment: Flag = True,
 ) -> UserData:
@@ -222,7 +222,7 @@ def load_cifar100(
     users: Users = 500,
     alpha: Concentration = 0.1,
     beta: Concentration = 10.0,
-    seed: Seed = 0,
+    seed: Count = 0,
     crop: Crop = 24,
     augment: Flag = True,
 ) -> UserData:

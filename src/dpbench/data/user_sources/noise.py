@@ -13,9 +13,10 @@ from pydantic import Field
 from dpbench.data.images import InMemoryImages, image_options, normalize
 from dpbench.data.sources import SOURCES, Images, Source
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.dealt import Seed, Users
+from dpbench.data.user_sources.dealt import Users
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
+from dpbench.options import Count
 
 PATTERN_CLASS = 1
 _SIDE = 28
@@ -31,7 +32,6 @@ _SPEC = Source(
 )  # one channel, of uniform noise
 
 Records = Annotated[int, Field(ge=1, le=10_000), "a whole number of images from 1 to 10,000"]
-Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 
 
 @by_users("user_noise")
@@ -42,7 +42,7 @@ def load_noise(
     records_per_user: Records = 10,
     pattern: Literal["centralized", "spread"] = "centralized",
     pattern_records: Count = 10,
-    seed: Seed = 0,
+    seed: Count = 0,
     scale: Literal["unit", "standard"] = "standard",
 ) -> UserData:
     """Users with 28×28 images of uniform noise, all of a user with one random label; a pattern in some of them.
