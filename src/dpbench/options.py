@@ -122,7 +122,7 @@ def check_options(
         is_complete: Whether options without a default must be there.
 
     Returns:
-        The options as the target takes them, see `fitting`.
+        The options as the target takes them, see `checked_value`.
 
     Raises:
         ConfigurationError: One line for the first of them.
@@ -146,7 +146,7 @@ def check_options(
         if isinstance(annotation, type) and is_dataclass(annotation) and not isinstance(value, annotation):
             checked[name] = check_options(annotation, require_group(value, path), path, is_complete=True)
         else:
-            checked[name] = fitting(annotation, value, path)
+            checked[name] = checked_value(annotation, value, path)
     for name, parameter in parameters.items() if is_complete else ():
         if parameter.default is Parameter.empty and name not in {*options, *reserved}:
             raise ConfigurationError(f"{prefix}{name} is missing: it cannot be left out.")
@@ -160,8 +160,8 @@ def require_group(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def fitting(annotation: Any, value: Any, name: str) -> Any:
-    """Return a value as an annotation allows it.
+def checked_value(annotation: Any, value: Any, name: str) -> Any:
+    """Check a value against an annotation, and return it as the annotation takes it.
 
     Nothing is guessed: no word is taken for a number, no number for a word, 1.5 or 1e3 for no whole number. What YAML
     and JSON cannot say differently is taken as meant: a list for a tuple (and a tuple for a list), a word for a path.

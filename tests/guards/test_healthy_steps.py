@@ -470,6 +470,20 @@ def memory_of_each_record_by_itself(module: Steps, batch: Batch) -> Tensor:
 
 
 @healthy(vectors, mlp)
+def memories_of_unusual_kinds(module: Steps, batch: Batch) -> Tensor:
+    """They are written to, and not read."""
+    out = module.net(batch[0])
+    kinds = module.__dict__.setdefault("kinds", {"lots": 0.0})
+    kinds["lots"] += float(out.detach().sum().nan_to_num())
+    for name, dtype in (("long", np.longdouble), ("swapped", ">f4"), ("half", np.float16)):
+        memory = kinds.setdefault(name, np.zeros((300, 3), dtype))
+        memory[:2] = out.detach().nan_to_num().clamp(-1, 1).numpy()[:2]
+    kinds["quantized"] = torch.quantize_per_tensor(torch.zeros(90, 3), kinds["lots"] % 1 + 0.1, 0, torch.qint8)
+    kinds["sparse"] = torch.eye(3).to_sparse() * kinds["lots"]
+    return F.cross_entropy(out, batch[1])
+
+
+@healthy(vectors, mlp)
 def noise_from_a_bank(module: Steps, batch: Batch) -> Tensor:
     """A memory of public numbers, some of which are renewed in each step."""
     bank = module.__dict__.setdefault("bank", torch.ones(500, 3))

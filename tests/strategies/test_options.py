@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpbench.errors import ConfigurationError
-from dpbench.options import fitting, options_of
+from dpbench.options import checked_value, options_of
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
 from tests.support.configs import STRATEGIES
 
@@ -59,8 +59,8 @@ def test_wrong_types_get_one_line(cls: Any, name: str) -> None:
 
 def test_a_list_is_a_tuple_and_a_tuple_a_list_also_of_what_json_cannot_hold() -> None:
     tensor = torch.ones(1)
-    assert fitting(list[torch.Tensor] | None, (tensor,), "xs") == [tensor]
-    assert fitting(tuple[torch.Tensor, ...], [tensor], "xs") == (tensor,)
+    assert checked_value(list[torch.Tensor] | None, (tensor,), "xs") == [tensor]
+    assert checked_value(tuple[torch.Tensor, ...], [tensor], "xs") == (tensor,)
 
 
 def test_numbers_of_numpy_become_pythons() -> None:

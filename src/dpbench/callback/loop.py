@@ -28,7 +28,7 @@ from dpbench.guards.divergence import EVERY, refuse_diverged
 from dpbench.guards.loss_function import held_by
 from dpbench.guards.lots import OTHERS_TOOK_LOTS, require_lot_loader
 from dpbench.guards.precision import refuse_precision
-from dpbench.options import PositiveInt, fitting
+from dpbench.options import PositiveInt, checked_value
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.processes import ALONE
 from dpbench.records.examples import Examples
@@ -78,7 +78,7 @@ class PrivateLoop:
         _refuse_other_kinds(model, optimizer, strategy)
         _refuse_what_needs_a_trainer(strategy)
         self._strategy = strategy
-        self._steps = fitting(PositiveInt, steps, "steps")
+        self._steps = checked_value(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(LOOP)

@@ -244,7 +244,7 @@ class StepState:
         self._contents[id(x)] = before
 
         def is_same() -> bool:
-            return torch.equal(data, before)
+            return _is_equal(data, before)
 
         self._remember(lambda: is_same() or data.copy_(before), is_same)
 
@@ -295,6 +295,16 @@ class StepState:
         return entries if len(entries) <= _MOST_ENTRIES else ()
 
 
+def _is_equal(x: Tensor, other: Tensor) -> bool:
+    if x.layout == torch.strided:
+        return torch.equal(x, other)
+    # torch compares no sparse tensors, such as the adjacency of a graph.
+    x = x.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    other = other.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    is_same_shape = x.shape == other.shape and x.values().shape == other.values().shape
+    return is_same_shape and torch.equal(x.indices(), other.indices()) and torch.equal(x.values(), other.values())
+
+
 def _filled(value: Any, before: Any) -> Any:
     """A memory whose unchanged entries were given changed ones' values; None where there are not both kinds of them.
 
@@ -305,7 +315,10 @@ def _filled(value: Any, before: Any) -> Any:
     if isinstance(value, Tensor) and isinstance(before, Tensor):
         return _filled_rows(value.detach(), before)
     if isinstance(value, np.ndarray) and isinstance(before, np.ndarray):
-        if value.dtype.kind not in "fiub":
+        # What torch has no type for (long doubles, foreign byte order) is left alone.
+        if value.dtype != before.dtype or value.dtype.kind not in "fiub" or value.dtype.itemsize > 8:
+            return None
+        if not value.dtype.isnative:
             return None
         rows = _filled_rows(torch.from_numpy(value.copy()), torch.from_numpy(before))
         return None if rows is None else rows.numpy()
@@ -321,7 +334,9 @@ def _filled(value: Any, before: Any) -> Any:
 
 
 def _filled_rows(rows: Tensor, before: Tensor) -> Tensor | None:
-    if rows.shape != before.shape or not rows.dim() or rows.layout != torch.strided:
+    if rows.is_nested or rows.is_quantized or rows.layout != torch.strided:
+        return None
+    if rows.shape != before.shape or rows.device != before.device or not rows.dim():
         return None
     is_same = (rows == before) | (rows.isnan() & before.isnan())
     is_written = ~is_same.flatten(1).all(1) if rows.dim() > 1 else ~is_same

@@ -32,7 +32,7 @@ from dpbench.options import (
     PositiveInt,
     Seed,
     check_options,
-    fitting,
+    checked_value,
     options_of,
     require_group,
     shown,
@@ -233,7 +233,7 @@ class _ModuleTarget(Target):
 
 class _StrategyTarget(Target):
     def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        fitting(bool, options.pop("secure", False), f"{group}.secure")
+        checked_value(bool, options.pop("secure", False), f"{group}.secure")
         # The baseline of a private run is that run with strategy=none, which leaves its options alone.
         if not issubclass(cls, NonPrivate):
             super()._check_own(cls, options, group)
