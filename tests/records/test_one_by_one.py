@@ -30,7 +30,7 @@ from dpbench.strategies import (
     ClipOnly,
     DiscretizedDPSGD,
 )
-from tests.strategies.worlds import loader_of, trainer_for, weights_of
+from tests.strategies.worlds import assert_same_training, loader_of, trainer_for, weights_of
 from tests.support.one_by_one import (
     BOUND,
     NETWORKS,
@@ -96,7 +96,8 @@ def test_the_same_update_without_noise(tmp_path: Path, microbatch_size: int) -> 
         loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), 3))
         options = {"max_grad_norm": BOUND, "loader": loader, "microbatch_size": microbatch_size}
         weights.append(fit(tmp_path / gradients, plain(), ClipOnly, steps=3, gradients=gradients, **options)[1])
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    one, two = weights
+    assert_same_training(two, one, noise_std=0.5, expected_batch_size=3)
 
 
 def test_several_rows_of_a_record(tmp_path: Path) -> None:
@@ -122,7 +123,8 @@ def test_several_rows_of_a_record(tmp_path: Path) -> None:
         )
         options = {"max_grad_norm": BOUND, "loader": loader, "gradients": gradients, "seed": None, "step": step}
         weights.append(fit(tmp_path / gradients, plain(), ClipOnly, steps=3, **options)[1])
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    one, two = weights
+    assert_same_training(two, one, noise_std=0.5, expected_batch_size=3)
 
 
 def two_views(items: Any) -> dict[str, Tensor]:
@@ -544,4 +546,5 @@ def test_two_processes_agree_with_one(tmp_path: Path, gradients: str) -> None:
         trainer = trainer_for(folder, strategy, 8, **options)
         trainer.fit(Module(net, cross_entropy), loader_of(data(40), 3))
         weights.append(weights_of(net))
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    one, two = weights
+    assert_same_training(two, one, noise_std=0.5, expected_batch_size=3)

@@ -22,7 +22,7 @@ from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.strategies.worlds import trainer_for, weights_of
+from tests.strategies.worlds import assert_same_training, trainer_for, weights_of
 from tests.support.one_by_one import Module
 
 pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a lot")
@@ -366,7 +366,8 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
         loader = lots(graphs(), batch_of_graphs, 2, data_id="graphs 1")
         trainer_for(folder, strategy, 8, **options).fit(Logging(net, of_graphs), loader)
         weights.append(weights_of(net))
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    one, two = weights
+    assert_same_training(two, one, noise_std=0.5, expected_batch_size=2)
 
 
 class Logging(Module):

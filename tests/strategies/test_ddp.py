@@ -17,7 +17,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.randomness import Stream
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, assert_same_training, loader_of, pictures, trainer_for, weights_of
 
 TWO = {"devices": 2, "strategy": "ddp_spawn"}
 pytestmark = [
@@ -84,7 +84,7 @@ def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: fl
     one = run(tmp_path / "1", watched("1"), False, manual, expected)  # of the same class: it is part of the key
     two = run(tmp_path / "2", watched("2"), True, manual, expected)
     assert [(tmp_path / "2" / f"end-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
-    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+    assert_same_training(two, one, noise_std=1.0, expected_batch_size=expected)
     books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
     events = [[(r.number, r.sampling, r.queries) for _, r in book.releases] for book in books]
     assert events[0] == events[1]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.privacy.mechanism.noise import grid_spacing
 from dpbench.privacy.sampling import PoissonSampling
 
 
@@ -103,3 +104,17 @@ def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any)
 
 def weights_of(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def assert_same_training(
+    two: Tensor,
+    one: Tensor,
+    noise_std: float,
+    expected_batch_size: float,
+) -> None:
+    """Weights agree to rounding: the sum of two processes may fall on the other side of a boundary of the noise's grid.
+
+    A cell is 1/128 to 1/256 of the noise; four of them allow for one such step and what momentum makes of it.
+    """
+    cell = grid_spacing(noise_std) / expected_batch_size
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=4 * cell)
