@@ -142,3 +142,17 @@ def _settings(*words: str) -> dict[str, Any]:
     found = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "noise_multiplier"),
+    [
+        ([], 1.1),
+        (["strategy.target_epsilon=3"], None),  # computed for it
+        (["strategy.target_epsilon=3", "strategy.noise_multiplier=1.1"], 1.1),  # ends there
+        (["strategy.target_epsilon=3", "strategy=adaptive_quantile"], None),
+        (["strategy.noise_multiplier=2"], 2),
+    ],
+)
+def test_a_target_alone_computes_the_noise(words: list[str], noise_multiplier: float | None) -> None:
+    assert composed(*words).strategy.noise_multiplier == noise_multiplier

@@ -36,7 +36,7 @@ CONFIGURATIONS: dict[str, list[str]] = {
     "dpsgd": ["+optimizer.momentum=0.9", "data.val_size=200"],
     "adaptive_quantile, private metric": ["strategy=adaptive_quantile", "strategy.metrics={accuracy: 1}"],
     "discretized, corrected": ["strategy=discretized", "optimizer=adam", "optimizer.lr=0.01"],
-    "target_epsilon, average": ["strategy.noise_multiplier=null", "strategy.target_epsilon=3", "ema_decay=0.9"],
+    "target_epsilon, average": ["strategy.target_epsilon=3", "ema_decay=0.9"],
     "microbatches in pieces": ["strategy.microbatch_size=2", "strategy.max_physical_batch_size=24"],
 }
 _TWICE = ("dpsgd", "adaptive_quantile, private metric")  # also on two processes

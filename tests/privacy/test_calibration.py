@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.calibration import (
     TrainingSetting,
     calibrate_noise_multiplier,
@@ -189,3 +190,33 @@ def test_where_everything_fits() -> None:
     least = solved(replace(POISSON, noise_multiplier=None, epsilon=1e9))
     assert 1e-4 < least.noise_multiplier < 1e-2
     assert solved(replace(least, epsilon=None)).epsilon == pytest.approx(1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("population", "batch_size", "steps", "target"),
+    [(1437, 64, 500, 3.0), (1437, 64, 200, 0.1), (100, 100, 50, 2.0), (1000, 50, 100, 60.0)],
+)
+def test_pld_solves_closely_from_few_of_its_epsilons(
+    population: int,
+    batch_size: int,
+    steps: int,
+    target: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    intervals = []
+    composed = PldAccountant.composed
+
+    def counting(self: PldAccountant, events: Any) -> Any:
+        intervals.append(self.interval)
+        return composed(self, events)
+
+    def release(noise_multiplier: float) -> Event:
+        return Event(PoissonSampling(population, batch_size / population), (SumQuery("all", 1.0, noise_multiplier),))
+
+    monkeypatch.setattr(PldAccountant, "composed", counting)
+    noise_multiplier = calibrate_noise_multiplier(release, steps, target, 1e-5, "pld")
+    assert intervals.count(PldAccountant.interval) <= 5
+    spent = epsilon({release(noise_multiplier): steps}, 1e-5, "pld")
+    assert (1 - 2e-5) * target <= spent <= target
+    less = epsilon({release(noise_multiplier / (1 + 1e-4)): steps}, 1e-5, "pld")
+    assert less > target

@@ -32,7 +32,7 @@ WORLD = World(z=0.8, releases=40, canaries=800)
 CANARIES = {"_target_": "dpbench.privacy.canaries.canaries.GradientCanaries"}
 WORDS = [
     "audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8",
-    "logger=none", "trainer.max_steps=8", "strategy.noise_multiplier=null", "strategy.target_epsilon=4",
+    "logger=none", "trainer.max_steps=8", "strategy.target_epsilon=4",
     "run.checkpoint_every_n_steps=4",
 ]  # fmt: skip
 

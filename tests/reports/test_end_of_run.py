@@ -11,8 +11,12 @@ from dpbench.reports.end_of_run import summary
 from dpbench.runs.folder import RunFolder
 
 
-def text_of(delta: float | None = 1e-5, **config: Any) -> str:
-    privacy = {"delta": delta, "epsilon": {"rdp": 1.0}, "unit": "user"}
+def text_of(
+    delta: float | None = 1e-5,
+    epsilons: dict[str, float] | None = None,
+    **config: Any,
+) -> str:
+    privacy = {"delta": delta, "epsilon": epsilons or {"rdp": 1.0}, "unit": "user"}
     record = {
         "privacy": privacy,
         "metrics": {},
@@ -54,3 +58,47 @@ def test_it_says_that_times_tell_of_large_users() -> None:
     assert "large users" not in text_of(records={"local": {"max_examples": None, "max_steps": 3}})
     assert "large users" not in text_of(None, records={"local": {"max_examples": None}})
     assert "large users" not in text_of(records={"_target_": None})
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "planned", "target", "noise_multiplier", "is_short"),
+    [
+        (2.9, 500, 3.0, 1.1, True),
+        (2.9, -1, 3.0, 1.1, True),  # a number of epochs was planned
+        (2.9, 3, 3.0, 1.1, False),  # all steps were made
+        (1.0, 500, 3.0, 1.1, False),  # ended by a time or a callback
+        (2.9, 500, 3.0, None, False),
+        (2.9, 500, None, 1.1, False),
+    ],
+)
+def test_it_says_that_the_budget_ended_the_training(
+    epsilon: float,
+    planned: int,
+    target: float | None,
+    noise_multiplier: float | None,
+    is_short: bool,
+) -> None:
+    strategy = {"target_epsilon": target, "noise_multiplier": noise_multiplier, "accountant": "rdp"}
+    text = text_of(epsilons={"rdp": epsilon}, strategy=strategy, trainer={"max_steps": planned})
+    assert ("allows no more; strategy.noise_multiplier=null computes" in text) == is_short
+    assert ("3 of 500" in text) == (is_short and planned > 0)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "noise_multiplier", "tighter", "is_said"),
+    [
+        ("rdp", None, 2.0, True),
+        ("rdp", None, 2.99, False),
+        ("rdp", 1.1, 2.0, False),
+        ("pld", None, 2.0, False),
+    ],
+)
+def test_it_says_what_another_accountant_would_leave(
+    accountant: str,
+    noise_multiplier: float | None,
+    tighter: float,
+    is_said: bool,
+) -> None:
+    strategy = {"target_epsilon": 3.0, "noise_multiplier": noise_multiplier, "accountant": accountant}
+    text = text_of(epsilons={"rdp": 3.0, "pld": tighter}, strategy=strategy)
+    assert ("strategy.accountant=pld needs less noise" in text) == is_said

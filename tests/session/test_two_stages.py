@@ -257,7 +257,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_on_the_command_line(runs: Path) -> None:
     second = ["after=first", "optimizer.lr=0.02", "data.expected_batch_size=100", "trainable=lora:2+last_layer"]
-    target = ["strategy.noise_multiplier=null", "strategy.target_epsilon=3", "trainer.max_steps=5"]
+    target = ["strategy.target_epsilon=3", "trainer.max_steps=5"]
     dpbench(runs, "train", *WORDS, *second, *target, "hydra.run.dir=both")
     result = json.loads((runs / "both" / "result.json").read_text())
     assert result["steps"] == 5 and result["privacy"]["releases"] == 9

@@ -17,7 +17,7 @@ EXAMPLES = """\
 examples:
   dpbench train                                     real digits, MNIST CNN, DP-SGD, on the CPU
   dpbench train data=mnist strategy.noise_multiplier=1.1 trainer.max_steps=8000
-  dpbench train strategy.noise_multiplier=null strategy.target_epsilon=3
+  dpbench train strategy.target_epsilon=3
   dpbench train strategy=none                       the baseline without privacy
   dpbench train -m optimizer.lr=0.1,0.2 seed=0,1    a sweep (Hydra multirun)
   dpbench train logger=tensorboard                  or csv, mlflow, many, none instead of wandb

@@ -69,6 +69,8 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         exposure=[metrics.get(f"nonprivate/exposure_{name}") for name in ("mean", "max", "by_chance")],
         epsilons={name: _epsilon(privacy, name) for name in privacy["epsilon"]},
         mark=f" ({mark})" if mark else "",
+        slack=_slack(record),
+        steps=_steps(record),
         noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
         held_out=_held_out(record["config"].get("data") or {}),
         times_tell=_times_tell(record),
@@ -112,6 +114,48 @@ def _epsilon(privacy: Mapping[str, Any], accountant: str) -> str:
     if sampling is None or ACCOUNTANTS[accountant].covers(sampling_from_dict(sampling)):
         return f"not computed (dpbench account RUN --accountant {accountant} says why)"
     return f"not computed ({accountant} does not cover {sampling['kind']} lots)"
+
+
+_SLACK = 0.98
+"""Share of a budget that pld shows, above which less noise would hardly matter."""
+
+
+def _slack(record: Mapping[str, Any]) -> str:
+    """What a noise that was computed by rdp leaves of the budget by pld; empty where that is little."""
+    strategy = record["config"].get("strategy") or {}
+    target = strategy.get("target_epsilon")
+    is_computed = target is not None and strategy.get("noise_multiplier") is None
+    if not is_computed or strategy.get("accountant") != "rdp":
+        return ""
+    tighter = record["privacy"]["epsilon"].get("pld")
+    if tighter is None or tighter > _SLACK * target:
+        return ""
+    return (
+        f"PLD shows {epsilon_text(tighter)} of the {epsilon_text(target)} that RDP computed the noise for: "
+        "strategy.accountant=pld needs less noise"
+    )
+
+
+def _steps(record: Mapping[str, Any]) -> str:
+    """How many steps were made, and why not all where the budget ended them."""
+    steps = int(record["steps"])
+    config = record["config"]
+    strategy = config.get("strategy") or {}
+    target = strategy.get("target_epsilon")
+    trainer = config.get("trainer") or {}
+    planned = trainer.get("max_steps") or -1
+    if target is None or strategy.get("noise_multiplier") is None or not steps:
+        return str(steps)
+    spent = record["privacy"]["epsilon"].get(strategy.get("accountant")) or 0.0
+    # Epsilon grows ever more slowly: where a proportional step more would not spend the target, another thing ended it.
+    is_spent = spent * (steps + 1) / steps > target
+    if not is_spent or steps == planned:
+        return str(steps)
+    number = f"{steps} of {planned}" if planned > 0 else str(steps)
+    return (
+        f"{number}: target_epsilon={target:g} allows no more; strategy.noise_multiplier=null computes the noise for "
+        "all steps"
+    )
 
 
 def _held_out(data: Mapping[str, Any]) -> str:

@@ -102,6 +102,9 @@ class RunProgress(pl.callbacks.ProgressBar):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "private", False):
                 tqdm.write(_noise_line(callback), file=sys.stderr)
+                planned = trainer.estimated_stepping_batches - trainer.global_step
+                if callback.remaining_steps is not None and callback.remaining_steps < planned:
+                    tqdm.write(_budget_line(callback, trainer.global_step), file=sys.stderr)
         steps = trainer.estimated_stepping_batches
         self._bar = _open_bar(_RUN_BAR, None if steps == float("inf") else int(steps), trainer.global_step)
 
@@ -160,6 +163,15 @@ def _noise_line(strategy: Any) -> str:
     goal = f" for epsilon {strategy.target_epsilon:g}" if strategy.target_epsilon is not None else ""
     batch = f"expected batch size {size:g} of {population:,} records (sampling rate {size / population:.3g})"
     return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
+
+
+def _budget_line(strategy: Any, completed: int) -> str:
+    """One line on a training that its budget ends before its planned steps."""
+    last = completed + strategy.remaining_steps
+    return (
+        f"target_epsilon={strategy.target_epsilon:g} is spent after step {last:,}, where training ends; with "
+        "strategy.noise_multiplier=null the noise is computed for all planned steps"
+    )
 
 
 @dataclass(frozen=True)

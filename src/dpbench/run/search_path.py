@@ -116,6 +116,15 @@ class PluginSearchPath(SearchPathPlugin):
             search_path.append("dpbench-plugin", f"file://{folder}")
 
 
+def _unless(value: Any, default: Any) -> Any:
+    """The default of an option that another one replaces: none where that one has a value."""
+    return default if value is None else None
+
+
+# Here, because whatever composes a configuration, or resolves one that another process has composed, imports this.
+OmegaConf.register_new_resolver("unless", _unless, replace=True)
+
+
 def use_plugins() -> None:
     """Let whatever this process composes find the configuration of installed plug-ins.
 
