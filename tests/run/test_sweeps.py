@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 import statistics
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from dpbench.cli import main
+from dpbench.errors import ConfigurationError
 from dpbench.reports.end_of_sweep import end_of_sweep
+from dpbench.run.jobs import launch
 from dpbench.runs.sweep import Sweep
 from tests.support.offline import SMALL, only, read_offline
 
@@ -63,6 +68,49 @@ def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert (f"the best alone costs {best:.3f} (dpbench account grid" in text) == (best < facts["epsilon"])
     assert main(["table", "grid", "--group-by", "optimizer.lr"]) == 0
     assert capsys.readouterr().out.startswith("\n".join(text.splitlines()[:4]))
+
+
+@pytest.mark.parametrize(
+    ("words", "runs", "warning"),
+    [
+        (
+            ["strategy=dpsgd,none", "strategy.max_grad_norm=0.3,1"],
+            [
+                ["strategy=dpsgd", "strategy.max_grad_norm=0.3"],
+                ["strategy=dpsgd", "strategy.max_grad_norm=1"],
+                ["strategy=none"],
+            ],
+            "strategy=none has no max_grad_norm: left out there (3 runs of 4 combinations)",
+        ),
+        (
+            ["model=mlp,mnist_cnn", "model.hidden=[16],[32]", "seed=0", "hydra.sweeper.max_batch_size=1"],
+            [
+                ["model=mlp", "model.hidden=[16]", "seed=0"],
+                ["model=mlp", "model.hidden=[32]", "seed=0"],
+                ["model=mnist_cnn", "seed=0"],
+            ],
+            "model=mnist_cnn has no hidden",
+        ),
+    ],
+)
+def test_an_option_that_a_choice_does_not_have_is_left_out_of_its_runs(
+    words: list[str],
+    runs: list[list[str]],
+    warning: str,
+) -> None:
+    composed = []
+
+    def job(cfg: DictConfig) -> None:
+        composed.append(list(HydraConfig.get().overrides.task))
+
+    with pytest.warns(UserWarning, match=re.escape(warning)):
+        launch(["-m", *words], job=job)
+    assert composed == runs
+
+
+def test_an_option_that_no_choice_has_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no key strategy\.max_grad_nrm"):
+        launch(["-m", "strategy=dpsgd,none", "strategy.max_grad_nrm=0.3,1"], job=lambda cfg: None)
 
 
 def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -310,7 +310,7 @@ def _check(command: _Command) -> list[list[str]]:
         _check_sweeper(settings, overrides)
         jobs = _possible_trials(overrides)
     else:
-        jobs = _grid(settings.sweeper, overrides)
+        jobs = _without_options_of_others(command, overrides, _grid(settings.sweeper, overrides))
     for words in jobs:
         # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
         job = command.loader.load_sweep_config(command.cfg, words)
@@ -400,6 +400,73 @@ def _grid(sweeper: DictConfig, overrides: list[Override]) -> list[list[str]]:
         if times > 1:
             raise ConfigurationError(f"the sweep has the run {' '.join(words)} twice: name each value once.")
     return jobs
+
+
+def _without_options_of_others(
+    command: _Command,
+    overrides: Sequence[Override],
+    jobs: Sequence[Sequence[str]],
+) -> list[list[str]]:
+    """Leave out of each job the options that its choices do not have, where others of the sweep have them.
+
+    `strategy=dpsgd,none strategy.max_grad_norm=0.3,1` are three runs: two bounds, and none.
+
+    Args:
+        command: The sweep.
+        overrides: Its words.
+        jobs: All combinations.
+
+    Returns:
+        The jobs, each once.
+    """
+    groups = []
+    for override in overrides:
+        is_group = bool(command.loader.get_group_options(override.key_or_group))
+        if is_group and override.is_sweep_override():
+            groups.append(override.key_or_group)
+    if not groups:
+        return [list(words) for words in jobs]
+    choices = set(command.loader.list_groups("")) | {"hydra"}
+    configurations: dict[tuple[str, ...], DictConfig] = {}
+    for words in jobs:
+        chosen = _choices_of_job(words, choices)
+        if chosen not in configurations:
+            configurations[chosen] = command.loader.load_sweep_config(command.cfg, list(chosen))
+    remaining: list[list[str]] = []
+    absent: dict[str, dict[str, None]] = {}  # option by choice, in the order of the words
+    for words in jobs:
+        chosen = _choices_of_job(words, choices)
+        kept = []
+        for word in words:
+            key = key_of(word)
+            group, _, option = key.partition(".")
+            is_plain = word.startswith(key)  # not one that adds or takes away
+            if group not in groups or not option or not is_plain or _has(configurations[chosen], key):
+                kept.append(word)
+            elif any(_has(configuration, key) for configuration in configurations.values()):
+                choice = next(word for word in chosen if key_of(word) == group)
+                absent.setdefault(choice, {})[option] = None
+            else:
+                kept.append(word)  # a mistake, which composing the job will name
+        if kept not in remaining:
+            remaining.append(kept)
+    if absent:
+        parts = [f"{choice} has no {', '.join(options)}" for choice, options in absent.items()]
+        warnings.warn(
+            f"{'; '.join(parts)}: left out there ({len(remaining)} runs of {len(jobs)} combinations).",
+            stacklevel=2,
+        )
+    return remaining
+
+
+def _choices_of_job(words: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
+    """The words of a job that choose files of groups."""
+    return tuple(word for word in words if key_of(word).partition("/")[0] in groups)
+
+
+def _has(configuration: DictConfig, key: str) -> bool:
+    missing = object()
+    return OmegaConf.select(configuration, key, default=missing) is not missing
 
 
 def _size(override: Override) -> float:
@@ -566,6 +633,10 @@ def _run_sweep(
     sweeper = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=task)
     # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
     sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
+    if jobs:
+        size = cfg.hydra.sweeper.get("max_batch_size")
+        # Those that were checked, not its own combinations: some leave out options that their choices do not have.
+        sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))  # type: ignore
     stop: DPBenchError | OSError | None = None
     try:
         with _progress(sweep):
