@@ -133,6 +133,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "processes": [
         ("trainer.devices=9999", "trainer.devices must lie between 1 and"),
         ("trainer.devices=0", "trainer.devices must lie between 1 and"),
+        ("trainer.val_check_interval=5", "added by a plus: +trainer.val_check_interval=..."),
         ("+trainer.strategy=ddp", "take ddp_spawn (trainer=ddp_cpu"),
         ("+trainer.num_nodes=2", "trainer.num_nodes=2 needs a process on each node"),
     ],

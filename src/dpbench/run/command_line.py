@@ -237,6 +237,8 @@ def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
         return f"{key} cannot be set: another word (such as ~{path.partition('.')[0]}) takes it away."
     hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(leaf, names, cfg)
     known = ", ".join(names) or "none, it has no options"
+    if path == "trainer" and not hint:
+        hint = f" Another argument of Lightning's Trainer is added by a plus: +{key}=..."
     return f"there is no key {key}.{hint} Known: {known}."
 
 
