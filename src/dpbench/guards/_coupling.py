@@ -56,7 +56,9 @@ class Coupling(Guard):
     """Probes the first lot and one lot of each octave of a source that runs the module's own step."""
 
     name = "coupling"
-    prevents = "a record's gradient depends on the others of its lot, or on earlier lots, and clipping bounds nothing"
+    prevents = (
+        "a record's gradient depends on others in its batch or on earlier batches, so that clipping bounds nothing"
+    )
 
     _probe: CouplingProbe | LoneRecordProbe | None = None
     _source: PerRecordStep | None = None

@@ -22,7 +22,7 @@ class FirstUpdate(Guard):
     """
 
     name = "first update"
-    prevents = "the optimizer moves frozen parameters, or leaves those where they are to which something is released"
+    prevents = "the optimizer updates frozen parameters, or does not update released ones"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)

@@ -142,7 +142,9 @@ class Writes(Guard):
     """
 
     name = "writes"
-    prevents = "buffers, hyperparameters or optimizer states keep what records say, and are saved without noise"
+    prevents = (
+        "values computed from records are kept in buffers, hyperparameters or optimizer states and saved without noise"
+    )
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)

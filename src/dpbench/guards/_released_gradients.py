@@ -38,7 +38,7 @@ class ReleasedGradients(Guard):
     """
 
     name = "released gradients"
-    prevents = "a hook scales p.grad between the release and the update, perhaps by the loss of the lot"
+    prevents = "a hook scales p.grad between release and update, perhaps by the loss of the batch"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)

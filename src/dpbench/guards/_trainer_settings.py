@@ -17,7 +17,7 @@ class TrainerSettings(LightningGuard):
     """What Lightning would do to gradients and lots behind the mechanism's back."""
 
     name = "trainer"
-    prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or drops lots"
+    prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or skips batches"
 
     def on_check(self) -> None:
         """Refuse settings of gradients."""

@@ -28,7 +28,7 @@ class Choices(LightningGuard):
     """Callbacks, schedules and stops that follow metrics of private records."""
 
     name = "choices"
-    prevents = "when to stop, which weights to keep or the learning rate follow from private records without noise"
+    prevents = "early stopping, checkpoint selection or the learning rate depends on private records without noise"
 
     _stops_already = False
 

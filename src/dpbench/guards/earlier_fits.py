@@ -27,7 +27,7 @@ class EarlierFits(Guard):
     """Remembers where the releases are recorded that a module holds."""
 
     name = "earlier fits"
-    prevents = "a model that was trained before goes on in a ledger, or from a checkpoint, that knows nothing of it"
+    prevents = "a trained model continues with a ledger or checkpoint that does not cover its earlier training"
 
     _is_attached = False
 

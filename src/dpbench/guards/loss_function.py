@@ -22,7 +22,7 @@ class LossState(Guard):
     """The loss function of a plain loop carries nothing from one lot to the next where nobody sees it."""
 
     name = "loss"
-    prevents = "the loss function of a plain loop keeps a lot in variables, or trains parameters without privacy"
+    prevents = "the loss function of a plain loop stores a batch in variables, or trains parameters without privacy"
 
     def on_check(self) -> None:
         """Look at the function."""

@@ -20,7 +20,7 @@ class DrawnLots(Guard):
     """Each lot of the training is the one that the ledger counts on."""
 
     name = "lots"
-    prevents = "lots are not those that the ledger counts on: drawn by other code, skipped, or taken by somebody else"
+    prevents = "batches differ from those in the ledger: drawn by other code, skipped, or consumed elsewhere"
 
     def on_begin(self) -> None:
         """Refuse other loaders, and lots of something else than records are made of."""

@@ -60,7 +60,7 @@ class PublicNetworks(Guard):
     """
 
     name = "public networks"
-    prevents = "a network beside the private one (a generator) sees records, or learns from them without noise"
+    prevents = "another network (a generator) sees records or learns from them without noise"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
